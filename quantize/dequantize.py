@@ -5,21 +5,23 @@ make them accept. It holds weights only: the rounding of activations is not in i
 """
 
 import typing
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from typing_extensions import override
 
 from .card import plain_card
 from .drafts import Row
 from .errors import CheckpointError
-from .execute import workers
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
 from .files.provenance import (
     DequantizedProvenance,
+    QuantizedProvenance,
     QuantizedSource,
+    RepairedProvenance,
     Rounding,
     TensorBytes,
     TunedProvenance,
@@ -27,11 +29,12 @@ from .files.provenance import (
     package_version,
     read_provenance,
 )
-from .files.publish import check_faults, publish
-from .files.safetensors_file import SafetensorsFile, open_files
+from .files.publish import Rewrite, check_faults, publish
+from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import FloatDtype, StoredTensor
 from .files.side_files import check_no_other_weights, config_and_index
 from .numerics.plain import rounded
+from .outputs import OutputTensors, bytes_of, copied, files_of, write_outputs
 from .stored.declarations import raw_declaration
 from .stored.draft import StoredDraft
 from .verify.dequantized import (
@@ -39,29 +42,11 @@ from .verify.dequantized import (
     DequantizedLinear,
     DequantizedReport,
     check_unchanged,
-    row_blocks,
     verify_dequantized,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputTensor:
-    """One tensor of the output.
-
-    Attributes:
-        row: the weight that it is.
-        stored: name, dtype and shape in the output.
-        quantized: it is decoded from codes; otherwise it is copied.
-    """
-
-    row: Row
-    stored: StoredTensor
-    quantized: bool
-
-    @property
-    def file(self) -> str:
-        """The safetensors file, the same as that of the source's codes."""
-        return self.row.tensor.file
+_BLOCK = 2**18  # weights
+_WORD = 8  # transposed codes are stored in words of so many rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +55,12 @@ class DequantizePlan:
 
     source: StoredDraft
     dtype: FloatDtype
-    outputs: tuple[OutputTensor, ...]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The safetensors files of the output; a shard of scales alone has none."""
-        return tuple(sorted({output.file for output in self.outputs}))
+    outputs: tuple[OutputTensors, ...]
 
     @property
     def bytes_after(self) -> int:
         """Tensor bytes of the output, headers not counted."""
-        return sum(output.stored.nbytes for output in self.outputs)
+        return bytes_of(self.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +123,16 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
             fix="remove quantization_config from config.json, or quantize the draft again",
         )
     chosen = _kept_dtype(source) if dtype is None else dtype
-    outputs = []
-    for row in source.draft.rows:
-        tensor, quantized = row.tensor, source.is_quantized(row)
-        stored = StoredTensor(
-            name=tensor.name, dtype=chosen if quantized else tensor.dtype, shape=tensor.shape
-        )
-        outputs.append(OutputTensor(row=row, stored=stored, quantized=quantized))
+    outputs = (
+        _decoded(row, chosen) if source.is_quantized(row) else copied(row)
+        for row in source.draft.rows
+    )
     return DequantizePlan(source=source, dtype=chosen, outputs=tuple(outputs))
+
+
+def _decoded(row: Row, dtype: FloatDtype) -> OutputTensors:
+    plain = StoredTensor(name=row.tensor.name, dtype=dtype, shape=row.tensor.shape)
+    return OutputTensors(row=row, stored=(plain,), changed=True)
 
 
 def _kept_dtype(source: StoredDraft) -> FloatDtype:
@@ -212,27 +194,77 @@ def dequantize_draft(
             f"the folder was {what}, but its {CONFIG_FILE} declares codes",
             fix="copy or quantize the draft again",
         )
+    dequantization = _Dequantization(
+        out=out,
+        folder=checkpoint.folder,
+        tensor_bytes=plan.bytes_after,
+        side_files=side_files,
+        documents=_documents(plan) | card,
+        plan=plan,
+        source=source,
+        argv=argv,
+        made_by=made_by,
+        on_progress=on_progress,
+    )
+    return dequantization.report(publish(dequantization, on_stage))
 
-    def verified(staging: Path) -> DequantizedReport:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dequantization(Rewrite[DequantizedReport]):
+    """One run; attributes as the arguments of `dequantize_draft`.
+
+    Attributes:
+        made_by: draftquant.json of the quantized folder, None where it has none.
+    """
+
+    plan: DequantizePlan
+    source: DraftSource
+    argv: Sequence[str]
+    made_by: QuantizedProvenance | RepairedProvenance | None
+    on_progress: Callable[[int], None]
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        write_outputs(
+            self.plan.source.checkpoint,
+            staging,
+            self.plan.outputs,
+            self._write_decoded,
+            in_threads=True,
+            on_progress=self.on_progress,
+        )
+
+    def _write_decoded(self, output: OutputTensors, file: SafetensorsFile) -> None:
+        """Stream one linear from codes and scales to plain weights."""
+        linear, (stored,) = self.plan.source.linear(output.row), output.stored
+        offset = 0
+        for rows in _row_blocks(output.row):
+            product = linear.decoded(rows).dequantized()
+            weights = rounded(product, self.plan.dtype, stored.name, rows.start)
+            offset += file.write(stored.name, weights, offset=offset)
+
+    @override
+    def verify(self, staging: Path) -> DequantizedReport:
+        plan = self.plan
         found = verify_dequantized(
             plan.source, staging, plan.dtype, config_file=UNVERIFIED_CONFIG_FILE
         )
         fix = "run again; if it stays, report this with the folder's config.json"
-        check_faults(out, found.faults, fix=fix)
-        if made_by is not None:
-            check_unchanged(made_by.tensor_sha256, found.source_sha256, checkpoint.folder)
+        check_faults(self.out, found.faults, fix=fix)
+        if self.made_by is not None:
+            check_unchanged(self.made_by.tensor_sha256, found.source_sha256, self.folder)
         return found
 
-    def provenance(found: DequantizedReport) -> DequantizedProvenance:
-        """No time stamp and no path, so that equal runs give equal files."""
-        report = _report(plan, out, found)
+    @override
+    def provenance(self, found: DequantizedReport) -> DequantizedProvenance:
+        report = self.report(found)
         return DequantizedProvenance(
             draftquant=package_version("draftquant"),
-            argv=recorded_argv(argv),
+            argv=recorded_argv(self.argv),
             source=QuantizedSource(
-                hub_id=source.hub_id,
-                revision=source.revision,
-                family=plan.source.draft.family.name,
+                hub_id=self.source.hub_id,
+                revision=self.source.revision,
+                family=self.plan.source.draft.family.name,
                 scheme=report.scheme,
                 tensor_sha256=found.source_sha256,
             ),
@@ -244,71 +276,32 @@ def dequantize_draft(
             ),
             tensor_sha256=found.output_sha256,
             tensor_bytes=TensorBytes(before=report.bytes_before, after=report.bytes_after),
-            quantized_by=made_by,
+            quantized_by=self.made_by,
         )
 
-    found = publish(
-        out,
-        checkpoint,
-        tensor_bytes=plan.bytes_after,
-        write_tensors=lambda staging: _write_tensors(plan, staging, on_progress),
-        side_files=side_files,
-        documents=_documents(plan) | card,
-        verify=verified,
-        provenance=provenance,
-        on_stage=on_stage,
-    )
-    return _report(plan, out, found)
+    def report(self, found: DequantizedReport) -> DequantizeReport:
+        """What was written, of what verification found."""
+        return DequantizeReport(
+            out=self.out,
+            scheme=str(self.plan.source.scheme),
+            dtype=self.plan.dtype,
+            kept=found.kept,
+            linears=found.linears,
+            bytes_before=self.plan.source.checkpoint.nbytes,
+            bytes_after=self.plan.bytes_after,
+        )
 
 
-def _report(plan: DequantizePlan, out: Path, found: DequantizedReport) -> DequantizeReport:
-    return DequantizeReport(
-        out=out,
-        scheme=str(plan.source.scheme),
-        dtype=plan.dtype,
-        kept=found.kept,
-        linears=found.linears,
-        bytes_before=plan.source.checkpoint.nbytes,
-        bytes_after=plan.bytes_after,
-    )
-
-
-def _write_tensors(plan: DequantizePlan, staging: Path, on_progress: Callable[[int], None]) -> None:
-    """Two threads take tensors, the largest first; one core each."""
-    checkpoint = plan.source.checkpoint
-    with ExitStack() as stack:
-        stored = {
-            file: [output.stored for output in plan.outputs if output.file == file]
-            for file in plan.files
-        }
-        inputs, targets = open_files(stack, checkpoint, staging, stored)
-
-        def write(output: OutputTensor) -> int:
-            if output.quantized:
-                _dequantize(plan, output, targets[output.file])
-            else:
-                targets[output.file].copy(inputs[output.file], output.row.tensor)
-            return output.stored.nbytes
-
-        by_size = sorted(plan.outputs, key=lambda o: (-o.stored.nbytes, o.stored.name))
-        pool = stack.enter_context(workers())
-        for count in pool.map(write, by_size):
-            on_progress(count)
-
-
-def _dequantize(plan: DequantizePlan, output: OutputTensor, target: SafetensorsFile) -> None:
-    """Stream one linear from codes and scales to plain weights."""
-    linear = plan.source.linear(output.row)
-    offset = 0
-    for rows in row_blocks(output.row):
-        product = linear.decoded(rows).dequantized()
-        weights = rounded(product, plan.dtype, output.stored.name, rows.start)
-        offset += target.write(output.stored.name, weights, offset=offset)
+def _row_blocks(row: Row) -> Iterator[range]:
+    """Blocks of rows of a linear that bound the memory of decoding it."""
+    rows, columns = row.tensor.shape
+    step = max(_WORD, _BLOCK // max(1, columns) // _WORD * _WORD)
+    for first in range(0, rows, step):
+        yield range(first, min(first + step, rows))
 
 
 def _documents(plan: DequantizePlan) -> dict[str, str]:
     """The index, and config.json without the declaration."""
     checkpoint = plan.source.checkpoint
     config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
-    files = {output.stored.name: output.file for output in plan.outputs}
-    return config_and_index(checkpoint, config, files, plan.bytes_after)
+    return config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)

@@ -31,6 +31,10 @@ class DeclarationError(VerifyError):
     """A quantization_config says what is not understood here: the input is to blame, no weights."""
 
 
+class ForwardError(DraftQuantError):
+    """A draft computes NaN or infinity."""
+
+
 class EstimateError(DraftQuantError):
     """Speed cannot be estimated: of an unknown GPU, of such a target, or of such a number."""
 

@@ -6,9 +6,9 @@ toolkit needs the whole weight. What an algorithm must know of inputs is measure
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,54 +16,47 @@ import torch
 from torch import Tensor
 
 from ..recipes.schema import Recipe
+from ..recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from .algorithms import FoundCodes, InputMoments, Statistics
 from .algorithms.balance import divide_norm, multiply_columns
 from .backends import Backend, get_backend
 from .errors import BackendError
 from .files.row_blocks import row_blocks
-from .files.safetensors_file import SafetensorsFile, open_files
+from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import TensorInfo
 from .layouts import Columns, get_layout
 from .numerics.absmax import row_absmax
 from .numerics.quantized_weight import QuantizedWeight, carried
+from .outputs import open_outputs, workers
 from .plan import Plan, Step
 
 BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores
 COLUMN_BLOCK_BYTES = 8 * BLOCK_BYTES  # where columns take their turns: long ones cost less each
 ROWS = 128
 """Blocks have a multiple of this many rows: whole blocks of FP8 scales, whole transposed words."""
-WORKERS = 2
-
-
-@contextmanager
-def workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads of one core each; at the end torch has as many threads as before.
-
-    What one thread sets is what torch gives every thread that begins later, the caller's too.
-    """
-    before = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured before the first tensor is written; all by on-disk module name.
+    """What is known of the inputs of a plan's linears before the first tensor is written.
 
     Attributes:
-        input_scales: static activation scales, empty where none is stored.
-        exponents: of balanced norms and of the linears behind them: k of 2^k.
-        statistics: of the inputs of linears, for algorithms that need them.
+        input_scales: static activation scale per on-disk module name; needed exactly where the
+            recipe's activations are static.
+        input_scale_origin: where they came from, for provenance; None = nobody said it.
+        statistics: of inputs, for algorithms that need them.
         found: codes and scales, for algorithms that need them.
+        prompts: that were looked at, for provenance.
     """
 
-    input_scales: Mapping[str, float]
-    exponents: Mapping[str, int]
+    input_scales: Mapping[str, float] = field(default_factory=dict)
+    input_scale_origin: str | None = None
     statistics: Statistics | None = None
     found: FoundCodes | None = None
+    prompts: SeenPrompts = NO_PROMPTS
+
+
+NOTHING_MEASURED = Measured()
 
 
 def execute(
@@ -72,6 +65,7 @@ def execute(
     backend: Backend,
     *,
     measured: Measured,
+    exponents: Mapping[str, int],
     allow_zero_rows: bool,
     on_progress: Callable[[Step], None],
     on_written: Callable[[], None] = lambda: None,
@@ -82,7 +76,8 @@ def execute(
         plan: what to do.
         folder: staging folder.
         backend: who computes codes and scales.
-        measured: what of the draft and its inputs is known.
+        measured: what is known of inputs; of static scales those of the recipe's linears alone.
+        exponents: of balanced norms and of the linears behind them: on-disk module -> k of 2^k.
         allow_zero_rows: store all-zero rows instead of refusing them.
         on_progress: called in this thread after each tensor.
         on_written: called before what is written goes to the disk, which may take as long again.
@@ -94,7 +89,8 @@ def execute(
         OSError: writing failed.
     """
     with ExitStack() as stack:
-        _Execution(stack, plan, folder, backend, measured, allow_zero_rows).run(on_progress)
+        run = _Execution(stack, plan, folder, backend, measured, exponents, allow_zero_rows)
+        run.run(on_progress)
         on_written()
 
 
@@ -108,17 +104,13 @@ class _Execution:
         folder: Path,
         backend: Backend,
         measured: Measured,
+        exponents: Mapping[str, int],
         allow_zero_rows: bool,
     ) -> None:
         self._plan, self._backend, self._measured = plan, backend, measured
-        self._allow_zero_rows = allow_zero_rows
+        self._exponents, self._allow_zero_rows = exponents, allow_zero_rows
         source = plan.draft.checkpoint
-        stored = {
-            file: found
-            for file in source.headers
-            if (found := [t for s in plan.steps if s.row.tensor.file == file for t in s.stored])
-        }
-        self._inputs, self._outputs = open_files(stack, source, folder, stored)
+        self._inputs, self._outputs = open_outputs(stack, source, folder, plan.steps)
         self._pool = stack.enter_context(workers())
         self._absmax = self._shared_absmax()
 
@@ -183,7 +175,7 @@ class _Execution:
         if step.action == "drop":
             return
         source, output = self._inputs[step.row.tensor.file], self._outputs[step.row.tensor.file]
-        exponent = self._measured.exponents.get(step.row.module, 0)
+        exponent = self._exponents.get(step.row.module, 0)
         if step.action == "transform" and exponent:
             self._write_norm(step, exponent)
         elif step.action != "quantize":
@@ -205,7 +197,7 @@ class _Execution:
     def _blocks(self, step: Step, block_bytes: int) -> Iterator[Tensor]:
         """Blocks of rows of a weight, its first columns balanced."""
         tensor = step.row.tensor
-        exponent = self._measured.exponents.get(step.row.module, 0)
+        exponent = self._exponents.get(step.row.module, 0)
         source = self._inputs[tensor.file]
         for rows in row_blocks(source, tensor, block_bytes=block_bytes, multiple=ROWS):
             if exponent:

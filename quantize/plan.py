@@ -212,8 +212,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             check_head(as_stored, row)
             stored = layout.stored(row.tensor, as_stored)
         elif action == "keep":
-            tensor = row.tensor
-            stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)
+            stored = (row.tensor.as_stored,)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
     layers = runtime_names.known_target_layers(draft.checkpoint, target_layers)
     plan = _balanced(Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers))

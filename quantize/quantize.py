@@ -1,16 +1,16 @@
 """`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ..recipes.schema import recipe_sha256
-from ..recipes.seen_prompts import NO_PROMPTS, SeenPrompts
-from .algorithms import FoundCodes, Statistics
 from .algorithms.balance import balance_exponent
-from .backends import get_backend
+from .backends import Backend, get_backend
 from .card import CardFacts, least_card
 from .checks import (
     check_backends,
@@ -20,7 +20,7 @@ from .checks import (
     checked_scales,
 )
 from .engines.contract import EngineCheck
-from .execute import Measured, execute
+from .execute import NOTHING_MEASURED, Measured, execute
 from .files.card import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
@@ -32,12 +32,13 @@ from .files.provenance import (
     TensorBytes,
     package_version,
 )
-from .files.publish import check_faults, publish
+from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.side_files import config_and_index, json_texts
 from .layouts import get_layout
 from .lints import Lint, fixed_config, output_changes
 from .lints.concat import half_ratios
+from .outputs import files_of
 from .plan import Plan, Step
 from .verify.folder import VerifyReport, verify
 
@@ -49,8 +50,8 @@ class QuantizeReport:
     Attributes:
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the draft -> the target's that it equals.
-        balanced: see `balanced_norms`.
-        few_inputs: see `Method`.
+        balanced: name of a norm -> k, by whose 2^k it was divided.
+        few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
         loads: what each known engine does with the result on each of its GPUs; empty where nobody
             asked.
         lints: what was found in the source.
@@ -75,11 +76,7 @@ def quantize_draft(
     *,
     source: DraftSource,
     argv: Sequence[str] = (),
-    input_scales: Mapping[str, float] | None = None,
-    input_scale_origin: str | None = None,
-    calibration_prompts: SeenPrompts = NO_PROMPTS,
-    statistics: Statistics | None = None,
-    found: FoundCodes | None = None,
+    measured: Measured = NOTHING_MEASURED,
     retuning: Retuning | None = None,
     allow_zero_rows: bool = False,
     fix_config: bool = False,
@@ -96,14 +93,9 @@ def quantize_draft(
         out: folder to create.
         source: where the draft came from, for provenance.
         argv: the command line, for provenance.
-        input_scales: static activation scale per on-disk module name; needed exactly where the
-            recipe's activations are static.
-        input_scale_origin: where they came from, for provenance.
-        calibration_prompts: behind scales and statistics, for provenance.
-        statistics: of the inputs of linears, for algorithms that need them.
-        found: codes and scales, for algorithms that need them.
-        retuning: how the target taught them, exactly where the recipe says `rounding: retuned`;
-            README.md then says it too.
+        measured: what is known of the inputs of its linears, as far as recipe and algorithm ask.
+        retuning: how the target taught the codes, exactly where the recipe says
+            `rounding: retuned`; README.md then says it too.
         allow_zero_rows: store all-zero rows instead of refusing them.
         fix_config: change the output's config.json as the lints of the draft ask for.
         target: folder of the target, needed exactly where the recipe drops a table: that the target
@@ -117,114 +109,153 @@ def quantize_draft(
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
+    # 1. What is asked for can be done.
     backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
     check_backends(plan.recipe)
     check_retuning(plan, retuning)
-    scales = checked_scales(plan, input_scales)
+    scales = checked_scales(plan, measured.input_scales)
+    # 2. What changes beside the quantized weights.
     balanced = balanced_norms(plan)
-
-    def few_inputs() -> dict[str, int]:
-        """Known when everything is written: experts are measured stage by stage."""
-        few = statistics.too_few if statistics is not None else {}
-        modules = {s.row.canonical.removesuffix(".weight"): s.row.module for s in plan.quantized}
-        return {modules[name]: count for name, count in sorted(few.items())}
-
-    def method() -> Method:
-        return Method(
-            recipe=plan.recipe, input_scales=scales, balanced=balanced, few_inputs=few_inputs()
-        )
-
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
-    checkpoint = plan.draft.checkpoint
     side_files = check_source(plan)
     dropped = check_tables(plan, target) if proven is None else proven
-    documents = _documents(plan, changes)
-    if retuning is not None:
-        documents = {CARD_FILE: marked_card(checkpoint.folder, retuning)} | documents
-        side_files = tuple(file for file in side_files if file != CARD_FILE)
-    elif CARD_FILE not in side_files:
-        facts = CardFacts.of_plan(plan, source, read_card(checkpoint.folder), balanced)
-        documents = {CARD_FILE: least_card(facts)} | documents
+    card = _card(plan, side_files, source, balanced, retuning)
+    # 3. Write, verify, publish.
+    quantization = _Quantization(
+        out=out,
+        folder=plan.draft.checkpoint.folder,
+        tensor_bytes=plan.bytes_after,
+        side_files=[file for file in side_files if file not in card],
+        documents=card | _documents(plan, changes),
+        plan=plan,
+        backend=backend,
+        source=source,
+        argv=argv,
+        measured=replace(measured, input_scales=scales),
+        balanced=balanced,
+        changes=changes,
+        dropped=dropped,
+        retuning=retuning,
+        allow_zero_rows=allow_zero_rows,
+        on_progress=on_progress,
+        on_stage=on_stage,
+        on_verified=on_verified,
+    )
+    return quantization.report(publish(quantization, on_stage))
 
-    def write_tensors(staging: Path) -> None:
-        if not backend.streams_rows:
-            on_stage("start")
-            backend.start()
-            on_stage("write")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quantization(Rewrite[VerifyReport]):
+    """One run; attributes as the arguments of `quantize_draft`, and what was found before writing.
+
+    Attributes:
+        balanced: norm -> k, as `balanced_norms` found it.
+        changes: dotted config.json key -> the value that a lint asked for.
+        dropped: table of the draft -> the target's that it equals.
+    """
+
+    plan: Plan
+    backend: Backend
+    source: DraftSource
+    argv: Sequence[str]
+    measured: Measured
+    balanced: Mapping[str, int]
+    changes: Mapping[str, Any]
+    dropped: Mapping[str, str]
+    retuning: Retuning | None
+    allow_zero_rows: bool
+    on_progress: Callable[[Step], None]
+    on_stage: Callable[[str], None]
+    on_verified: Callable[[int, int], None] | None
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        if not self.backend.streams_rows:
+            self.on_stage("start")
+            self.backend.start()
+            self.on_stage("write")
         execute(
-            plan,
+            self.plan,
             staging,
-            backend,
-            measured=_measured(plan, scales, balanced, statistics, found),
-            allow_zero_rows=allow_zero_rows,
-            on_progress=on_progress,
-            on_written=partial(on_stage, "sync"),
+            self.backend,
+            measured=self.measured,
+            exponents=_exponents(self.plan, self.balanced),
+            allow_zero_rows=self.allow_zero_rows,
+            on_progress=self.on_progress,
+            on_written=partial(self.on_stage, "sync"),
         )
 
-    def verified(staging: Path) -> VerifyReport:
+    @override
+    def verify(self, staging: Path) -> VerifyReport:
+        method = Method(
+            recipe=self.plan.recipe,
+            input_scales=self.measured.input_scales,
+            balanced=self.balanced,
+            few_inputs=self.few_inputs(),
+        )
         report = verify(
             staging,
-            checkpoint.folder,
-            on_verified,
-            method=method(),
-            config_changes=changes,
-            subtree=checkpoint.subtree,
+            self.folder,
+            self.on_verified,
+            method=method,
+            config_changes=self.changes,
+            subtree=self.plan.draft.checkpoint.subtree,
             config_file=UNVERIFIED_CONFIG_FILE,
         )
-        check_faults(
-            out, report.faults, fix="report this with the recipe and the draft's config.json"
-        )
+        fix = "report this with the recipe and the draft's config.json"
+        check_faults(self.out, report.faults, fix=fix)
         return report
 
-    def provenance(report: VerifyReport) -> QuantizedProvenance:
-        """No time stamp and no path, so that equal runs give equal files."""
+    @override
+    def provenance(self, found: VerifyReport) -> QuantizedProvenance:
+        plan, measured = self.plan, self.measured
         return QuantizedProvenance(
             draftquant=package_version("draftquant"),
-            backend_versions=backend.versions(),
-            argv=recorded_argv(argv),
+            backend_versions=self.backend.versions(),
+            argv=recorded_argv(self.argv),
             source=SourceDraft(
-                hub_id=source.hub_id,
-                revision=source.revision,
+                hub_id=self.source.hub_id,
+                revision=self.source.revision,
                 family=plan.draft.family.name,
-                tensor_sha256=report.source_sha256,
+                tensor_sha256=found.source_sha256,
             ),
             recipe=plan.recipe,
             recipe_sha256=recipe_sha256(plan.recipe),
-            tensor_sha256=report.output_sha256,
+            tensor_sha256=found.output_sha256,
             tensor_bytes=TensorBytes(before=plan.bytes_before, after=plan.bytes_after),
-            config_changes=changes,
-            dropped=dropped,
-            balanced=balanced,
-            input_scales=scales,
-            input_scale_origin=input_scale_origin if scales else "",
-            few_inputs=few_inputs(),
-            calibration_prompts=calibration_prompts.sha256,
-            calibration_sketches=calibration_prompts.sketches,
-            learned=found.origin if found else None,
-            retuning=retuning,
+            config_changes=self.changes,
+            dropped=self.dropped,
+            balanced=self.balanced,
+            input_scales=measured.input_scales,
+            input_scale_origin=measured.input_scale_origin if measured.input_scales else "",
+            few_inputs=self.few_inputs(),
+            calibration_prompts=measured.prompts.sha256,
+            calibration_sketches=measured.prompts.sketches,
+            learned=measured.found.origin if measured.found else None,
+            retuning=self.retuning,
             card=True,
         )
 
-    report = publish(
-        out,
-        checkpoint,
-        tensor_bytes=plan.bytes_after,
-        write_tensors=write_tensors,
-        side_files=side_files,
-        documents=documents,
-        verify=verified,
-        provenance=provenance,
-        on_stage=on_stage,
-    )
-    return QuantizeReport(
-        out=out,
-        plan=plan,
-        verification=report,
-        config_changes=changes,
-        dropped=dropped,
-        balanced=balanced,
-        few_inputs=few_inputs(),
-    )
+    def few_inputs(self) -> dict[str, int]:
+        """Known when everything is written: experts are measured stage by stage."""
+        statistics = self.measured.statistics
+        few = statistics.too_few if statistics is not None else {}
+        modules = {
+            s.row.canonical.removesuffix(".weight"): s.row.module for s in self.plan.quantized
+        }
+        return {modules[name]: count for name, count in sorted(few.items())}
+
+    def report(self, found: VerifyReport) -> QuantizeReport:
+        """What was written, of what verification found."""
+        return QuantizeReport(
+            out=self.out,
+            plan=self.plan,
+            verification=found,
+            config_changes=self.changes,
+            dropped=self.dropped,
+            balanced=self.balanced,
+            few_inputs=self.few_inputs(),
+        )
 
 
 def balanced_norms(plan: Plan) -> dict[str, int]:
@@ -243,20 +274,30 @@ def balanced_norms(plan: Plan) -> dict[str, int]:
     return {norm.row.tensor.name: exponent} if exponent else {}
 
 
-def _measured(
-    plan: Plan,
-    input_scales: Mapping[str, float],
-    balanced: Mapping[str, int],
-    statistics: Statistics | None,
-    found: FoundCodes | None,
-) -> Measured:
+def _exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]:
+    """Of balanced norms and of the linears behind them: on-disk module name -> k of 2^k."""
     exponents = {name.removesuffix(".weight"): k for name, k in balanced.items()}
     if plan.balanced is not None and exponents:
         _, linears = plan.balanced
         exponents |= dict.fromkeys((step.row.module for step in linears), *exponents.values())
-    return Measured(
-        input_scales=input_scales, exponents=exponents, statistics=statistics, found=found
-    )
+    return exponents
+
+
+def _card(
+    plan: Plan,
+    side_files: Sequence[str],
+    source: DraftSource,
+    balanced: Mapping[str, int],
+    retuning: Retuning | None,
+) -> dict[str, str]:
+    """README.md where the source's does not travel as it is: marked, or the least one."""
+    folder = plan.draft.checkpoint.folder
+    if retuning is not None:
+        return {CARD_FILE: marked_card(folder, retuning)}
+    if CARD_FILE in side_files:
+        return {}
+    facts = CardFacts.of_plan(plan, source, read_card(folder), balanced)
+    return {CARD_FILE: least_card(facts)}
 
 
 def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
@@ -265,5 +306,4 @@ def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
     layout, declared = get_layout(plan.recipe.layout), plan.declared()
     own = json_texts(layout.side_files(declared))
     config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
-    stored = {t.name: step.row.tensor.file for step in plan.steps for t in step.stored}
-    return own | config_and_index(checkpoint, config, stored, plan.bytes_after)
+    return own | config_and_index(checkpoint, config, files_of(plan.steps), plan.bytes_after)

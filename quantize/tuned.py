@@ -1,10 +1,11 @@
 """`write_tuned`: an unquantized draft with linears that were taught; whole, or not at all."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
+from typing_extensions import override
 
 from ..recipes.seen_prompts import SeenPrompts
 from .drafts import Draft, Row
@@ -20,12 +21,12 @@ from .files.provenance import (
     TunedProvenance,
     package_version,
 )
-from .files.publish import check_faults, publish
+from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.row_blocks import DTYPES
-from .files.safetensors_file import open_files
-from .files.safetensors_header import StoredTensor
+from .files.safetensors_file import SafetensorsFile
 from .files.side_files import check_no_other_weights, check_not_made, config_and_index
+from .outputs import OutputTensors, copied, files_of, write_outputs
 from .verify.report import VerifyReport
 from .verify.tuned import verify_tuned
 
@@ -51,7 +52,7 @@ def write_tuned(
             the dtype of the source.
         source: where the draft came from, for provenance.
         learned: how the linears were learned.
-        retuning: likewise; names them.
+        retuning: how the target taught them, and which they are.
         calibration_prompts: that were looked at, for provenance.
         argv: the command line, for provenance.
         on_stage: called with "write" and "verify" when they begin.
@@ -64,69 +65,80 @@ def write_tuned(
     side_files = checkpoint.side_files()
     check_no_other_weights(checkpoint.folder, side_files, travel="untuned", made="tuned")
     check_not_made(checkpoint.folder, side_files)
-
-    def verified(staging: Path) -> VerifyReport:
-        report = verify_tuned(
-            staging, draft, linears=retuning.linears, config_file=UNVERIFIED_CONFIG_FILE
-        )
-        check_faults(out, report.faults, fix="report this with the draft's config.json")
-        return report
-
-    def provenance(report: VerifyReport) -> TunedProvenance:
-        """No time stamp and no path, so that equal runs give equal files."""
-        return TunedProvenance(
-            draftquant=package_version("draftquant"),
-            argv=recorded_argv(argv),
-            source=SourceDraft(
-                hub_id=source.hub_id,
-                revision=source.revision,
-                family=draft.family.name,
-                tensor_sha256=report.source_sha256,
-            ),
-            tensor_sha256=report.output_sha256,
-            tensor_bytes=TensorBytes(before=checkpoint.nbytes, after=checkpoint.nbytes),
-            calibration_prompts=calibration_prompts.sha256,
-            calibration_sketches=calibration_prompts.sketches,
-            learned=learned,
-            retuning=retuning,
-        )
-
-    files = {tensor.name: tensor.file for tensor in checkpoint.tensors.values()}
-    return publish(
-        out,
-        checkpoint,
+    files = files_of(map(copied, draft.rows))
+    tuning = _Tuning(
+        out=out,
+        folder=checkpoint.folder,
         tensor_bytes=checkpoint.nbytes,
-        write_tensors=lambda staging: _write_tensors(draft, staging, retuning, weight_of),
         side_files=tuple(file for file in side_files if file != CARD_FILE),
         documents={CARD_FILE: marked_card(checkpoint.folder, retuning)}
         | config_and_index(checkpoint, checkpoint.config, files, checkpoint.nbytes),
-        verify=verified,
-        provenance=provenance,
-        on_stage=on_stage,
+        draft=draft,
+        weight_of=weight_of,
+        source=source,
+        argv=argv,
+        learned=learned,
+        retuning=retuning,
+        calibration_prompts=calibration_prompts,
     )
+    return publish(tuning, on_stage)
 
 
-def _write_tensors(
-    draft: Draft, staging: Path, retuning: Retuning, weight_of: Callable[[str], Tensor]
-) -> None:
-    """One tensor after the other, each file in the place of the source's."""
-    checkpoint = draft.checkpoint
-    stored = {
-        file: [
-            StoredTensor(name=t.name, dtype=t.dtype, shape=t.shape)
-            for t in checkpoint.tensors.values()
-            if t.file == file
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tuning(Rewrite[VerifyReport]):
+    """One run; attributes as the arguments of `write_tuned`."""
+
+    draft: Draft
+    weight_of: Callable[[str], Tensor]
+    source: DraftSource
+    argv: Sequence[str]
+    learned: LearnedRounding
+    retuning: Retuning
+    calibration_prompts: SeenPrompts
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        outputs = [
+            OutputTensors(
+                row=row,
+                stored=(row.tensor.as_stored,),
+                changed=row.module in self.retuning.linears,
+            )
+            for row in self.draft.rows
         ]
-        for file in checkpoint.headers
-    }
-    with ExitStack() as stack:
-        inputs, outputs = open_files(stack, checkpoint, staging, stored)
-        for row in draft.rows:
-            if row.module in retuning.linears:
-                weight = _checked(row, weight_of(row.canonical.removesuffix(".weight")))
-                outputs[row.tensor.file].write(row.tensor.name, weight)
-            else:
-                outputs[row.tensor.file].copy(inputs[row.tensor.file], row.tensor)
+        write_outputs(self.draft.checkpoint, staging, outputs, self._write_linear)
+
+    def _write_linear(self, output: OutputTensors, file: SafetensorsFile) -> None:
+        weight = self.weight_of(output.row.canonical.removesuffix(".weight"))
+        file.write(output.row.tensor.name, _checked(output.row, weight))
+
+    @override
+    def verify(self, staging: Path) -> VerifyReport:
+        found = verify_tuned(
+            staging, self.draft, linears=self.retuning.linears, config_file=UNVERIFIED_CONFIG_FILE
+        )
+        check_faults(self.out, found.faults, fix="report this with the draft's config.json")
+        return found
+
+    @override
+    def provenance(self, found: VerifyReport) -> TunedProvenance:
+        nbytes = self.draft.checkpoint.nbytes
+        return TunedProvenance(
+            draftquant=package_version("draftquant"),
+            argv=recorded_argv(self.argv),
+            source=SourceDraft(
+                hub_id=self.source.hub_id,
+                revision=self.source.revision,
+                family=self.draft.family.name,
+                tensor_sha256=found.source_sha256,
+            ),
+            tensor_sha256=found.output_sha256,
+            tensor_bytes=TensorBytes(before=nbytes, after=nbytes),
+            calibration_prompts=self.calibration_prompts.sha256,
+            calibration_sketches=self.calibration_prompts.sketches,
+            learned=self.learned,
+            retuning=self.retuning,
+        )
 
 
 def _checked(row: Row, weight: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 The walker sees a document as a `Tree`, YAML nodes (`recipe_file.py`), JSON values
 (`strict_json.py`), a command line or the arguments of a Python call, which say in their own words
 what a value should have been. It knows a schema only through its annotations: scalars, Literal,
-X | None, tuple[X, ...] and Sequence[X], Mapping[str, X], dataclasses, unions of dataclasses that
-the Literal in their first field tells apart, and unions of scalars, which the tree tells apart.
+X | None, tuple[X, ...] and Sequence[X], Mapping[str, X] and Mapping[int, X], dataclasses, unions
+of dataclasses that the Literal in their first field tells apart, and unions of scalars, which the
+tree tells apart.
 
 A key may be left out where its field has a default, unless it is a constant (a Literal of one
 value): a format and its version always stand there.
@@ -13,6 +14,7 @@ value): a format and its version always stand there.
 import collections.abc
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,6 +57,7 @@ class Tree(Protocol):
 
 
 TreeT = TypeVar("TreeT", bound=Tree)
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +141,11 @@ class _Walker(Generic[TreeT]):
             items = enumerate(tree.items())
             return tuple(self.value(arguments[0], item, f"{key}[{i}]") for i, item in items)
         if origin is collections.abc.Mapping:
-            entries = tree.entries()
-            return {n: self.value(arguments[1], item, _join(key, n)) for n, _, item in entries}
+            kind, item_hint = arguments
+            return {
+                self._key(kind, name, at, key): self.value(item_hint, item, _join(key, name))
+                for name, at, item in tree.entries()
+            }
         if dataclasses.is_dataclass(hint):
             return self._record(typing.cast(type, hint), tree, key)
         return tree.scalar(hint)
@@ -169,6 +175,15 @@ class _Walker(Generic[TreeT]):
         value = cls(**values)
         problem = value.problem() if hasattr(value, "problem") else None
         return self._report(tree, key, problem, "") if problem else value
+
+    def _key(self, kind: type, name: str, at: TreeT, key: str) -> object:
+        """A key of a mapping: as it is written, or the whole number that it says."""
+        if kind is not int:
+            return name
+        if _WHOLE.fullmatch(name):
+            return int(name)
+        self._report(at, _join(key, name), "expected a whole number as the key", "")
+        return None
 
     def _told_apart(self, kinds: Sequence[type], tree: TreeT, key: str) -> Any:
         """The one of several dataclasses whose constant stands in the first field."""

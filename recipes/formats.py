@@ -32,6 +32,9 @@ class NumberFormat:
             dtype of the weight or the one that a recipe says.
         global_scale: whether one scale of the whole matrix lies over those of the groups.
         unit: as what GPUs with a unit for it multiply it; "bf16" = it is always widened.
+        carried: granularities whose codes may be stored in a wider format, each exactly: -8 .. 7
+            are exact in FP8 E4M3.
+        second_stage: granularities whose codes may be taken of a weight rounded to FP8 first.
     """
 
     bits: int
@@ -43,6 +46,8 @@ class NumberFormat:
     scale_dtype: str | None
     global_scale: bool = False
     unit: Precision = "bf16"
+    carried: tuple[Granularity, ...] = ()
+    second_stage: tuple[Granularity, ...] = ()
 
     @property
     def only_groups(self) -> bool:
@@ -64,6 +69,8 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         stored_dtype="I32",
         codes_per_element=8,
         scale_dtype=None,
+        carried=("channel",),
+        second_stage=("channel",),
     ),
     "fp8_e4m3": NumberFormat(
         bits=8,
@@ -97,7 +104,3 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         unit="mxfp4",
     ),
 }
-CARRIED: tuple[WeightDtype, Granularity] = ("int4", "channel")
-"""The only format whose codes may be stored in a wider one: -8 .. 7 are exact in FP8 E4M3."""
-SECOND_STAGE: tuple[WeightDtype, Granularity] = ("int4", "channel")
-"""The only format whose codes may be taken of a weight rounded to FP8 first."""

@@ -12,14 +12,7 @@ from typing import Any, Literal
 
 from .decode import encode
 from .expectations import Expectation, GateChoice, LoadsOn
-from .formats import (
-    CARRIED,
-    NUMBER_FORMATS,
-    SECOND_STAGE,
-    ActivationDtype,
-    Granularity,
-    WeightDtype,
-)
+from .formats import NUMBER_FORMATS, ActivationDtype, Granularity, WeightDtype
 from .seen_prompts import SeenPrompts
 
 Role = Literal[
@@ -86,9 +79,9 @@ class WeightFormat:
             return f"group_size: {self.dtype} per {self.granularity} needs {wanted}"
         if self.scale_dtype and number.scale_dtype is not None:
             return f"scale_dtype: the scales of {self.dtype} have one dtype: leave it out"
-        if self.first_stage and (self.dtype, self.granularity) != SECOND_STAGE:
+        if self.first_stage and self.granularity not in number.second_stage:
             return f"first_stage: only int4 per channel has two stages, not {self}: leave it out"
-        if self.carrier and (self.dtype, self.granularity) != CARRIED:
+        if self.carrier and self.granularity not in number.carried:
             return f"carrier: only the codes of int4 per channel are carried, not {self}"
         if self.carrier and self.first_stage:
             return "carrier: codes of two stages are not carried: leave one of the two out"

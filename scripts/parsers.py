@@ -258,7 +258,17 @@ def _add(
     else:
         names = [spelling(name, option), *([option.short] if option.short else [])]
         action = parser.add_argument(*names, dest=name, required=needed, **given)
-    action.is_path = bool({Path, os.PathLike[str]} & set(kinds))  # type: ignore[attr-defined]
+    action.offered = _offered(kinds)  # type: ignore[attr-defined]
+
+
+def _offered(kinds: Sequence[Any]) -> tuple[object, ...] | type[Path] | None:
+    """What a shell may complete an argument of these kinds by: choices, or any file."""
+    if kinds and typing.get_origin(kinds[0]) in (tuple, collections.abc.Sequence):
+        return _offered(_kinds(typing.get_args(kinds[0])[0]))
+    if {Path, os.PathLike[str]} & set(kinds):
+        return Path
+    choices = [kind for kind in kinds if typing.get_origin(kind) is Literal]
+    return tuple(map(str, typing.get_args(choices[0]))) if choices else None
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

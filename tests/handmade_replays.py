@@ -20,6 +20,9 @@ RELEASE = POLICIES["release"]
 FIGURES = TraceFigures(
     sha256="0" * 64,
     target=TARGET,
+    temperature=0,
+    sampling=None,
+    mean_token_probability=None,
     repeated_8gram_share=0.1,
     num_near_duplicates=0,
     features=FeatureEvidence(repeats=0, constant=False, share={0: 0.0}),

@@ -10,7 +10,6 @@ from draftquant.validate.judging.retuned_gate import RetunedReport, judge_retune
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.report.document import (
     Document,
-    Judged,
     document_of,
     document_text,
     parse_report,
@@ -22,7 +21,8 @@ from draftquant.validate.report.facts import (
     QuantizationFacts,
     RuleFacts,
 )
-from draftquant.validate.served.joint_report import JointReport
+from draftquant.validate.report.judged_again import Judgement
+from draftquant.validate.served.joint_report import joint_report
 from draftquant.validate.served.served_gate import judge_measured
 from draftquant.validate.served.server_noise import server_noise
 from handmade_measurements import alternating, measurement
@@ -78,7 +78,7 @@ HASHES = Background(baseline_sha256="1" * 64, candidate_sha256="2" * 64)
 
 def comparison(
     verdict: str = "PASS", *, categories: str = "a", every_category_passes: bool = False
-) -> Judged:
+) -> Judgement:
     """A comparison of two replays that gives this verdict."""
     drop, noise = {
         "PASS": (3, 4),
@@ -92,7 +92,7 @@ def comparison(
     return judge(baseline, candidate, policy, background=HASHES)
 
 
-def retuned() -> Judged:
+def retuned() -> Judgement:
     """Both comparisons of a draft that its target taught."""
     replays = [
         replay(spread(600), name="bf16"),
@@ -111,7 +111,7 @@ def served(drop: int = 1) -> Any:
     return judge_measured(*runs, RELEASE)
 
 
-def joint() -> Judged:
+def joint() -> Judgement:
     """Served, replayed, the server's noise, and a finding of parity."""
     again = [
         measurement([alternating(200, 80 + i % 5) for i in range(40)], name=name)
@@ -130,12 +130,12 @@ def joint() -> Judged:
         details=({"plain": 0.8},),
     )
     found = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE, background=HASHES)
-    return JointReport(
-        served=served(), replayed=found, noise=server_noise(*again, RELEASE), findings=(finding,)
+    return joint_report(
+        served=served(), replayed=found, noise=server_noise(*again, RELEASE), parity=(finding,)
     )
 
 
-def drafts_of(judged: Judged) -> Drafts:
+def drafts_of(judged: Judgement) -> Drafts:
     """Those that were judged, by the hashes that are known."""
     if isinstance(judged, RetunedReport):
         return dataclasses.replace(DRAFTS, tuned=DraftFacts(name="tuned", sha256="7" * 64))
@@ -151,7 +151,7 @@ def drafts_of(judged: Judged) -> Drafts:
     return Drafts(baseline=baseline, candidate=candidate)
 
 
-def mapping_of(judged: Judged, **changes: Any) -> dict[str, Any]:
+def mapping_of(judged: Judgement, **changes: Any) -> dict[str, Any]:
     """The report as plain data."""
     parts: dict[str, Any] = {
         "argv": ("draftquant", "gate", "bf16", "int4"),
@@ -160,12 +160,12 @@ def mapping_of(judged: Judged, **changes: Any) -> dict[str, Any]:
     return document_of(judged, **(parts | {"engines": ENGINES} | changes))
 
 
-def text_of(judged: Judged, **changes: Any) -> str:
+def text_of(judged: Judgement, **changes: Any) -> str:
     """The report as a file holds it."""
     return document_text(mapping_of(judged, **changes))
 
 
-def document(judged: Judged, **changes: Any) -> Document:
+def document(judged: Judgement, **changes: Any) -> Document:
     """The report as it is read."""
     return parse_report(text_of(judged, **changes), "report.json")
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -189,7 +190,9 @@ def quantized(draft: Path, out: Path, recipe: str) -> Path:
     chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
     plan = make_plan(chosen, read_draft(Checkpoint.open(draft)))
     scales = {step.row.module: STATIC_SCALE for step in plan.quantized}
-    quantize_draft(plan, out, source=DraftSource(folder=draft), input_scales=scales)
+    quantize_draft(
+        plan, out, source=DraftSource(folder=draft), measured=Measured(input_scales=scales)
+    )
     return out
 
 

@@ -14,7 +14,7 @@ from draftquant.quantize.algorithms.balance import (
     multiply_columns,
 )
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.forward import ChainForward
+from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan

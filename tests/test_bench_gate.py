@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from draftquant.scripts.bench_gate import (
+from draftquant.scripts.dev.bench_gate import (
     LIMIT,
     TABLES,
     as_advised,
@@ -19,9 +19,9 @@ from draftquant.scripts.bench_gate import (
     plain_outcome,
     verdicts,
 )
-from draftquant.scripts.simulated_bounds import dependent, losses
-from draftquant.scripts.simulated_replays import record, replays
-from draftquant.scripts.simulation import Figures
+from draftquant.scripts.dev.command_lines import Figures
+from draftquant.scripts.dev.simulated_bounds import dependent, losses
+from draftquant.scripts.dev.simulated_replays import record, replays
 from draftquant.validate.judging.interim_analysis import Spending
 
 RUNS = 60

@@ -7,9 +7,9 @@ import json
 
 import numpy as np
 import pytest
-from draftquant.scripts import bench_measured, simulated_servers
-from draftquant.scripts.bench_measured import PARTINGS, TABLES, main
-from draftquant.scripts.simulated_servers import Parting, measure
+from draftquant.scripts.dev import bench_measured, simulated_servers
+from draftquant.scripts.dev.bench_measured import PARTINGS, TABLES, main
+from draftquant.scripts.dev.simulated_servers import Parting, measure
 from draftquant.validate.measure.measurement_checks import record_problem
 from draftquant.validate.served.measurement_pair import pair_measurements
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from draftquant.scripts import quality_traces
-from draftquant.scripts.bench_quality import (
+from draftquant.scripts.dev import quality_traces
+from draftquant.scripts.dev.bench_quality import (
     Bench,
     Change,
     Row,
@@ -15,14 +15,14 @@ from draftquant.scripts.bench_quality import (
     main,
     print_rows,
 )
-from draftquant.scripts.measured_process import BenchError
-from draftquant.scripts.quality_traces import (
+from draftquant.scripts.dev.measured_process import BenchError
+from draftquant.scripts.dev.quality_traces import (
     Calibration,
     PairTraces,
     draftquant,
     write_prompts,
 )
-from draftquant.scripts.training import selection
+from draftquant.scripts.dev.training import selection
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 CHANGE = Change(relative=-0.0012, lower=-0.004, upper=0.0017, verdict="PASS")

@@ -1,15 +1,13 @@
 """The benchmark of replay and recording, on a pair that is 64 times narrower."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from draftquant.scripts import bench_replay
-from draftquant.scripts.bench_replay import Inputs, Job, Measurement, main, measure, plan_jobs
-from draftquant.scripts.checkout import CheckoutError
-from draftquant.scripts.real_shapes.drafts import REAL_DRAFTS
-from draftquant.scripts.real_shapes.target import target_config, target_shapes
+from draftquant.scripts.dev import bench_replay
+from draftquant.scripts.dev.bench_replay import Inputs, Job, Measurement, main, measure, plan_jobs
+from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
+from draftquant.scripts.dev.real_shapes.target import target_config, target_shapes
 
 INPUTS = Inputs(drafts=(Path("a"), Path("b")), traces=Path("t"), target=Path("m"), out=Path("w"))
 
@@ -79,13 +77,3 @@ def test_what_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     assert "error: quantize: failed" in said
     assert "fix: use another WORKDIR" in said
-
-
-def test_without_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def absent(command: str) -> None:
-        raise CheckoutError(command, "expected a checkout", fix="clone it")
-
-    monkeypatch.setattr(bench_replay, "check_checkout", absent)
-    assert main([str(tmp_path / "work")]) == 2
-    assert not (tmp_path / "work").exists()
-    assert sys.executable

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from draftquant.scripts.bench_rerolled import Rerolled, main, print_rows
+from draftquant.scripts.dev.bench_rerolled import Rerolled, main, print_rows
 
 
 def test_a_row_has_the_spread_of_the_variants(capsys: pytest.CaptureFixture[str]) -> None:

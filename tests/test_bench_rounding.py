@@ -1,10 +1,11 @@
 """bench_rounding: both algorithms on a small draft of a real shape, and bad input."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from draftquant.scripts.bench_rounding import Row, main, print_rows
+from draftquant.scripts.dev.bench_rounding import Row, main, print_rows
 
 
 def test_both_algorithms_are_measured_and_nothing_is_left_but_what_is_measured_on(
@@ -26,8 +27,10 @@ def test_both_algorithms_are_measured_and_nothing_is_left_but_what_is_measured_o
 
 def test_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     row = Row(what="gptq", seconds=12.3, cpu_seconds=45.6, peak_bytes=7_890_000_000)
-    print_rows([row], "a draft")
+    asked = Namespace(draft="a draft", divide=4, recipe="int4-channel", prompts=32)
+    print_rows(asked, [row])
     said = capsys.readouterr().out
+    assert "a draft / 4, int4-channel, 32 prompts" in said
     assert "7.89" in said
     assert "46" in said
 

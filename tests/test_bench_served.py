@@ -1,4 +1,4 @@
-"""`scripts/bench_served.sh`: what it would run is what the command line and the matrix take.
+"""`scripts/dev/bench_served.sh`: what it would run is what the command line and the matrix take.
 
 And it does run to its end, with all of draftquant on a shipped pair; the Hub and the engine are
 stubs.
@@ -20,8 +20,8 @@ from draftquant.scripts import cli
 from draftquant.validate.launch.matrix import Matrix, load_matrix
 from test_server_process import free_port
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_served.sh"
-PAIR = SCRIPT.parents[1] / "tests" / "pairs" / "eagle3-llama"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "bench_served.sh"
+PAIR = SCRIPT.parents[2] / "tests" / "pairs" / "eagle3-llama"
 LAUNCHED = Path(__file__).parent / "launched_vllm.py"
 DRAFTS = (
     "kimi-k2.5-eagle3",

@@ -14,6 +14,7 @@ from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import LayoutError, PlanError
 from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import Plan, make_plan
@@ -65,16 +66,18 @@ def planned(source: Path, recipe: Recipe) -> Plan:
     return make_plan(recipe, read_draft(Checkpoint.open(source)), target_layers=8)
 
 
-def quantized(source: Path, recipe: Recipe, out: Path, **arguments: Any) -> Plan:
+def quantized(source: Path, recipe: Recipe, out: Path, **measured: Any) -> Plan:
     plan = planned(source, recipe)
     scales = {step.row.module: SCALE for step in plan.quantized}
     quantize_draft(
         plan,
         out,
         source=DraftSource(folder=source),
-        input_scales=scales if recipe.needs_input_scales else None,
-        input_scale_origin="constant",
-        **arguments,
+        measured=Measured(
+            input_scales=scales if recipe.needs_input_scales else {},
+            input_scale_origin="constant",
+            **measured,
+        ),
     )
     return plan
 

@@ -9,12 +9,12 @@ from draftquant.calibration.linear_inputs.input_scales import measure_input_scal
 from draftquant.calibration.linear_inputs.moments import MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
-from draftquant.calibration.passes.draft_pass import whole_rows
-from draftquant.calibration.passes.predictions import draft_passes
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -62,8 +62,7 @@ def head_inputs(draft: LoadedDraft, traces: TraceFolder) -> torch.Tensor:
     """What the head reads of all rows at all depths, normed by hand, [n, W]."""
     rows = []
     for trace in traces:
-        passes = draft_passes(
-            draft.forward,
+        passes = draft.forward.passes(
             first_hidden(draft, traces, trace)[None],
             trace.token_ids[None],
             rows=whole_rows(trace.num_tokens, K, first_row=trace.prompt_length - 1),
@@ -105,8 +104,7 @@ def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path)
         plan,
         out,
         source=DraftSource(folder=folder / "draft"),
-        input_scales=static.scales,
-        input_scale_origin=static.origin,
+        measured=Measured(input_scales=static.scales, input_scale_origin=static.origin),
     )
     tensors = load_file(out / "model.safetensors")
     for module in ("fc", "lm_head"):

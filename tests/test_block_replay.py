@@ -26,15 +26,17 @@ from block_pair import (
 )
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
-from draftquant.calibration.passes import block
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.draft_pass import whole_rows
-from draftquant.calibration.passes.predictions import draft_passes, draft_predictions
+from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash.names import DFlash
+from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.drafts.kinds import block
+from draftquant.quantize.errors import ForwardError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -163,7 +165,10 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
         measured = measure_input_scales(original, traces, num_draft_tokens=K)
         scales = {name: found.scale for name, found in measured.items()}
     quantize_draft(
-        plan, tmp_path / "out", source=DraftSource(folder=folder / "draft"), input_scales=scales
+        plan,
+        tmp_path / "out",
+        source=DraftSource(folder=folder / "draft"),
+        measured=Measured(input_scales=scales),
     )
 
     def statically(name: str, x: Tensor) -> Tensor:
@@ -345,8 +350,8 @@ def test_a_loaded_draft_can_be_differentiated_along_recorded_traces(
     hidden, token_ids = first_hidden(draft, traces, trace)[None], trace.token_ids[None]
     loss = torch.zeros(())
     for ours, exact in zip(
-        draft_passes(forward, hidden, token_ids, rows=rows, num_draft_tokens=K),
-        draft_passes(draft.forward, hidden, token_ids, rows=rows, num_draft_tokens=K),
+        forward.passes(hidden, token_ids, rows=rows, num_draft_tokens=K),
+        draft.forward.passes(hidden, token_ids, rows=rows, num_draft_tokens=K),
         strict=True,
     ):
         assert (ours.rows, ours.depths) == (exact.rows, exact.depths)
@@ -363,16 +368,10 @@ def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> 
     tensors[f"{FITTED}.weight"][0, 0] = torch.nan
     save_file(tensors, broken / "model.safetensors")
     draft = loaded(broken, folder / "target")
-    with pytest.raises(CalibrationError, match=r"draft blocks at positions 1 to 32: hidden st"):
+    with pytest.raises(ForwardError, match=r"draft blocks at positions 1 to 32: hidden st"):
         replay_drafts([draft], traces, num_draft_tokens=K)
-    with pytest.raises(CalibrationError, match="hidden states are NaN or infinite"):
+    with pytest.raises(ForwardError, match="hidden states are NaN or infinite"):
         measure_input_scales(draft, traces, num_draft_tokens=K)
-
-
-def test_a_draft_of_a_third_kind_is_our_own_mistake() -> None:
-    tokens = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(TypeError, match="object proposes neither a chain nor a block"):
-        draft_predictions(object(), tokens, tokens, first_row=0, num_draft_tokens=1)  # type: ignore[arg-type]
 
 
 # ---- drafts that choose their tokens one after the other

@@ -12,13 +12,12 @@ from draftquant.calibration.linear_inputs.chain_ranges import (
     merged,
     of_modules,
 )
-from draftquant.calibration.passes.chain import chain_passes
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts.forward import ChainForward
+from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.quantize.stored.loading import load_draft
 from tied_pair import prompt_tokens, save_draft, save_target
 from torch import Tensor
@@ -52,8 +51,7 @@ def test_every_step_has_its_own_range(folder: Path) -> None:
     forward = draft.family.forward(draft.geometry, draft.weights, keep)
     assert isinstance(forward, ChainForward)
     for trace in traces:
-        passes = chain_passes(
-            forward,
+        passes = forward.passes(
             first_hidden(draft, traces, trace)[None],
             trace.token_ids[None],
             rows=whole_rows(trace.num_tokens, K, first_row=trace.prompt_length - 1),

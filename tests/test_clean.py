@@ -167,7 +167,7 @@ from draftquant.scripts import cli
 from draftquant.scripts.commands import clean
 from pathlib import Path
 def run(options):
-    with staged_output(options.folder / "out") as staging:
+    with staged_output(Path(options.settings.folder) / "out") as staging:
         (staging / "file").write_text("")
         print("staged", flush=True)
         time.sleep(1 if "brief" in sys.argv else 60)

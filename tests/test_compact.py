@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from draftquant.calibration.passes.chain import chain_passes
-from draftquant.quantize.drafts import forward, read_draft
-from draftquant.quantize.drafts.forward import linear, softmax_attention
+from draftquant.quantize.drafts import maths, read_draft
+from draftquant.quantize.drafts.maths import linear, softmax_attention
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -92,11 +91,11 @@ def test_a_narrow_weight_is_widened_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     weight = torch.randn((50, 32), generator=generator).bfloat16()
     whole = F.linear(x, weight.float())
     assert torch.equal(linear(x, weight), whole)
-    monkeypatch.setattr(forward, "MAX_WIDENED", 7 * 32 + 5)
+    monkeypatch.setattr(maths, "MAX_WIDENED", 7 * 32 + 5)
     parts = [F.linear(x, part.float()) for part in weight.split(7)]
     assert torch.equal(linear(x, weight), torch.cat(parts, dim=-1))
     torch.testing.assert_close(linear(x, weight), whole, rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr(forward, "MAX_WIDENED", 1)  # never less than a row
+    monkeypatch.setattr(maths, "MAX_WIDENED", 1)  # never less than a row
     torch.testing.assert_close(linear(x, weight), whole, rtol=1e-5, atol=1e-5)
     assert linear(x.bfloat16(), weight).dtype == torch.bfloat16
     assert linear(x.bfloat16(), weight.float()).dtype == torch.float32
@@ -249,7 +248,7 @@ def test_a_chain_in_bfloat16_is_near_the_reference(
 
     def hidden(draft: LoadedDraft) -> Tensor:
         first = draft.forward.fuse(features.to(draft.dtype))
-        passes = chain_passes(draft.forward, first, token_ids, rows=range(1, 9), num_draft_tokens=3)
+        passes = draft.forward.passes(first, token_ids, rows=range(1, 9), num_draft_tokens=3)
         return torch.cat([one.hidden.flatten(0, -2) for one in passes])
 
     with torch.no_grad():

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftquant.scripts.commands.replay import _mapping as replay_mapping
 from draftquant.validate.comparison import simultaneous as simultaneous_module
 from draftquant.validate.comparison.counted_drafts import Contestant, CountedDrafts, count_drafts
 from draftquant.validate.comparison.draft_comparison import compare
 from draftquant.validate.comparison.prompt_samples import ALL_PROMPTS, TRAFFIC, samples_of
+from draftquant.validate.comparison.replay_file import ReplayedDraft
 from draftquant.validate.comparison.simultaneous import (
     MOST_CORRELATED,
     Estimate,
@@ -469,9 +469,9 @@ def test_what_is_neither(tmp_path: Path) -> None:
 
 def replay_file(path: Path, *replays: DraftReplay, **changes: object) -> Path:
     """As `replay --json` prints it."""
-    how = {"rope_theta": None, "dtype": "float32"}
+    found = [ReplayedDraft.of(one, rope_theta=None, dtype="float32") for one in replays]
     path.write_text(
-        json.dumps([replay_mapping(one) | how | changes for one in replays], indent=2),
+        json.dumps([one.to_mapping() | changes for one in found], indent=2),
         encoding="utf-8",
     )
     return path

@@ -4,12 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
 from draftquant.recipes import aliases, built_in_recipes
+from draftquant.scripts.api.completion import Shell
 from draftquant.scripts.cli import COMMANDS, main
-from draftquant.scripts.commands.completion import SHELLS
 
 ASK = """
 source "$1"; shift
@@ -22,7 +23,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture
 def scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
-    for shell in SHELLS:
+    for shell in typing.get_args(Shell):
         assert main(["completion", shell]) == 0
         (tmp_path / shell).write_text(capsys.readouterr().out, encoding="utf-8")
     return tmp_path
@@ -48,6 +49,9 @@ def test_bash_completes_commands_flags_choices_and_recipes(scripts: Path) -> Non
     assert completed("traces", "sp") == {"split"}
     assert completed("quantize", "d", "--rec") == {"--recipe"}
     assert completed("check", "d", "--engine", "") == {"vllm", "sglang", "tensorrt-llm"}
+    assert completed("dequantize", "d", "--dtype", "") == {"bfloat16", "float32"}
+    assert completed("completion", "") == {"bash", "zsh", "fish"}
+    assert "mine.yaml" in completed("card", "d", "--measured", "m")
     mi3 = {name for name in (*aliases(), *built_in_recipes()) if name.startswith("mi3")}
     assert completed("quantize", "d", "--recipe", "mi3") == mi3
     assert completed("recipes", "show", "mi3") == mi3

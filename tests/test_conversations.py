@@ -20,7 +20,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.clusters import distinct_prompts
+from draftquant.validate.counting.draft_counts import distinct_prompts
 from draftquant.validate.counting.trace_replay import replay_drafts
 from test_dumps import PAIR, TARGET
 from transformers import AutoTokenizer

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.layouts import get_layout
@@ -77,7 +78,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = make_plan(recipe, read_draft(Checkpoint.open(folder / "draft")))
     scales = {step.row.module: 0.25 for step in plan.quantized}
     quantize_draft(
-        plan, folder / "out", source=DraftSource(folder=folder / "draft"), input_scales=scales
+        plan,
+        folder / "out",
+        source=DraftSource(folder=folder / "draft"),
+        measured=Measured(input_scales=scales),
     )
     return folder
 

@@ -20,6 +20,7 @@ from draftquant.quantize.dequantize import (
 )
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.safetensors_header import FloatDtype
@@ -74,8 +75,10 @@ def quantized(source: Path, out: Path, chosen: Recipe) -> Path:
     chosen = dataclasses.replace(chosen, backend="torch")
     plan = make_plan(chosen, read_draft(Checkpoint.open(source)))
     modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else None
-    quantize_draft(plan, out, source=DraftSource(folder=source), input_scales=scales)
+    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else {}
+    quantize_draft(
+        plan, out, source=DraftSource(folder=source), measured=Measured(input_scales=scales)
+    )
     return out
 
 

@@ -110,9 +110,12 @@ def test_the_peak_of_this_process_is_in_bytes() -> None:
 @pytest.fixture
 def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks at values, which fake tensors have none of."""
-    for module in ("draft_pass", "chain", "block", "predictions"):
-        where = f"draftquant.calibration.passes.{module}.finite"
-        monkeypatch.setattr(where, lambda values, *_: values)
+    for module in (
+        "quantize.drafts.kinds.chain",
+        "quantize.drafts.kinds.block",
+        "calibration.passes.predictions",
+    ):
+        monkeypatch.setattr(f"draftquant.{module}.finite", lambda values, *_: values)
     monkeypatch.setattr(draft_inputs, "_check_embedded", lambda *_: None)
 
 

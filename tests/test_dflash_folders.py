@@ -9,6 +9,7 @@ import torch
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import Plan, make_plan
@@ -56,9 +57,11 @@ def test_every_recipe_quantizes_35_linears_and_verifies(
     plan = plan_of(source, recipe)
     assert len(plan.quantized) == 35
     modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-    scales = dict.fromkeys(modules, 0.25) if plan.recipe.needs_input_scales else None
+    scales = dict.fromkeys(modules, 0.25) if plan.recipe.needs_input_scales else {}
     out = tmp_path / "out"
-    report = quantize_draft(plan, out, source=DraftSource(folder=source), input_scales=scales)
+    report = quantize_draft(
+        plan, out, source=DraftSource(folder=source), measured=Measured(input_scales=scales)
+    )
     assert report.verification.ok
     assert verify(out, source).ok
     assert files(source) == before

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.block import BlockAttention
 from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
 from draftquant.quantize.drafts.families.dflash.names import DFlash
-from draftquant.quantize.drafts.forward import BlockForward
+from draftquant.quantize.drafts.kinds.block import BlockAttention, BlockForward
 from reference_dflash import ReferenceDFlash, random_weights
 from torch import Tensor
 

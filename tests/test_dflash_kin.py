@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.block import BlockAttention
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import DOMINO
 from draftquant.quantize.drafts.families.dflash2.forward import grouped_conv
 from draftquant.quantize.drafts.families.dflash2.geometry import DFlash2Geometry
 from draftquant.quantize.drafts.families.domino.geometry import DominoGeometry
-from draftquant.quantize.drafts.forward import BlockForward
+from draftquant.quantize.drafts.kinds.block import BlockAttention, BlockForward
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint

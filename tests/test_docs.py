@@ -17,10 +17,10 @@ from draftquant.quantize.gpus import architecture
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main as draftquant_main
-from draftquant.scripts.docs import choices, drawing, lints, markdown, pictures, traces
-from draftquant.scripts.docs.__main__ import main
-from draftquant.scripts.docs.pages import PAGES
-from draftquant.scripts.docs.repository_links import on_page_markdown
+from draftquant.scripts.dev.docs import choices, drawing, lints, markdown, pictures, traces
+from draftquant.scripts.dev.docs.__main__ import main
+from draftquant.scripts.dev.docs.pages import PAGES
+from draftquant.scripts.dev.docs.repository_links import on_page_markdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -37,11 +37,11 @@ def test_what_is_made_is_current(name: str) -> None:
 def test_the_command_writes_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("draftquant.scripts.docs.__main__.ROOT", tmp_path)
-    monkeypatch.setattr("draftquant.scripts.docs.__main__.DOCS", tmp_path)
+    monkeypatch.setattr("draftquant.scripts.dev.docs.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("draftquant.scripts.dev.docs.__main__.DOCS", tmp_path)
     quick = {"reference/a.md": lambda: "a\n", "pictures/b.svg": lambda: "b\n"}
-    monkeypatch.setattr("draftquant.scripts.docs.__main__.PAGES", quick)
-    monkeypatch.setattr("draftquant.scripts.docs.__main__.PICTURES", {})
+    monkeypatch.setattr("draftquant.scripts.dev.docs.__main__.PAGES", quick)
+    monkeypatch.setattr("draftquant.scripts.dev.docs.__main__.PICTURES", {})
     assert main() == 0
     assert (tmp_path / "pictures/b.svg").read_text(encoding="utf-8") == "b\n"
     assert capsys.readouterr().out == "reference/a.md\npictures/b.svg\n"

@@ -10,7 +10,6 @@ from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS
 from draftquant.quantize.drafts.families.dspark.names import DSpark
-from draftquant.quantize.drafts.family import most_draft_tokens
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -64,7 +63,7 @@ def test_the_anchor_proposes_unless_it_is_said_otherwise(tmp_path: Path) -> None
     for from_anchor, most in ((True, 8), (False, 7)):
         folder = tiny_dspark(tmp_path / str(most), from_anchor=from_anchor, **SMALL)
         geometry = read_draft(Checkpoint.open(folder)).geometry
-        assert most_draft_tokens(geometry) == most
+        assert geometry.most_draft_tokens == most
         assert num_draft_tokens_fault(geometry, most) is None
         fault = num_draft_tokens_fault(geometry, most + 1)
         assert fault is not None
@@ -230,8 +229,8 @@ def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(spelled), encoding="utf-8")
     draft = read_draft(Checkpoint.open(folder))
     assert draft.family.name == "dspark"
-    assert most_draft_tokens(draft.geometry) == 8
+    assert draft.geometry.most_draft_tokens == 8
     assert draft.geometry.aux_layer_ids == (1, 3, 5)
     assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
     edit_json(folder / "config.json", sample_from_anchor=None)  # vLLM's default, not the package's
-    assert most_draft_tokens(read_draft(Checkpoint.open(folder)).geometry) == 7
+    assert read_draft(Checkpoint.open(folder)).geometry.most_draft_tokens == 7

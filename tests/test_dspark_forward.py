@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.block import BlockAttention, block_passes
 from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS, DSparkGeometry
 from draftquant.quantize.drafts.families.dspark.names import DSpark
-from draftquant.quantize.drafts.forward import BlockForward
+from draftquant.quantize.drafts.kinds.block import BlockAttention, BlockForward
 from dspark_case import CONFIG, K, features, geometry_of, tokens, weights_of
 from reference_dspark import ReferenceDSpark
 from torch import Tensor
@@ -88,13 +87,13 @@ def test_each_slot_reads_the_token_before_it(kind: str) -> None:
 
 
 def test_blocks_of_a_trace_read_the_recorded_tokens() -> None:
-    """`block_passes` gives every block the tokens behind its own anchor."""
+    """`BlockForward.passes` gives every block the tokens behind its own anchor."""
     geometry, _, forward = build(markov_head_type="rnn")
     context = features(geometry)
     ids = torch.arange(1, context.shape[1] + 2) * 7 % geometry.vocab_size
     rows = range(2, context.shape[1] - K)
-    for one in block_passes(
-        forward, forward.fuse(context), ids[None], rows=rows, num_draft_tokens=K, block_rows=9
+    for one in forward.passes(
+        forward.fuse(context), ids[None], rows=rows, num_draft_tokens=K, block_rows=9
     ):
         for i, row in enumerate(one.rows):
             block = ids[row + 1 : row + 2 + K].tolist()

@@ -15,6 +15,7 @@ from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.repairs import plan_repairs, repair_draft
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -84,7 +85,9 @@ def quantized(draft: Path, out: Path) -> None:
     recipe = dataclasses.replace(load_recipe("blackwell-fp8"), backend="torch")
     plan = make_plan(recipe, read_draft(Checkpoint.open(draft)))
     scales = {step.row.module: 0.25 for step in plan.quantized}
-    quantize_draft(plan, out, source=DraftSource(folder=draft), input_scales=scales)
+    quantize_draft(
+        plan, out, source=DraftSource(folder=draft), measured=Measured(input_scales=scales)
+    )
 
 
 def test_a_quantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

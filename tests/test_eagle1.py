@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.chain import chain_passes
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError
@@ -41,8 +40,7 @@ def hidden_states(draft: LoadedDraft) -> list[list[float]]:
     """Behind each step of the chain that `trainer.hidden_states` runs."""
     tokens, features = trainer.text()
     last = trainer.NUM_TOKENS - trainer.DEPTHS - 1
-    passes = chain_passes(
-        draft.forward,
+    passes = draft.forward.passes(
         draft.forward.fuse(features[None, : last + 1]),
         torch.tensor([tokens]),
         rows=range(last, last + 1),

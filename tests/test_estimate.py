@@ -40,7 +40,7 @@ from draftquant.quantize.gpus import GPUS, USUAL_GPUS, named_gpu
 from draftquant.quantize.plan import Plan, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main
-from draftquant.scripts.real_shapes.drafts import REAL_DRAFTS
+from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from hypothesis import given
 from hypothesis import strategies as st
 from test_real_shapes import write_headers

@@ -46,7 +46,7 @@ def evidence(change: Callable[[int, Tensor], Tensor], count: int = PROMPTS) -> F
 def test_features_of_their_own_tokens() -> None:
     """Variances 1 (token), 0.25 (the one before) and 1 (noise): shares 1 / 2.25 and 0.25 / 2.25."""
     found = evidence(lambda _, features: features)
-    assert found.problem() is None
+    assert found.fault() is None
     assert found.checked
     assert found.share[0] == pytest.approx(1 / 2.25, abs=0.05)
     assert found.share[-1] == pytest.approx(0.25 / 2.25, abs=0.05)
@@ -68,7 +68,7 @@ def test_features_of_their_own_tokens() -> None:
     ids=["zero", "constant", "another prompt", "reversed", "one late", "two early"],
 )
 def test_others_are_named(change: Callable[[int, Tensor], Tensor], problem: str) -> None:
-    found = evidence(change).problem()
+    found = evidence(change).fault()
     assert found is not None
     assert re.search(problem, found)
 
@@ -76,13 +76,13 @@ def test_others_are_named(change: Callable[[int, Tensor], Tensor], problem: str)
 def test_a_constant_within_each_prompt_is_not_constant() -> None:
     found = evidence(lambda i, f: torch.full_like(f, float(i)))
     assert not found.constant
-    assert found.problem() is not None
+    assert found.fault() is not None
 
 
 def test_too_little_text_says_nothing() -> None:
     found = evidence(lambda _, f: f.flip(0), count=3)
     assert found.repeats < 500
-    assert (found.checked, found.problem()) == (False, None)
+    assert (found.checked, found.fault()) == (False, None)
     nothing = FeatureTally().evidence()
     assert nothing.repeats == 0
 
@@ -93,4 +93,4 @@ def test_elements_that_never_vary_do_not_count() -> None:
 
     whole, half = evidence(lambda _, f: f), evidence(half_dead)
     assert half.share[0] == pytest.approx(whole.share[0], abs=0.05)
-    assert half.problem() is None
+    assert half.fault() is None

@@ -10,6 +10,7 @@ import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import LayoutError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
@@ -98,9 +99,11 @@ def test_what_is_written_verifies_and_decodes_to_what_was_computed(
     chosen = recipe(layout, weights, inputs)
     plan = make_plan(chosen, read_draft(Checkpoint.open(draft)))
     modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else None
+    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else {}
     out = tmp_path / "out"
-    quantize_draft(plan, out, source=resolve_draft(str(draft)), input_scales=scales)
+    quantize_draft(
+        plan, out, source=resolve_draft(str(draft)), measured=Measured(input_scales=scales)
+    )
     report = verify(out, draft)
     assert report.ok, report.faults
     assert report.quantized == len(modules) == 7
@@ -133,9 +136,11 @@ def test_one_flipped_bit_of_the_codes_is_found(
     chosen = recipe(layout, weights, inputs)
     plan = make_plan(chosen, read_draft(Checkpoint.open(draft)))
     modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else None
+    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else {}
     out = tmp_path / "out"
-    quantize_draft(plan, out, source=resolve_draft(str(draft)), input_scales=scales)
+    quantize_draft(
+        plan, out, source=resolve_draft(str(draft)), measured=Measured(input_scales=scales)
+    )
     tensors = read_tensors(out)
     (name,) = (
         n
@@ -198,7 +203,7 @@ def test_what_is_written_is_what_was_made_by_hand(
         plan,
         tmp_path / "out",
         source=resolve_draft(str(source)),
-        input_scales=scales if plan.recipe.needs_input_scales else None,
+        measured=Measured(input_scales=scales if plan.recipe.needs_input_scales else {}),
     )
     written = read_tensors(tmp_path / "out")
     assert written.keys() == expected.keys()

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from draftquant.validate.counting.clusters import distinct_prompts
+from draftquant.validate.counting.draft_counts import distinct_prompts
 from draftquant.validate.errors import GateError
 from draftquant.validate.judging.judgement import judge
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread

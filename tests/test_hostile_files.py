@@ -100,8 +100,8 @@ HOMES = {
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
 # What bench_kills, bench_replay and others run.
-TRIALS = ("scripts/publishers.py", "scripts/io_faults.py", "scripts/replay_jobs.py",
-          "scripts/quality_traces.py")  # fmt: skip
+TRIALS = ("scripts/dev/publishers.py", "scripts/dev/io_faults.py", "scripts/dev/replay_jobs.py",
+          "scripts/dev/quality_traces.py")  # fmt: skip
 OURS = {"Checkpoint", "TraceFolder", "traces"}
 
 
@@ -114,11 +114,7 @@ def test_files_are_opened_and_text_is_printed_in_one_home(method: str) -> None:
                 owner = ast.unparse(node.func.value)
                 if node.func.attr == method and owner not in OURS and "self" not in owner:
                     found.add(module.as_posix())
-    of_users = {
-        name
-        for name in found
-        if not name.startswith(("scripts/training", "scripts/bench", *TRIALS))
-    }
+    of_users = {name for name in found if not name.startswith("scripts/dev/")}
     assert of_users == HOMES[method]
 
 

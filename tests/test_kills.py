@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from draftquant.scripts.io_faults import FailingDisk, Fault
-from draftquant.scripts.publishers import FAILED, contents, exit_code, fork
+from draftquant.scripts.dev.io_faults import FailingDisk, Fault
+from draftquant.scripts.dev.publishers import FAILED, contents, exit_code, fork
 
 COMMANDS = ["check --fix", "dequantize", "quantize", "record"]
 
@@ -23,7 +23,7 @@ def in_a_process(code: str, folder: Path) -> str:
 
 KILLS = """
 import sys; from pathlib import Path
-from draftquant.scripts import bench_kills, publishers
+from draftquant.scripts.dev import bench_kills, publishers
 {}
 found = bench_kills.kill_runs(Path(sys.argv[1]), kills={}, signals={}, seed=1, divide=64,
                               new_tokens=32)
@@ -32,7 +32,7 @@ print(*found.problems, sep="\\n")
 """
 FAULTS = """
 import sys; from pathlib import Path
-from draftquant.scripts import bench_io_faults
+from draftquant.scripts.dev import bench_io_faults
 {}
 found = bench_io_faults.fail_calls(Path(sys.argv[1]), every={})
 assert sorted(found.calls) == {}

@@ -11,7 +11,6 @@ import torch
 from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.linear_inputs.static_scales import StaticScales
-from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.rounding.latent_weight import LatentWeight
 from draftquant.calibration.rounding.learn import first_latents, learned_codes
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearnedCodes
@@ -31,7 +30,9 @@ from draftquant.calibration.rounding.validation import LearningProgress
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder
 from draftquant.quantize.algorithms import FoundCodes
+from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.errors import BackendError, OutputError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
 from draftquant.quantize.plan import Plan
@@ -96,9 +97,11 @@ def quantized(
         plan,
         out,
         source=resolve_draft(str(pair.draft_folder)),
-        input_scales=static.scales if static else None,
-        input_scale_origin=static.origin if static else None,
-        found=found,
+        measured=Measured(
+            input_scales=static.scales if static else {},
+            input_scale_origin=static.origin if static else None,
+            found=found,
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize import lints
+from draftquant.quantize import drafts, lints
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.config_keys import near_key
 from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION
@@ -345,10 +345,10 @@ def test_a_trigger_gives_its_lint_and_no_other(name: str, case: int, tmp_path: P
 
 
 def test_every_lint_has_a_trigger() -> None:
-    sources = Path(lints.__file__).parent.glob("*.py")
+    general = Path(lints.__file__).parent.glob("*.py")
     named = {
         name
-        for path in sources
+        for path in (*general, *Path(drafts.__file__).parent.rglob("*.py"))
         for name in re.findall(r'name="([^"]+)"', path.read_text(encoding="utf-8"))
     }
     assert named == set(TRIGGERS)

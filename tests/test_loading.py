@@ -14,6 +14,7 @@ from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.preview import planned_verdicts
 from draftquant.quantize.engines.registry import choose
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.gpus import GPUS, architecture
@@ -37,9 +38,9 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     draft = read_draft(Checkpoint.open(PAIRS / family / "draft"))
     plan = make_plan(data_free(recipe), draft, target_layers=layers)
     scales = {step.row.module: 0.25 for step in plan.quantized}
-    needed = scales if recipe.needs_input_scales else None
+    needed = scales if recipe.needs_input_scales else {}
     source = DraftSource(folder=draft.checkpoint.folder)
-    quantize_draft(plan, tmp_path / "out", source=source, input_scales=needed)
+    quantize_draft(plan, tmp_path / "out", source=source, measured=Measured(input_scales=needed))
     foreseen = {
         (one.engine, one.arch): dataclasses.replace(one, launch=None)
         for one in planned_verdicts(plan, target_layers=layers)

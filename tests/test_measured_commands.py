@@ -17,8 +17,7 @@ from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_checks import prompts_sha256
 from draftquant.validate.measure.measurement_file import line_of, read_measurement
-from draftquant.validate.parity.finding import Finding
-from draftquant.validate.parity.finding_file import write_findings
+from draftquant.validate.parity.finding import Finding, write_findings
 from draftquant.validate.served import reconciliation as reconciled
 from draftquant.validate.served.every_position import places, places_of_batch
 from handmade_measurements import alternating, measurement, record, setup

@@ -13,7 +13,7 @@ from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.served.common_rounds import num_unwritten
-from draftquant.validate.served.joint_report import JointReport
+from draftquant.validate.served.joint_report import joint_report
 from draftquant.validate.served.served_gate import judge_measured
 from draftquant.validate.served.server_noise import server_noise
 from handmade_measurements import alternating, measurement
@@ -426,18 +426,18 @@ def test_the_worst_of_all_counts() -> None:
     unsteady = server_noise(run(**A), run(4, 1, **A), RELEASE)
     good = finding(threshold=0.0, verdict="PASS")
     for parts, verdict, code in (
-        ({"served": passed, "noise": noise, "findings": (good,)}, "PASS", 0),
-        ({"served": passed, "findings": (finding(), good)}, "INCONCLUSIVE", 3),
-        ({"served": passed, "findings": (finding(),), "replayed": failed}, "FAIL", 1),
+        ({"served": passed, "noise": noise, "parity": (good,)}, "PASS", 0),
+        ({"served": passed, "parity": (finding(), good)}, "INCONCLUSIVE", 3),
+        ({"served": passed, "parity": (finding(),), "replayed": failed}, "FAIL", 1),
         ({"served": passed, "noise": unsteady, "replayed": failed}, "ANOMALOUS", 3),
-        ({"replayed": failed, "findings": (good,)}, "FAIL", 1),
+        ({"replayed": failed, "parity": (good,)}, "FAIL", 1),
     ):
-        joint = JointReport(**parts)  # type: ignore[arg-type]
+        joint = joint_report(**parts)  # type: ignore[arg-type]
         assert (joint.verdict, joint.exit_code) == (verdict, code)
         mapping = json.loads(json.dumps(joint.to_mapping(), allow_nan=False))
         assert mapping["verdict"] == verdict
         assert set(mapping) >= {"served", "replayed", "noise", "parity", "warnings", "action"}
-    action = JointReport(served=passed, noise=unsteady).action
+    action = joint_report(served=passed, noise=unsteady).action
     assert action is not None
     assert "measure --launch" in action
 
@@ -445,14 +445,14 @@ def test_the_worst_of_all_counts() -> None:
 def test_a_replay_beside_it_is_held_against_what_was_served() -> None:
     passed = judge_measured(run(**A), run(0, 1, **B), RELEASE)
     alike = judge(replay(spread(600)), replay(noisy(0, 4)), RELEASE)
-    (said,) = JointReport(served=passed, replayed=alike).warnings
+    (said,) = joint_report(served=passed, replayed=alike).warnings
     assert said.startswith("replayed the change is +0.00%, served")
     assert said.endswith("chance explains the difference")
     failed = judge(replay(spread(600)), replay(noisy(64, 4)), RELEASE)
-    both = JointReport(served=passed, replayed=failed).warnings
+    both = joint_report(served=passed, replayed=failed).warnings
     assert any("more apart than chance explains, see `draftquant reconcile`" in s for s in both)
     assert any("verdicts differ: replayed FAIL, served PASS" in said for said in both)
     deep = [(300, 300, 400)] * 40
     other = judge(replay(deep), replay(deep), RELEASE)
-    said = " ".join(JointReport(served=passed, replayed=other).warnings)
+    said = " ".join(joint_report(served=passed, replayed=other).warnings)
     assert "replayed with K = 2, served with K = 1" in said

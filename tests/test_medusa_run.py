@@ -13,11 +13,9 @@ import block_pair
 import pytest
 import tied_pair
 import torch
-from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs
 from draftquant.calibration.passes.memory import estimate_replay
 from draftquant.calibration.passes.predictions import (
-    draft_passes,
     draft_predictions,
     num_draft_tokens_fault,
 )
@@ -26,7 +24,7 @@ from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.rounding import settings as settings_module
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.forward import DraftForward
+from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -180,12 +178,8 @@ def test_some_of_the_rows_are_those_of_all(pair: Path, traces: TraceFolder) -> N
     draft = load_draft(pair / "draft", dtype=torch.float64)
     trace = traces.load(traces.manifest.prompts[0])
     hidden, ids = draft.forward.fuse(trace.features)[None], trace.token_ids[None]
-    every = list(
-        draft_passes(draft.forward, hidden, ids, rows=range(2, 14), num_draft_tokens=HEADS)
-    )
-    third = list(
-        draft_passes(draft.forward, hidden, ids, rows=range(2, 14, 3), num_draft_tokens=HEADS)
-    )
+    every = list(draft.forward.passes(hidden, ids, rows=range(2, 14), num_draft_tokens=HEADS))
+    third = list(draft.forward.passes(hidden, ids, rows=range(2, 14, 3), num_draft_tokens=HEADS))
     assert [one.depths for one in third] == [one.depths for one in every]
     for some, whole in zip(third, every, strict=True):
         assert torch.equal(some.hidden, whole.hidden[:, ::3])
@@ -194,18 +188,8 @@ def test_some_of_the_rows_are_those_of_all(pair: Path, traces: TraceFolder) -> N
 def test_a_state_that_is_no_number_is_refused(pair: Path, traces: TraceFolder) -> None:
     draft = load_draft(pair / "draft", dtype=torch.float64)
     draft.weights["blocks.1.layers.0.bias"][0] = torch.nan
-    with pytest.raises(CalibrationError, match="draft head 2"):
+    with pytest.raises(ForwardError, match="draft head 2"):
         replay_drafts([draft], traces, num_draft_tokens=HEADS)
-
-
-def test_a_forward_of_no_kind_is_a_fault_of_ours(traces: TraceFolder) -> None:
-    class Other(DraftForward):
-        num_logits = 1
-        fuse = logits = head_input = to_target = lambda _self, x: x  # type: ignore[assignment]
-
-    trace = traces.load(traces.manifest.prompts[0])
-    with pytest.raises(TypeError, match="neither a chain nor a block, nor by heads"):
-        draft_predictions(Other(), trace.features, trace.token_ids, first_row=5, num_draft_tokens=1)
 
 
 def test_memory_is_bounded_from_headers(pair: Path, traces: TraceFolder) -> None:

@@ -10,6 +10,7 @@ from draftquant.calibration.rounding.learn import first_latents, learned_codes, 
 from draftquant.calibration.rounding.learned_state import LearnedCodes
 from draftquant.calibration.rounding.settings import LearningSettings
 from draftquant.quantize.errors import BackendError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.verify import verify
@@ -87,9 +88,11 @@ def test_gptq_rounds_four_bits_and_leaves_fp8_to_the_nearest(
             chosen,
             tmp_path / name,
             source=resolve_draft(str(pair.draft_folder)),
-            input_scales=static.scales if static else None,
-            input_scale_origin=static.origin if static else None,
-            statistics=found.statistics if name == "gptq" else None,
+            measured=Measured(
+                input_scales=static.scales if static else {},
+                input_scale_origin=static.origin if static else None,
+                statistics=found.statistics if name == "gptq" else None,
+            ),
         )
         report = verify(tmp_path / name, pair.draft_folder)
         assert report.ok, report.faults
@@ -116,7 +119,9 @@ def test_learning_moves_four_bits_beside_nearest_fp8(pair: RoundingPair, tmp_pat
     assert {name.rpartition(".")[2] for name in map(_module, others)} == {"down_proj"}
 
     def use(found: LearnedCodes) -> None:
-        quantize_draft(plan, out, source=resolve_draft(str(pair.draft_folder)), found=found)
+        quantize_draft(
+            plan, out, source=resolve_draft(str(pair.draft_folder)), measured=Measured(found=found)
+        )
         for name in latents:
             served = pair.loaded(out).weights[f"{name}.weight"]
             assert torch.equal(found.quantized(name).dequantized(), served), name

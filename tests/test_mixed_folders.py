@@ -16,6 +16,7 @@ from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.fused import fused_group
 from draftquant.quantize.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.plan import Plan, make_plan
@@ -59,8 +60,10 @@ def quantized(source: Path, recipe: Recipe, out: Path) -> Plan:
         plan,
         out,
         source=resolve_draft(str(source)),
-        input_scales=scales if recipe.needs_input_scales else None,
-        input_scale_origin="constant",
+        measured=Measured(
+            input_scales=scales if recipe.needs_input_scales else {},
+            input_scale_origin="constant",
+        ),
     )
     return plan
 
@@ -359,9 +362,9 @@ def test_toolkits_compute_each_linear_in_its_format(
     assert ours == theirs
 
 
-@pytest.mark.parametrize("scales", [None, {"midlayer.self_attn.q_proj": 1.0}])
+@pytest.mark.parametrize("scales", [{}, {"midlayer.self_attn.q_proj": 1.0}])
 def test_static_scales_are_needed_by_the_linears_of_that_format_alone(
-    scales: dict[str, float] | None, sources: Mapping[str, Path], tmp_path: Path
+    scales: dict[str, float], sources: Mapping[str, Path], tmp_path: Path
 ) -> None:
     recipe = dataclasses.replace(
         MIXES["nvfp4-static-fp8-down"], weights=INT4.weights, activations=None
@@ -370,7 +373,10 @@ def test_static_scales_are_needed_by_the_linears_of_that_format_alone(
     plan = planned(source, recipe)
     with pytest.raises(DraftQuantError, match=r"missing: midlayer\.mlp\.down_proj$|down_proj\n"):
         quantize_draft(
-            plan, tmp_path / "out", source=resolve_draft(str(source)), input_scales=scales
+            plan,
+            tmp_path / "out",
+            source=resolve_draft(str(source)),
+            measured=Measured(input_scales=scales),
         )
     assert not (tmp_path / "out").exists()
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.quantize.drafts.families.eagle3_mla.names import Eagle3Mla
-from draftquant.quantize.drafts.forward import ChainForward, softmax_attention
+from draftquant.quantize.drafts.kinds.chain import ChainForward
+from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.rope import rope_frequencies
 from draftquant.quantize.drafts.shared.attention.forward import (
     MlaAttention,

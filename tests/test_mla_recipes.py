@@ -8,6 +8,7 @@ import pytest
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import PlanError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -45,10 +46,12 @@ def quantized(
 ) -> QuantizeReport:
     chosen = dataclasses.replace(load_recipe(recipe), backend=backend)
     plan = make_plan(chosen, read(folder))
-    scales = None
+    scales = dict[str, float]()
     if chosen.needs_input_scales:
         scales = {s.row.tensor.name.removesuffix(".weight"): 0.25 for s in plan.quantized}
-    return quantize_draft(plan, out, source=DraftSource(folder=folder), input_scales=scales)
+    return quantize_draft(
+        plan, out, source=DraftSource(folder=folder), measured=Measured(input_scales=scales)
+    )
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ import torch
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.plan import make_plan
@@ -42,7 +43,7 @@ def flat(draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
             plan,
             folders[name],
             source=resolve_draft(str(draft)),
-            input_scales=dict.fromkeys(modules, 0.01),
+            measured=Measured(input_scales=dict.fromkeys(modules, 0.01)),
         )
     return folders
 

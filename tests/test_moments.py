@@ -13,7 +13,7 @@ from draftquant.calibration.linear_inputs.observation import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts.forward import BlockForward
+from draftquant.quantize.drafts.kinds.block import BlockForward
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from reference_draft import transformers_in_float64
 from torch import Tensor

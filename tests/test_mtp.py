@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.predictions import draft_passes
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture.forward import routed
 from draftquant.quantize.drafts.shared.mixture.names import Mixture
@@ -68,8 +67,8 @@ def test_chain_is_that_of_transformers_layers(case: str, tmp_path: Path) -> None
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)
     states = torch.randn(11, draft.geometry.hidden_size, generator=generator, dtype=torch.float64)
-    found = draft_passes(
-        draft.forward, states[None], token_ids[None], rows=range(3, 8), num_draft_tokens=3
+    found = draft.forward.passes(
+        states[None], token_ids[None], rows=range(3, 8), num_draft_tokens=3
     )
     compared = 0
     for one in found:
@@ -88,8 +87,7 @@ def test_embedding_at_position_0_is_masked(tmp_path: Path) -> None:
     states = torch.randn(5, draft.geometry.hidden_size, dtype=torch.float64)
 
     def first_logits(tokens: list[int]) -> torch.Tensor:
-        passes = draft_passes(
-            draft.forward,
+        passes = draft.forward.passes(
             states[None],
             torch.tensor([tokens]),
             rows=range(2, 3),

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.passes.draft_inputs import reads_layers
-from draftquant.calibration.passes.predictions import draft_passes, num_draft_tokens_fault
+from draftquant.calibration.passes.predictions import num_draft_tokens_fault
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.check import check_draft
 from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
@@ -51,8 +50,7 @@ def test_step_i_is_module_i(family: str, block_rows: int, tmp_path: Path) -> Non
     token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)
     states = torch.randn(11, draft.geometry.hidden_size, generator=generator, dtype=torch.float64)
     compared = 0
-    for one in draft_passes(
-        draft.forward,
+    for one in draft.forward.passes(
         states[None],
         token_ids[None],
         rows=range(3, 8),
@@ -83,7 +81,7 @@ def test_modules_differ(tmp_path: Path) -> None:
 
     def first(weights: Any) -> torch.Tensor:
         forward = draft.family.forward(draft.geometry, weights, lambda _name, x: x)
-        passes = draft_passes(forward, states, token_ids, rows=range(2, 4), num_draft_tokens=1)
+        passes = forward.passes(states, token_ids, rows=range(2, 4), num_draft_tokens=1)
         return forward.logits(next(iter(passes)).hidden)
 
     assert not torch.equal(first(draft.weights), first(swapped))
@@ -281,7 +279,7 @@ def dropping(role: Role) -> Recipe:
 
 def test_step_reads_the_last_layer_before_its_norm(tmp_path: Path) -> None:
     draft = load_draft(tiny_step3p5_mtp(tmp_path / "draft", number=7))
-    assert reads_layers(draft)
+    assert draft.geometry.reads_layers
     assert draft.geometry.aux_layer_ids == (6,)
     alone = tiny_step3p5_mtp(tmp_path / "alone", modules=1)
     with pytest.raises(CheckpointError, match="only drafts of several modules can be replayed"):

@@ -22,7 +22,7 @@ MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
 PAGES = "scripts.api.pages.write_reports"
-FINDINGS = "validate.parity.finding_file.write_findings"
+FINDINGS = "validate.parity.finding.write_findings"
 DRAFTS = "scripts.api.replay.load_for_replay"
 COMPARED = "scripts.commands.compare"
 
@@ -232,9 +232,9 @@ COMMANDS = (
         **stubs("scripts.api.dequantize.resolve_draft"),
     }),
     Command("unpickle DRAFT --out OUT", "quantize.files.unpickle.unpickle_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.unpickle.resolve_draft"),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.unpickle.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
-    ), stubs("scripts.commands.unpickle.resolve_draft")),
+    ), stubs("scripts.api.unpickle.resolve_draft")),
     Command("transcode QUANT --out OUT", "quantize.transcoding.transcode.plan_transcoding", (
         Row("QUANT", "a/b", "source.given", "a/b"),
         Row("--layout", "quark", "layout", "quark"),
@@ -267,10 +267,10 @@ COMMANDS = (
         **stubs("scripts.api.check.resolve_draft", f"{FIX}.plan_repairs",
                 "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
     }),
-    Command("clean FOLDER", "scripts.commands.clean._why_left", (
-        Row("FOLDER", ".", "parent", Path(), "scripts.commands.clean.find_staging"),
+    Command("clean FOLDER", "quantize.files.stale.clean_folder", (
+        Row("FOLDER", ".", "parent", Path()),
         Row("--older-than", "5", "older_than", 5),
-    ), {"scripts.commands.clean.find_staging": [ANY]}),
+    )),
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record_as", (
         Row("--target", "other", "target", Path("other")),
         Row("--prompts", "other", "prompts", Path("other")),
@@ -425,7 +425,7 @@ COMMANDS = (
         Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
         Row("--baseline-again", "C", "again.given", Path("C"),
             **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
-        Row("--parity", "F", "path", Path("F"), "validate.parity.finding_file.read_findings"),
+        Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages(),
     ), {
@@ -464,28 +464,33 @@ COMMANDS = (
         *pages(),
     ), {**WRITERS, **stubs("validate.report.document.read_report",
                            "scripts.commands.report.print_document")}),
-    Command("card FOLDER", "scripts.commands.card.card", (
+    Command("card FOLDER", "validate.card.model_card.model_card", (
         Row("FOLDER", "other", "folder", Path("other")),
-        Row("--gate", "G.json", "gate", Path("G.json")),
-        Row("--measured", "P Q", "measured", [Path("P"), Path("Q")]),
-        Row("--base-model", "a/b", "base_model", "a/b"),
-        Row("--license", "mit", "license", "mit"),
-        Row("--name", "a/b", "name", "a/b"),
-        Row("--out", "other.md", "path", Path("other.md"), "scripts.commands.card.replace_text"),
-        Row("--overwrite", "", "", True, "scripts.commands.card.replace_text",
+        Row("--gate", "G.json", "request.gate", Path("G.json")),
+        Row("--measured", "P Q", "request.measured", (Path("P"), Path("Q"))),
+        Row("--base-model", "a/b", "request.base_model", "a/b"),
+        Row("--license", "mit", "request.license", "mit"),
+        Row("--name", "a/b", "request.name", "a/b"),
+        Row("--out", "other.md", "path", Path("other.md"), "scripts.api.card.replace_text"),
+        Row("--overwrite", "", "", True, "scripts.api.card.replace_text",
             "--out FOLDER/README.md"),
-    ), {"scripts.commands.card.card": "text"}),
-    Command("push FOLDER REPO", "scripts.commands.push.push", (
+    ), {"validate.card.model_card.model_card": "text"}),
+    Command("push FOLDER REPO --against DRAFT", "scripts.api.push.upload", (
         Row("FOLDER", "other", "folder", Path("other")),
         Row("REPO", "a/b", "repository", "a/b"),
-        Row("--against", "a/b", "against", "a/b"),
-        Row("--unverified", "", "unverified"),
-        Row("--target", "M", "target", Path("M")),
-        Row("--public", "", "public"),
+        Row("--against", "a/b", "against", "a/b", "scripts.api.push.verify"),
+        Row("--unverified", "", "settings.unverified", True, "scripts.api.push._check_verifies"),
+        Row("--target", "M", "target", Path("M"), "scripts.api.push.verify"),
+        Row("--public", "", "private", False),
         Row("--revision", "b", "revision", "b"),
         Row("--overwrite", "", "overwrite"),
-        Row("--dry-run", "", "dry_run"),
-    )),
+        Row("--dry-run", "", "settings.dry_run", True, "scripts.api.push._check_verifies"),
+    ), {
+        "scripts.api.push.is_hub_id": True,
+        **stubs("scripts.api.push.Checkpoint.open", "scripts.api.push.upload_files",
+                "scripts.api.push.verify",
+                "scripts.api.push._check_card", "scripts.api.push._engines"),
+    }),
     Command("parity divergence PLAIN SPECULATIVE",
             "validate.parity.divergence_findings.divergence_findings",
             (

@@ -2,7 +2,6 @@
 
 import ast
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -22,9 +21,10 @@ VENDORS = {
 }
 MAX_LINES = 350
 FACADE = Path("scripts/draftquant")
-"""Installed as `draftquant` itself: the other packages lie in it by name alone."""
-CHECKOUT_ONLY = {f"draftquant.scripts.{name}" for name in ("docs", "real_shapes", "training")}
-"""Packages that the wheel leaves out: users need none of them."""
+"""Installed as `draftquant` itself: the other packages are linked beside it."""
+PACKAGE = ROOT / ".package" / "draftquant"
+CHECKOUT_ONLY = ("draftquant", "scripts", "dev")
+"""The package that the wheel leaves out: users need nothing of it."""
 MODULES = [
     path.relative_to(ROOT) for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))
 ]
@@ -88,60 +88,32 @@ def test_the_wheel_holds_every_package_but_those_of_a_checkout() -> None:
     }
     with_init = {folder for folder in folders if (ROOT / folder / "__init__.py").is_file()}
     assert folders == with_init
-    packages = {".".join(module_name(folder / "__init__.py")) for folder in with_init}
-    assert packages >= CHECKOUT_ONLY
-    assert sorted(project()["tool"]["setuptools"]["packages"]) == sorted(packages - CHECKOUT_ONLY)
+    packages = {module_name(folder / "__init__.py") for folder in with_init}
+    assert CHECKOUT_ONLY in packages
+    installed = [".".join(name) for name in packages if name[:3] != CHECKOUT_ONLY]
+    assert sorted(project()["tool"]["setuptools"]["packages"]) == sorted(installed)
 
 
 def test_the_wheel_imports_nothing_that_only_a_checkout_has() -> None:
-    """But for the benchmarks, which look whether it is there."""
-    inside = [Path(*name.split(".")[1:]) for name in CHECKOUT_ONLY]
     found = {
-        (module.as_posix(), nested)
+        module.as_posix()
         for module in MODULES
-        if module.parent not in inside
-        for node, nested in imports(parsed(module))
+        if module_name(module)[:3] != CHECKOUT_ONLY
+        for node, _ in imports(parsed(module))
         for name in imported_names(module, node)
-        if ".".join(name[:3]) in CHECKOUT_ONLY
+        if any((*name, alias.name)[:3] == CHECKOUT_ONLY for alias in node.names)
     }
-    named = ("bench_quantize", "bench_replay", "publishers", "quality_traces", "replay_jobs")
-    assert found == {(f"scripts/{name}.py", True) for name in named}
+    assert found == set()
 
 
-NEED_WORKDIR = (
-    "bench_quality",
-    "bench_quantize",
-    "bench_replay",
-    "bench_rerolled",
-    "bench_rounding",
-)
-
-
-@pytest.mark.parametrize("name", [*NEED_WORKDIR, "bench_kills", "bench_io_faults"])
-def test_the_benchmark_of_a_wheel_says_that_it_needs_a_checkout(name: str, tmp_path: Path) -> None:
-    """The packages of a wheel alone, without the finder of an editable install."""
-    for package in project()["tool"]["setuptools"]["packages"]:
-        folder = tmp_path.joinpath(*package.split("."))
-        folder.mkdir(parents=True, exist_ok=True)
-        home = package.split(".")[1:] or FACADE.parts
-        for path in ROOT.joinpath(*home).glob("*.py"):
-            (folder / path.name).symlink_to(path)
-    code = (
-        "import runpy, sys;"
-        "sys.meta_path[:] = [finder for finder in sys.meta_path if 'Editable' not in str(finder)];"
-        f"runpy.run_module('draftquant.scripts.{name}', run_name='__main__')"
-    )
-    command = (sys.executable, "-c", code, *(["WORKDIR"] if name in NEED_WORKDIR else []))
-    # A path that finds a checkout would have the whole draft written, 6 GB.
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    run = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 2, run.stderr
-    said = " ".join(run.stderr.split())
-    assert f"{name}: expected the package draftquant.scripts.real_shapes, which is" in said
-    assert "fix: clone the repository" in said
-    assert not (tmp_path / "WORKDIR").exists()
+def test_the_package_is_links_to_the_folders_of_the_root() -> None:
+    """What an editable install puts on the path: relative links to all of it, and nothing else."""
+    links = {path.name: path for path in PACKAGE.iterdir()}
+    files = {path.name for path in (ROOT / FACADE).iterdir() if path.is_file()}
+    assert set(links) == files | set(LAYERS)
+    for name, link in links.items():
+        home = Path(name) if name in LAYERS else FACADE / name
+        assert link.readlink() == Path("../..") / home
 
 
 @pytest.mark.parametrize("layer", LAYERS)

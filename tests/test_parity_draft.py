@@ -8,14 +8,13 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.passes import predictions
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
@@ -69,8 +68,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def all_logits(draft: LoadedDraft, traces: TraceFolder, trace: Any, rows: range, k: int) -> Tensor:
     """[R, K, V]."""
     logits = torch.zeros(len(rows), k, draft.forward.num_logits)
-    for one in predictions.draft_passes(
-        draft.forward, first_hidden(draft, traces, trace)[None], trace.token_ids[None],
+    for one in draft.forward.passes(first_hidden(draft, traces, trace)[None], trace.token_ids[None],
         rows=rows, num_draft_tokens=k,
     ):  # fmt: skip
         at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
@@ -297,7 +295,7 @@ def test_logits_that_are_no_numbers(pair: Pair, monkeypatch: pytest.MonkeyPatch)
     bf16, int4 = pair.drafts("greedy")
     nothing = torch.full((1, 1, 1024), torch.nan)
     monkeypatch.setattr(type(int4.forward), "logits", lambda _self, _hidden: nothing)
-    with pytest.raises(CalibrationError, match="logits are NaN or infinite"):
+    with pytest.raises(ForwardError, match="logits are NaN or infinite"):
         draft_agreement(bf16, int4, pair.traces["greedy"], num_draft_tokens=2)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from draftquant.scripts.commands.parity_report import report_findings
 from draftquant.validate.errors import ParityError
-from draftquant.validate.parity.finding import Finding, worst
-from draftquant.validate.parity.finding_file import read_findings, to_mapping, write_findings
+from draftquant.validate.judging.verdict import worst
+from draftquant.validate.parity.finding import Finding, read_findings, to_mapping, write_findings
 from draftquant.validate.parity.lm_eval_samples import read_samples
 from test_hostile_files import bounded, endless, fifo, gigabyte
 

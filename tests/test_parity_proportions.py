@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from draftquant.validate.counting.pooled_mean import pooled_mean
+from draftquant.validate.counting.jackknife import pooled_mean
 from draftquant.validate.parity.proportions import (
     Discordance,
     items_needed,

@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 import reference_dflash
 import torch
-from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.passes import block, chain
-from draftquant.calibration.passes.draft_pass import whole_rows
-from draftquant.calibration.passes.predictions import draft_passes, draft_predictions
+from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
 from draftquant.quantize.drafts.families.eagle3_mla.names import Eagle3Mla
-from draftquant.quantize.drafts.forward import DraftForward
+from draftquant.quantize.drafts.forward import DraftForward, whole_rows
+from draftquant.quantize.drafts.kinds import block, chain
+from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.activations import STATIC, InputRounding, kernel_scale
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft, random_weights
@@ -129,8 +128,7 @@ def all_hidden(forward: DraftForward, case: Case, rows: range, block_rows: int) 
     """[B, R, K, W] of all passes, each row and depth exactly once."""
     filled = torch.zeros(len(rows), K)
     hidden = [[torch.empty(0)] * K for _ in rows]
-    passes = draft_passes(
-        forward,
+    passes = forward.passes(
         forward.fuse(case.features),
         case.token_ids,
         rows=rows,
@@ -286,7 +284,7 @@ def test_no_rows_give_no_pass_and_run_nothing(case: Case) -> None:
     forward = case.forward(on_input=never)
     hidden = case.forward().fuse(case.features)
     rows = whole_rows(NUM_TOKENS, K, first_row=40)
-    assert not list(draft_passes(forward, hidden, case.token_ids, rows=rows, num_draft_tokens=K))
+    assert not list(forward.passes(hidden, case.token_ids, rows=rows, num_draft_tokens=K))
 
 
 def test_what_is_not_finite_is_refused(case: Case) -> None:
@@ -297,7 +295,7 @@ def test_what_is_not_finite_is_refused(case: Case) -> None:
     inner[name][0, 0] = torch.inf
     for weights, what in ((last, "logits are NaN"), (inner, "hidden states are NaN")):
         forward = case.forward(weights)
-        with pytest.raises(CalibrationError, match=what):
+        with pytest.raises(ForwardError, match=what):
             draft_predictions(
                 forward,
                 forward.fuse(case.features)[0],
@@ -361,8 +359,8 @@ def test_nothing_is_made_on_another_device(draft: str, activations: Any) -> None
 def all_hidden_on(
     device: torch.device, forward: DraftForward, hidden: Tensor, case: Case
 ) -> Tensor:
-    passes = draft_passes(
-        forward, hidden, case.token_ids, rows=range(1, 9, 2), num_draft_tokens=K, block_rows=4
+    passes = forward.passes(
+        hidden, case.token_ids, rows=range(1, 9, 2), num_draft_tokens=K, block_rows=4
     )
     every = [one.hidden.flatten() for one in passes]
     assert {part.device for part in every} == {device}

@@ -1,7 +1,8 @@
 """`publish`: the order of its steps, and nothing is left of a run that fails in one of them."""
 
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 from draftquant.quantize.errors import OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.provenance import RepairedProvenance, SourceFolder
-from draftquant.quantize.files.publish import SPARE_BYTES, check_faults, publish
+from draftquant.quantize.files.provenance import Provenance, RepairedProvenance, SourceFolder
+from draftquant.quantize.files.publish import SPARE_BYTES, Rewrite, check_faults, publish
 from tiny import tiny_eagle3_llama
 
 RECORD = RepairedProvenance(
@@ -30,35 +31,57 @@ def source(tmp_path: Path) -> Checkpoint:
     return Checkpoint.open(folder)
 
 
-def steps(seen: list[str], failing: str = "") -> dict[str, Any]:
-    """Arguments of `publish` that note what lies in the staging folder when they are called."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Noting(Rewrite[str]):
+    """Notes what lies in the staging folder at each step; `failing` fails, `meddle` does more."""
 
-    def step(name: str, result: object = None) -> Callable[[Any], Any]:
-        def run(argument: object) -> object:
-            if isinstance(argument, Path):
-                found = (path for path in argument.rglob("*") if path.is_file())
-                files = sorted(path.relative_to(argument).as_posix() for path in found)
-                seen.append(f"{name}: {' '.join(files)}")
-                if name == "write":
-                    (argument / "model.safetensors").write_text("tensors", encoding="utf-8")
-            else:
-                seen.append(f"{name}({argument})")
-            if name == failing:
-                raise VerifyError(name, "failed", fix="none")
-            return result
+    seen: list[str] = dataclasses.field(default_factory=list)
+    failing: str = ""
+    record: Provenance | None = RECORD
+    meddle: Mapping[str, Callable[[Path], object]] = dataclasses.field(default_factory=dict)
 
-        return run
+    def step(self, name: str, staging: Path) -> None:
+        found = (path for path in staging.rglob("*") if path.is_file())
+        files = sorted(path.relative_to(staging).as_posix() for path in found)
+        self.seen.append(f"{name}: {' '.join(files)}")
+        if name in self.meddle:
+            self.meddle[name](staging)
+        self.fail(name)
 
-    return {
-        "tensor_bytes": 7,
-        "write_tensors": step("write"),
-        "side_files": ["nested/notes.txt", "tokenizer.json"],
-        "documents": {"index.json": "{}\n", "config.json": "[]\n"},
-        "verify": step("verify", "found"),
-        "provenance": step("provenance", RECORD),
-        "confirm": step("confirm"),
-        "on_stage": step("stage"),
-    }
+    def fail(self, name: str) -> None:
+        if name == self.failing:
+            raise VerifyError(name, "failed", fix="none")
+
+    def write_tensors(self, staging: Path) -> None:
+        self.step("write", staging)
+        (staging / "model.safetensors").write_text("tensors", encoding="utf-8")
+
+    def verify(self, staging: Path) -> str:
+        self.step("verify", staging)
+        return "found"
+
+    def provenance(self, found: str) -> Provenance | None:
+        self.seen.append(f"provenance({found})")
+        self.fail("provenance")
+        return self.record
+
+    def confirm(self, staging: Path, found: str) -> str:
+        self.step("confirm", staging)
+        return f"{found} and confirmed"
+
+    def publish(self) -> str:
+        return publish(self, lambda stage: self.seen.append(f"stage({stage})"))
+
+
+def noting(source: Checkpoint, out: Path, **more: Any) -> Noting:
+    return Noting(
+        out=out,
+        folder=source.folder,
+        tensor_bytes=7,
+        side_files=["nested/notes.txt", "tokenizer.json"],
+        documents={"index.json": "{}\n", "config.json": "[]\n"},
+        **more,
+    )
 
 
 WRITTEN = "config.json.unverified index.json model.safetensors nested/notes.txt tokenizer.json"
@@ -74,9 +97,9 @@ ORDER = [
 
 
 def test_steps_in_their_order(source: Checkpoint, tmp_path: Path) -> None:
-    seen: list[str] = []
-    assert publish(tmp_path / "out", source, **steps(seen)) == "found"
-    assert seen == ORDER
+    rewrite = noting(source, tmp_path / "out")
+    assert rewrite.publish() == "found and confirmed"
+    assert rewrite.seen == ORDER
     found = {path.name for path in (tmp_path / "out").iterdir()}
     assert found == {
         "config.json", "draftquant.json", "index.json", "model.safetensors", "nested",
@@ -88,10 +111,10 @@ def test_steps_in_their_order(source: Checkpoint, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["write", "verify", "provenance", "confirm"])
 def test_a_step_that_fails_leaves_nothing(failing: str, source: Checkpoint, tmp_path: Path) -> None:
-    seen: list[str] = []
+    rewrite = noting(source, tmp_path / "out", failing=failing)
     with pytest.raises(VerifyError, match=f"{failing}: failed"):
-        publish(tmp_path / "out", source, **steps(seen, failing))
-    assert seen[-1].startswith(failing)
+        rewrite.publish()
+    assert rewrite.seen[-1].startswith(failing)
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
@@ -128,16 +151,15 @@ def test_what_somebody_writes_meanwhile_is_not_published(
     name: str, when: str, source: Checkpoint, tmp_path: Path
 ) -> None:
     meddle, what = MEDDLING[name]
-    meddled = steps([]) | {when: lambda staging: meddle(staging)}
+    rewrite = noting(source, tmp_path / "out", meddle={when: meddle})
     with pytest.raises(OutputError, match="while the folder was verified") as caught:
-        publish(tmp_path / "out", source, **meddled)
+        rewrite.publish()
     assert what in caught.value.what
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
 def test_without_provenance_there_is_no_record(source: Checkpoint, tmp_path: Path) -> None:
-    without = steps([]) | {"provenance": lambda _found: None}
-    publish(tmp_path / "out", source, **without)
+    noting(source, tmp_path / "out", record=None).publish()
     assert not (tmp_path / "out" / "draftquant.json").exists()
 
 
@@ -149,21 +171,21 @@ def test_the_disk_must_hold_tensors_side_files_and_some_more(
                                                                 "tokenizer.json")]  # fmt: skip
     free = SimpleNamespace(free=7 + sum(sizes) + SPARE_BYTES - missing)
     monkeypatch.setattr("draftquant.quantize.files.staging.shutil.disk_usage", lambda _: free)
-    seen: list[str] = []
+    rewrite = noting(source, tmp_path / "out")
     if missing:
         with pytest.raises(OutputError, match=f"needs {free.free + 1:,} bytes"):
-            publish(tmp_path / "out", source, **steps(seen))
-        assert seen == []
+            rewrite.publish()
+        assert rewrite.seen == []
     else:
-        publish(tmp_path / "out", source, **steps(seen))
-        assert seen == ORDER
+        rewrite.publish()
+        assert rewrite.seen == ORDER
 
 
 def test_an_output_in_the_source_is_refused_before_anything(source: Checkpoint) -> None:
-    seen: list[str] = []
+    rewrite = noting(source, source.folder / "out")
     with pytest.raises(OutputError, match="overlaps the source"):
-        publish(source.folder / "out", source, **steps(seen))
-    assert seen == []
+        rewrite.publish()
+    assert rewrite.seen == []
 
 
 def test_ten_faults_are_named(tmp_path: Path) -> None:

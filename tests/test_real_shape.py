@@ -9,9 +9,9 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.scripts.real_shapes.__main__ import main
-from draftquant.scripts.real_shapes.drafts import REAL_DRAFTS
-from draftquant.scripts.real_shapes.generate import write_real_shape_draft
+from draftquant.scripts.dev.real_shapes.__main__ import main
+from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
+from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
 from safetensors.torch import load_file
 
 
@@ -102,7 +102,7 @@ def test_a_divisor_that_would_split_heads_or_starve_ranks_is_refused(
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     """A draft of 100 MB takes no more memory than a tiny one (ru_maxrss counts kilobytes)."""
     script = (
-        "import resource, sys; from draftquant.scripts.real_shapes.__main__ import main;"
+        "import resource, sys; from draftquant.scripts.dev.real_shapes.__main__ import main;"
         "main(sys.argv[1:]); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     peaks = []

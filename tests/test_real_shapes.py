@@ -1,7 +1,7 @@
 """Published drafts by their headers alone: families, parameter counts, byte budgets, wrong configs.
 
-Files are sparse: real headers, no data. Shapes come from `scripts.real_shapes.drafts`, where they
-are written by hand; what the families expect follows from config.json.
+Files are sparse: real headers, no data. Shapes come from `scripts.dev.real_shapes.drafts`, where
+they are written by hand; what the families expect follows from config.json.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from draftquant.quantize.errors import CheckpointError, LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import Plan, make_plan
 from draftquant.recipes import Rule, built_in_recipes, load_recipe
-from draftquant.scripts.real_shapes.drafts import REAL_DRAFTS
-from draftquant.scripts.real_shapes.generate import write_sparse_model
+from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
+from draftquant.scripts.dev.real_shapes.generate import write_sparse_model
 
 
 class Published(NamedTuple):

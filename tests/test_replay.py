@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.errors import CalibrationError, TraceError
+from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.backends import get_backend
+from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import WeightFormat
 from draftquant.validate.counting.rounds import accepted_by_row, rounds
@@ -321,7 +322,7 @@ def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:
         replay_drafts([draft, shifted], traces, num_draft_tokens=3)
     weights = dict(draft.weights)
     weights["layers.0.mlp.down_proj.weight"] = weights["layers.0.mlp.down_proj.weight"] * torch.inf
-    with pytest.raises(CalibrationError, match="draft step 1: hidden states are NaN"):
+    with pytest.raises(ForwardError, match="draft step 1: hidden states are NaN"):
         replay_drafts([with_weights(draft, weights, unrounded)], traces, num_draft_tokens=3)
 
 

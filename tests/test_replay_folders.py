@@ -10,6 +10,7 @@ from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -59,7 +60,10 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
         scales = {name: found.scale for name, found in measured.items()}
     stored = {name.replace("layers.0.", "midlayer."): scale for name, scale in scales.items()}
     quantize_draft(
-        plan, tmp_path / "out", source=DraftSource(folder=PAIR / "draft"), input_scales=stored
+        plan,
+        tmp_path / "out",
+        source=DraftSource(folder=PAIR / "draft"),
+        measured=Measured(input_scales=stored),
     )
 
     def statically(name: str, x: Tensor) -> Tensor:

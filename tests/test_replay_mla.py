@@ -18,6 +18,7 @@ from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -177,7 +178,9 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
         make_plan(chosen, read_draft(Checkpoint.open(source))),
         tmp_path / "out",
         source=DraftSource(folder=source),
-        input_scales={name.replace("layers.0.", "midlayer."): s for name, s in scales.items()},
+        measured=Measured(
+            input_scales={name.replace("layers.0.", "midlayer."): s for name, s in scales.items()}
+        ),
     )
 
     def statically(name: str, x: Tensor) -> Tensor:

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 from draftquant.validate.errors import GateError
-from draftquant.validate.judging.judgement import judge
-from draftquant.validate.parity.finding_file import to_mapping
+from draftquant.validate.judging.judgement import GateReport, judge
+from draftquant.validate.judging.retuned_gate import RetunedRecord
+from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
     SCHEMA_VERSION,
     Header,
-    Judged,
     document_text,
     parse_report,
     read_report,
 )
-from draftquant.validate.report.judgements import Comparison, Joint, Retuned
+from draftquant.validate.report.judged_again import Judgement
+from draftquant.validate.served.joint_report import JointReport
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import (
     DRAFTS,
@@ -44,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 def test_a_comparison_is_read_as_it_was_written(verdict: str) -> None:
     judged = comparison(verdict)
     read = document(judged)
-    assert isinstance(read.judgement, Comparison)
+    assert isinstance(read.judgement, GateReport)
     assert read.judgement.verdict == verdict
     assert read.header.drafts == DRAFTS
     assert read.header.engines == ENGINES
@@ -61,7 +62,7 @@ def test_a_comparison_is_read_as_it_was_written(verdict: str) -> None:
 
 def test_a_retuned_draft_has_two_comparisons() -> None:
     read = document(retuned())
-    assert isinstance(read.judgement, Retuned)
+    assert isinstance(read.judgement, RetunedRecord)
     assert [title for title, _ in read.comparisons] == [
         "Against BF16 taught alike: quantization",
         "Against BF16 as released: quantization and training",
@@ -73,7 +74,7 @@ def test_a_retuned_draft_has_two_comparisons() -> None:
 
 def test_a_joint_report_has_all_that_was_judged() -> None:
     read = document(joint())
-    assert isinstance(read.judgement, Joint)
+    assert isinstance(read.judgement, JointReport)
     assert [title for title, _ in read.comparisons] == ["Replayed", "Served"]
     assert read.noise is not None
     assert [one.what for one in read.findings] == ["gsm8k exact_match"]
@@ -84,7 +85,7 @@ def test_a_joint_report_has_all_that_was_judged() -> None:
 
 def test_measurements_alone_are_a_comparison() -> None:
     read = document(served())
-    assert isinstance(read.judgement, Comparison)
+    assert isinstance(read.judgement, GateReport)
     assert read.judgement.traces is None
 
 
@@ -211,7 +212,7 @@ def test_what_no_gate_says(name: str) -> None:
     ],
 )
 def test_what_no_gate_says_of_several(
-    judged: Callable[[], Judged], edit: Callable[[dict[str, Any]], None], what: str
+    judged: Callable[[], Judgement], edit: Callable[[dict[str, Any]], None], what: str
 ) -> None:
     mapping = json.loads(text_of(judged()))
     edit(mapping)
@@ -228,14 +229,14 @@ def test_a_joint_report_of_nothing() -> None:
 # ---- what does not follow from the counts
 
 
-def edited(judged: Judged, *edits: Callable[[dict[str, Any]], None]) -> str:
+def edited(judged: Judgement, *edits: Callable[[dict[str, Any]], None]) -> str:
     mapping = json.loads(text_of(judged))
     for edit in edits:
         edit(mapping)
     return document_text(mapping)
 
 
-def two_categories(verdict: str = "INCONCLUSIVE") -> Judged:
+def two_categories(verdict: str = "INCONCLUSIVE") -> Judgement:
     return comparison(verdict, categories="aabb")
 
 
@@ -380,7 +381,7 @@ OF_TRACES = {"config_sha256", "weights_sha256", "num_layers", "vocab_size", "top
 def test_every_key_is_documented_and_no_other() -> None:
     text = (ROOT / "docs" / "report-format.md").read_text(encoding="utf-8")
     written = {word for span in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", span)}
-    kinds = (Header, Comparison, Retuned, Joint)
+    kinds = (Header, GateReport, RetunedRecord, JointReport)
     keys = {key for kind in kinds for key in keys_of(kind)} - OF_TRACES
     assert keys - written == set()
     cells = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)

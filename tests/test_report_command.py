@@ -11,8 +11,9 @@ from draftquant.quantize.files.command_line import recorded_argv
 from draftquant.scripts.api.pages import annotation
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder
+from draftquant.validate.judging.judgement import GateReport
 from draftquant.validate.measure.measurement_file import line_of
-from draftquant.validate.report.document import Comparison, read_report
+from draftquant.validate.report.document import read_report
 from draftquant.validate.report.facts import folder_facts
 from draftquant.validate.report.html_report import page
 from draftquant.validate.report.markdown_report import markdown
@@ -118,7 +119,7 @@ def test_a_report_says_what_the_json_on_stdout_says(
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))
     found = read_report(tmp_path / "g.json")
-    assert isinstance(found.judgement, Comparison)
+    assert isinstance(found.judgement, GateReport)
     assert found.header.engines == ()
     assert found.header.drafts.candidate.name == "b.jsonl"
     assert "no draftquant.json says how" in page(found)

@@ -11,8 +11,8 @@ import pytest
 from draftquant.recipes.errors import visible
 from draftquant.validate.errors import GateError
 from draftquant.validate.judging.judgement import GateReport, judge
-from draftquant.validate.report.document import Judged
 from draftquant.validate.report.html_report import page
+from draftquant.validate.report.judged_again import Judgement
 from draftquant.validate.report.junit_report import junit
 from draftquant.validate.report.markdown_report import MOST_ROWS, code, escaped, markdown
 from draftquant.validate.report.recipe_pictures import bytes_by_recipe, changes_by_recipe
@@ -31,7 +31,7 @@ from handmade_reports import (
 )
 
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS")
-KINDS: dict[str, Callable[[], Judged]] = {
+KINDS: dict[str, Callable[[], Judgement]] = {
     **{verdict: (lambda verdict=verdict: comparison(verdict)) for verdict in VERDICTS},
     "retuned": retuned,
     "joint": joint,
@@ -235,7 +235,7 @@ def test_code_holds_whatever_a_name_is() -> None:
 # ---- JUnit
 
 
-def cases(judged: Judged) -> dict[str, str]:
+def cases(judged: Judgement) -> dict[str, str]:
     """Names of the test cases, and how they went."""
     root = ElementTree.fromstring(junit(document(judged)))
     found = {

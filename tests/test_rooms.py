@@ -13,7 +13,7 @@ QUANTIZE = (
     ("errors", "plugins"),
     ("files", "gpus"),
     ("drafts", "numerics"),
-    ("stored", "layouts"),
+    ("stored", "layouts", "outputs"),
     ("lints",),
     ("verify", "algorithms", "claims"),
     ("backends", "plan"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.forward import rotate
+from draftquant.quantize.drafts.maths import rotate
 from draftquant.quantize.drafts.rope import (
     DEFAULT_THETA,
     RopeConfig,

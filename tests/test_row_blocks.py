@@ -15,6 +15,7 @@ from draftquant.quantize import execute
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import BackendError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -80,7 +81,7 @@ def quantized(source: Path, recipe: Recipe, out: Path) -> dict[str, bytes]:
         plan,
         out,
         source=DraftSource(folder=source),
-        input_scales=scales if chosen.needs_input_scales else None,
+        measured=Measured(input_scales=scales if chosen.needs_input_scales else {}),
     )
     return {path.name: path.read_bytes() for path in out.iterdir()}
 

@@ -22,6 +22,7 @@ from draftquant.quantize.errors import (
     OutputError,
     VerifyError,
 )
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import Plan, make_plan
@@ -48,11 +49,15 @@ def quantized(
     folder: Path, recipe: str, out: Path, *, backend: BackendName = "torch", zeros: bool = False
 ) -> QuantizeReport:
     plan = plan_of(folder, recipe, backend)
-    scales = None
+    scales = dict[str, float]()
     if plan.recipe.needs_input_scales:
         scales = {s.row.tensor.name.removesuffix(".weight"): 0.25 for s in plan.quantized}
     return quantize_draft(
-        plan, out, source=DraftSource(folder=folder), input_scales=scales, allow_zero_rows=zeros
+        plan,
+        out,
+        source=DraftSource(folder=folder),
+        measured=Measured(input_scales=scales),
+        allow_zero_rows=zeros,
     )
 
 
@@ -283,7 +288,9 @@ def test_scales_for_a_dynamic_recipe_are_refused(tmp_path: Path) -> None:
     plan = plan_of(tiny_eagle3_llama(tmp_path / "draft"), "fp8-ptpc")
     source = DraftSource(folder=tmp_path / "draft")
     with pytest.raises(BackendError, match="not static"):
-        quantize_draft(plan, tmp_path / "out", source=source, input_scales={"x": 1.0})
+        quantize_draft(
+            plan, tmp_path / "out", source=source, measured=Measured(input_scales={"x": 1.0})
+        )
 
 
 def test_what_fails_verification_is_not_published(

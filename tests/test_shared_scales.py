@@ -8,6 +8,7 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.numerics.packing import fp4_bytes
@@ -42,7 +43,9 @@ def quantized(source: Path, name: str) -> Path:
     modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
     out = source.parent / name
     scales = dict.fromkeys(modules, 0.01)
-    quantize_draft(plan, out, source=resolve_draft(str(source)), input_scales=scales)
+    quantize_draft(
+        plan, out, source=resolve_draft(str(source)), measured=Measured(input_scales=scales)
+    )
     return out
 
 

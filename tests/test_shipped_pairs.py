@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.scripts.training.__main__ import FAMILIES
-from draftquant.scripts.training.acceptance import replay
-from draftquant.scripts.training.draft import Draft, fresh_draft, shipped_draft
-from draftquant.scripts.training.target import greedy_continuations, record_traces
+from draftquant.scripts.dev.training.__main__ import FAMILIES
+from draftquant.scripts.dev.training.acceptance import replay
+from draftquant.scripts.dev.training.draft import Draft, fresh_draft, shipped_draft
+from draftquant.scripts.dev.training.target import greedy_continuations, record_traces
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 

@@ -15,9 +15,10 @@ import torch
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
-from draftquant.quantize.drafts.forward import softmax_attention
+from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.speculators import plain_config
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -113,10 +114,12 @@ def test_every_recipe_is_written_verified_and_loaded(
     sizes = WIDE if chosen.weights.group_size else SMALL
     source, out = BUILD[build](tmp_path / "draft", sizes=sizes), tmp_path / "out"
     plan = make_plan(chosen, read_draft(Checkpoint.open(source)))
-    scales = None
+    scales = dict[str, float]()
     if plan.recipe.needs_input_scales:
         scales = {s.row.tensor.name.removesuffix(".weight"): 0.25 for s in plan.quantized}
-    report = quantize_draft(plan, out, source=DraftSource(folder=source), input_scales=scales)
+    report = quantize_draft(
+        plan, out, source=DraftSource(folder=source), measured=Measured(input_scales=scales)
+    )
     assert report.verification.ok
     assert verify(out, source).ok
 

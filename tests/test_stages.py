@@ -106,7 +106,8 @@ def test_all_is_measured_once_and_used_stage_by_stage(family: str, tmp_path: Pat
         plan,
         tmp_path / "out",
         backend,
-        measured=Measured(input_scales={}, exponents={}, statistics=statistics),
+        measured=Measured(statistics=statistics),
+        exponents={},
         allow_zero_rows=False,
         on_progress=done.append,
     )
@@ -128,7 +129,8 @@ def test_without_statistics_nothing_is_guessed(tmp_path: Path) -> None:
             plan,
             tmp_path / "out",
             NeedsMoments(),
-            measured=Measured(input_scales={}, exponents={}),
+            measured=Measured(),
+            exponents={},
             allow_zero_rows=False,
             on_progress=lambda _step: None,
         )

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.scripts.training.__main__ import FAMILIES, main
-from draftquant.scripts.training.acceptance import (
+from draftquant.scripts.dev.training.__main__ import FAMILIES, main
+from draftquant.scripts.dev.training.acceptance import (
     accepted_by_row,
     counted,
     repeated_ngram_share,
     replay,
 )
-from draftquant.scripts.training.corpus import SourceFile, standard_library
-from draftquant.scripts.training.draft import (
+from draftquant.scripts.dev.training.corpus import SourceFile, standard_library
+from draftquant.scripts.dev.training.draft import (
     Draft,
     distillation_loss,
     fresh_draft,
@@ -23,10 +23,10 @@ from draftquant.scripts.training.draft import (
     scored_rows,
     train_draft,
 )
-from draftquant.scripts.training.optimisation import Schedule
-from draftquant.scripts.training.pair import PairPlan, train_pair
-from draftquant.scripts.training.rounding import fp8_per_channel, int4_per_channel, rounded
-from draftquant.scripts.training.target import TargetSize, Traces, output_head
+from draftquant.scripts.dev.training.optimisation import Schedule
+from draftquant.scripts.dev.training.pair import PairPlan, train_pair
+from draftquant.scripts.dev.training.rounding import fp8_per_channel, int4_per_channel, rounded
+from draftquant.scripts.dev.training.target import TargetSize, Traces, output_head
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from draftquant.scripts.training.corpus import train_tokenizer
-from draftquant.scripts.training.draft import fresh_draft, scored_rows
-from draftquant.scripts.training.draft_kinds import DFLASH
-from draftquant.scripts.training.optimisation import Schedule
-from draftquant.scripts.training.target import (
+from draftquant.scripts.dev.training.corpus import train_tokenizer
+from draftquant.scripts.dev.training.draft import fresh_draft, scored_rows
+from draftquant.scripts.dev.training.draft_kinds import DFLASH
+from draftquant.scripts.dev.training.optimisation import Schedule
+from draftquant.scripts.dev.training.target import (
     TargetKind,
     TargetSize,
     Traces,
@@ -20,7 +20,7 @@ from draftquant.scripts.training.target import (
     ship_target,
     train_target,
 )
-from draftquant.scripts.training.target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
+from draftquant.scripts.dev.training.target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
 from reference_dflash import ReferenceDFlash
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, LayoutError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
@@ -73,8 +74,10 @@ def quantized(draft: Path, out: Path, by: str | Recipe) -> Path:
     recipe = dataclasses.replace(chosen, backend="torch")
     plan = make_plan(recipe, read_draft(Checkpoint.open(draft)))
     scales = {step.row.module: 0.375 for step in plan.quantized}
-    needed = scales if chosen.needs_input_scales else None
-    quantize_draft(plan, out, source=DraftSource(folder=draft), input_scales=needed)
+    needed = scales if chosen.needs_input_scales else {}
+    quantize_draft(
+        plan, out, source=DraftSource(folder=draft), measured=Measured(input_scales=needed)
+    )
     return out
 
 

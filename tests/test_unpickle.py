@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, OutputError
+from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.safetensors_file import SafetensorsFile
 from draftquant.quantize.files.unpickle import unpickle_draft
 from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama
@@ -196,5 +197,19 @@ def test_a_link_out_of_the_folder(file: str, pickled: Path, tmp_path: Path) -> N
         secret.write_text("x", encoding="utf-8")
     (pickled / file).symlink_to(secret)
     with pytest.raises(CheckpointError, match=f"{file}: expected a file of the folder, got a link"):
+        unpickle_draft(pickled, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_written_as_it_was_read_is_not_published(
+    pickled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = SafetensorsFile.write
+
+    def damaged(file: SafetensorsFile, name: str, data: torch.Tensor) -> int:
+        return write(file, name, data.flip(0) if name == "fc.weight" else data)
+
+    monkeypatch.setattr(SafetensorsFile, "write", damaged)
+    with pytest.raises(VerifyError, match=r"fc\.weight was not written as it was read"):
         unpickle_draft(pickled, tmp_path / "out")
     assert not (tmp_path / "out").exists()

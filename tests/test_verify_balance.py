@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import Method
@@ -65,7 +66,9 @@ def run(source: Path, out: Path, recipe: Recipe) -> Method:
     plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
     modules = [step.row.module for step in plan.quantized]
     scales = dict.fromkeys(modules, 0.3) if recipe.needs_input_scales else {}
-    report = quantize_draft(plan, out, source=DraftSource(folder=source), input_scales=scales)
+    report = quantize_draft(
+        plan, out, source=DraftSource(folder=source), measured=Measured(input_scales=scales)
+    )
     (out / "draftquant.json").unlink()
     return Method(recipe=recipe, input_scales=scales, balanced=report.balanced)
 

@@ -126,7 +126,11 @@ def run(source: Path, out: Path, recipe: Recipe) -> Method:
     modules = [step.row.module for step in plan.quantized]
     scales = dict.fromkeys(modules, 0.3) if recipe.needs_input_scales else {}
     quantize.quantize_draft(
-        plan, out, source=DraftSource(folder=source), input_scales=scales, allow_zero_rows=True
+        plan,
+        out,
+        source=DraftSource(folder=source),
+        measured=quantize.Measured(input_scales=scales),
+        allow_zero_rows=True,
     )
     (out / "draftquant.json").unlink()
     return Method(recipe=recipe, input_scales=scales)
@@ -448,8 +452,7 @@ def test_recorded_scales_are_those_of_the_run(source: Path, tmp_path: Path) -> N
         plan,
         out,
         source=of,
-        input_scales=scales,
-        input_scale_origin="by hand",
+        measured=quantize.Measured(input_scales=scales, input_scale_origin="by hand"),
         allow_zero_rows=True,
     )
     assert verify(out, source, foreign=True).ok

@@ -15,9 +15,7 @@ PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 ABSENT = (
     "quantize",
     "recipes",
-    "draftquant.scripts.training",
-    "draftquant.scripts.real_shapes",
-    "draftquant.scripts.docs",
+    "draftquant.scripts.dev",
 )
 
 

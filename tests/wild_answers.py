@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids, reads_layers
+from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -155,7 +155,7 @@ def _replay(folder: Path, traces: Path) -> Answer:
 
 def _write_traces(draft: LoadedDraft, out: Path) -> None:
     """One prompt of random text and features, as `record` makes them for the draft."""
-    g, fuses = draft.geometry, reads_layers(draft)
+    g, fuses = draft.geometry, draft.geometry.reads_layers
     ids = g.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)
     width = g.num_aux_layers * g.target_hidden_size
     identity = TargetIdentity(

@@ -12,9 +12,9 @@ from typing import Literal, TypeVar
 
 from torch import Tensor
 
+from ...quantize.drafts.forward import DraftPass
 from ...quantize.drafts.fused import fused_group
 from ...quantize.stored.loading import LoadedDraft
-from ..passes.draft_pass import DraftPass
 from ..traces.trace_folder import TraceFolder
 from .input_range import InputRange
 from .observation import never_run, run_over_traces

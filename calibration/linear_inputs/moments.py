@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...quantize.algorithms import InputMoments
-from ...quantize.drafts.forward import BlockForward, OnInput
+from ...quantize.drafts.forward import OnInput
 from ...quantize.drafts.fused import fused_group
+from ...quantize.drafts.kinds.block import BlockForward
 from ...quantize.drafts.shared.mixture.names import is_expert
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
@@ -73,8 +74,8 @@ class MomentsAlongTraces:
 
         Raises:
             TraceError: the traces do not fit the draft.
-            CalibrationError: the draft cannot propose K tokens, no trace is long enough, or the
-                draft computes NaN or infinity.
+            CalibrationError: the draft cannot propose K tokens, or no trace is long enough.
+            ForwardError: the draft computes NaN or infinity.
         """
         self._leaders = _leaders(self._draft, modules)
         self._groups = _groups(self._draft, frozenset(self._leaders.values()))

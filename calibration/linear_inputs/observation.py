@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from ...quantize.drafts.forward import DraftForward
+from ...quantize.drafts.forward import DraftForward, DraftPass, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..passes.draft_inputs import check_trace_fits, first_hidden
-from ..passes.draft_pass import DraftPass, whole_rows
-from ..passes.predictions import draft_passes, num_draft_tokens_fault
+from ..passes.predictions import num_draft_tokens_fault
 from ..traces.trace_folder import TraceFolder
 
 
@@ -37,7 +36,8 @@ def run_over_traces(
 
     Raises:
         TraceError: the traces do not fit the draft.
-        CalibrationError: the draft cannot propose K tokens, or computes NaN or infinity.
+        CalibrationError: the draft cannot propose K tokens.
+        ForwardError: it computes NaN or infinity.
     """
     fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
     if fault:
@@ -47,8 +47,7 @@ def run_over_traces(
         rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
         rows = rows[::row_stride]
         with torch.inference_mode():
-            passes = draft_passes(
-                forward,
+            passes = forward.passes(
                 first_hidden(draft, traces, trace, forward)[None],
                 trace.token_ids[None],
                 rows=rows,

@@ -12,6 +12,7 @@ import torch
 from ...quantize.algorithms import FoundCodes, Need, Statistics
 from ...quantize.backends import get_backend
 from ...quantize.errors import BackendError
+from ...quantize.execute import Measured
 from ...quantize.plan import Plan
 from ...quantize.stored.activations import InputRounding, kernel_scale
 from ...quantize.stored.formats import declared_activations
@@ -38,6 +39,18 @@ class PlanInputs:
     statistics: Statistics | None = None
     found: FoundCodes | None = None
     prompts: SeenPrompts = NO_PROMPTS
+
+    @property
+    def measured(self) -> Measured:
+        """The same as `quantize_draft` takes it."""
+        scales, origin = (self.static.scales, self.static.origin) if self.static else ({}, None)
+        return Measured(
+            input_scales=scales,
+            input_scale_origin=origin,
+            statistics=self.statistics,
+            found=self.found,
+            prompts=self.prompts,
+        )
 
 
 def need_of(plan: Plan) -> Need:

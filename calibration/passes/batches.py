@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
+from ...quantize.drafts.forward import BLOCK_ROWS, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
 from ..traces.trace_folder import TraceFolder
 from .draft_inputs import filled_up, first_hidden_of_batch
-from .draft_pass import BLOCK_ROWS, whole_rows
 from .predictions import Proposals, batch_proposals
 
 MAX_TOKENS = 4096
@@ -74,7 +74,7 @@ def proposals_of_batch(
 
     Raises:
         TraceError: the draft has no embedding of a token.
-        CalibrationError: the draft computes NaN or infinity.
+        ForwardError: the draft computes NaN or infinity.
     """
     own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
     rows = range(min(one.start for one in own), max(one.stop for one in own))

@@ -5,12 +5,12 @@ is an error here.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...quantize.drafts.forward import DraftForward
+from ...quantize.drafts.geometry import Geometry
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
 from ..traces.prompt_trace import PromptTrace
@@ -40,29 +40,9 @@ def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
     return ids
 
 
-def mask_token_ids(geometry: Any) -> tuple[int, ...]:
-    """Tokens that a draft reads beside those of the text: the mask of a block draft.
-
-    Args:
-        geometry: of any family.
-    """
-    mask = getattr(geometry, "mask_token_id", None)
-    return () if mask is None else (mask,)
-
-
-def reads_layers(draft: LoadedDraft) -> bool:
-    """False for a draft without fc, which reads the target's last hidden state instead.
-
-    That is the state behind the final norm. Traces hold it as "fused" features, of no fc. One that
-    reads it before the norm reads a layer.
-    """
-    fuses = getattr(draft.geometry, "fuses", True)
-    return bool(getattr(draft.geometry, "reads_layers", fuses))
-
-
-def reads_features(draft: LoadedDraft) -> bool:
-    """False for a draft that reads tokens alone: any trace of its vocabulary fits."""
-    return bool(getattr(draft.geometry, "reads_features", True))
+def mask_token_ids(geometry: Geometry) -> tuple[int, ...]:
+    """Tokens that a draft reads beside those of the text: the mask of a block draft."""
+    return () if geometry.mask_token_id is None else (geometry.mask_token_id,)
 
 
 def check_reads_layers(draft: LoadedDraft) -> None:
@@ -71,7 +51,7 @@ def check_reads_layers(draft: LoadedDraft) -> None:
     Raises:
         TraceError: it reads the target's last hidden state.
     """
-    if reads_features(draft) and not reads_layers(draft):
+    if draft.geometry.reads_features and not draft.geometry.reads_layers:
         raise TraceError(
             f"draft {draft.name}",
             f"it has no fc over layers: it {_LAST_STATE}",
@@ -152,7 +132,7 @@ def first_hidden_of_batch(
     for trace in batch:
         _check_embedded(draft, trace.token_ids, traces)
     longest = max(trace.num_tokens for trace in batch) - 1
-    if not reads_features(draft):
+    if not draft.geometry.reads_features:
         return torch.empty(len(batch), longest, 0, device=draft.device, dtype=draft.dtype)
     features = torch.stack([filled_up(trace.features, longest) for trace in batch])
     features = features.to(draft.device, draft.dtype)
@@ -190,7 +170,7 @@ def _default_ids(num_layers: int) -> tuple[int, ...]:
 
 
 def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
-    problem = _features_misfit(draft, traces) if reads_features(draft) else None
+    problem = _features_misfit(draft, traces) if draft.geometry.reads_features else None
     vocab, expected = draft.geometry.vocab_size, traces.manifest.target.vocab_size
     if problem is None and vocab != expected:
         return (
@@ -207,7 +187,7 @@ def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str]
             f"its vocabulary has {geometry.vocab_size} tokens, the target's {target.vocab_size}",
             "record traces of the target that this draft was trained for",
         )
-    if reads_layers(draft):
+    if draft.geometry.reads_layers:
         ids = tuple(geometry.aux_layer_ids or _default_ids(target.num_layers))
         if not ids:
             return (

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from ...quantize.drafts import Row
-from ...quantize.drafts.family import usual_draft_tokens
-from ...quantize.drafts.forward import MAX_WIDENED
+from ...quantize.drafts.forward import BLOCK_ROWS, MAX_SCORES
+from ...quantize.drafts.geometry import usual_draft_tokens
+from ...quantize.drafts.maths import MAX_WIDENED
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.stored.decode import read_rows
 from ...quantize.stored.draft import StoredDraft
@@ -22,7 +23,6 @@ from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.trace_folder import TraceFolder
 from .batches import MAX_TOKENS, batches_of
 from .devices import available_bytes
-from .draft_pass import BLOCK_ROWS, MAX_SCORES
 from .predictions import MAX_LOGITS
 
 _DECODED = 8  # bytes that decoding holds at most per byte of a stored block

@@ -1,106 +1,15 @@
-"""What a draft of either kind computes and proposes along a trace, and how much it can propose."""
+"""What a draft proposes along a trace, and how much it can propose."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.family import Geometry, most_draft_tokens
-from ...quantize.drafts.forward import (
-    BlockForward,
-    ChainForward,
-    DraftForward,
-    HeadsForward,
-    StagedForward,
-    TextForward,
-)
-from .block import block_passes
-from .chain import chain_passes
-from .draft_pass import BLOCK_ROWS, DraftPass, finite, whole_rows
-from .heads import head_passes
-from .staged import staged_passes
-from .text import text_passes
+from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, DraftPass, finite, whole_rows
+from ...quantize.drafts.geometry import Geometry
 
 MAX_LOGITS = 2**26
 """Elements of the logits of one part of the rows: 256 MB in float32."""
-
-
-def draft_passes(
-    forward: DraftForward,
-    hidden: Tensor,
-    token_ids: Tensor,
-    *,
-    rows: range,
-    num_draft_tokens: int,
-    block_rows: int = BLOCK_ROWS,
-) -> Iterator[DraftPass]:
-    """The passes of a draft of whichever kind: chain, text, modules, block or heads.
-
-    With gradients enabled every pass keeps its graph, and the graphs of all passes share the keys
-    of the context: add up a loss over the passes, then go backward once. Without, memory is that of
-    one pass and of the keys so far.
-
-    Args:
-        forward: the draft, over weights on any device, some of which may require gradients.
-        hidden: [B, N - 1, W], the draft's rows of the target's features, from position 0 on.
-        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
-        rows: whose chains or blocks are drafted, evenly spaced, each with all its K predictions
-            inside the trace (`whole_rows`); other rows are context only.
-        num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
-        block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes the
-            result by rounding only.
-
-    Returns:
-        Passes that together hold every one of `rows` at every depth 0 .. K - 1 once.
-
-    Raises:
-        CalibrationError: the draft computes NaN or infinity.
-    """
-    if isinstance(forward, BlockForward):
-        return block_passes(
-            forward,
-            hidden,
-            token_ids,
-            rows=rows,
-            num_draft_tokens=num_draft_tokens,
-            block_rows=block_rows,
-        )
-    if isinstance(forward, HeadsForward):
-        return head_passes(
-            forward,
-            hidden,
-            rows=rows,
-            num_draft_tokens=num_draft_tokens,
-            block_rows=block_rows,
-        )
-    if isinstance(forward, TextForward):
-        return text_passes(
-            forward,
-            token_ids,
-            rows=rows,
-            num_draft_tokens=num_draft_tokens,
-            block_rows=block_rows,
-        )
-    if isinstance(forward, StagedForward):
-        return staged_passes(
-            forward,
-            hidden,
-            token_ids,
-            rows=rows,
-            num_draft_tokens=num_draft_tokens,
-            block_rows=block_rows,
-        )
-    if isinstance(forward, ChainForward):
-        return chain_passes(
-            forward,
-            hidden,
-            token_ids,
-            rows=rows,
-            num_draft_tokens=num_draft_tokens,
-            block_rows=block_rows,
-        )
-    raise TypeError(f"{type(forward).__name__} proposes neither a chain nor a block, nor by heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,13 +84,13 @@ def draft_proposals(
         first_row: rows before it are context only.
         num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
         temperature: above 0, at which the draft samples; None asks for its most likely tokens only.
-        block_rows: see `draft_passes`.
+        block_rows: see `DraftForward.passes`.
 
     Returns:
         Of R = max(0, N - 1 - K - first_row) rows.
 
     Raises:
-        CalibrationError: the draft computes NaN or infinity.
+        ForwardError: the draft computes NaN or infinity.
     """
     found = batch_proposals(
         forward,
@@ -215,20 +124,19 @@ def batch_proposals(
         rows: R consecutive ones, each with all its K predictions inside the N tokens.
         num_draft_tokens: K.
         temperature: see `draft_proposals`.
-        block_rows: see `draft_passes`.
+        block_rows: see `DraftForward.passes`.
 
     Returns:
         [B, R, K] each.
 
     Raises:
-        CalibrationError: the draft computes NaN or infinity.
+        ForwardError: the draft computes NaN or infinity.
     """
     shape = (len(token_ids), len(rows), num_draft_tokens)
     best = token_ids.new_empty(shape)
     logprobs = None if temperature is None else hidden.new_empty(shape, dtype=torch.float32)
     to_draft = None if temperature is None else draft_ids_of(forward, token_ids)
-    for one in draft_passes(
-        forward,
+    for one in forward.passes(
         hidden,
         token_ids,
         rows=rows,
@@ -290,32 +198,15 @@ def _argmax(forward: DraftForward, logits: Tensor, one: DraftPass) -> Tensor:
 def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[str, str] | None:
     """What is wrong with a number of draft tokens for this draft, and how to put it right.
 
-    A block holds an anchor and at most `block_size` - 1 masks, each of which proposes a token, and
-    of some drafts the anchor does; fewer masks make a shorter block, as vLLM 0.33 and SGLang 0.5.23
-    do when they are asked for fewer draft tokens.
+    Fewer masks make a shorter block, as vLLM 0.33 and SGLang 0.5.23 do when they are asked for
+    fewer draft tokens.
     """
     if num_draft_tokens < 1:
         return f"expected at least 1, got {num_draft_tokens}", "give the number that will be served"
-    most = most_draft_tokens(geometry)
-    if most is not None and num_draft_tokens > most and geometry.block_size is None:
+    limit = geometry.token_limit
+    if limit is not None and num_draft_tokens > limit.tokens:
         return (
-            f"expected at most {most}, got {num_draft_tokens}: the draft has {most} heads, a token"
-            " each",
-            f"give {most} or less, as it will be served",
-        )
-    modules = getattr(geometry, "num_modules", 1)
-    if 1 < modules < num_draft_tokens:
-        return (
-            f"expected at most {modules}, got {num_draft_tokens}: the draft has a module for each"
-            " of so many tokens, and in the steps after them an engine writes over the keys that"
-            " the first steps of the next round look at",
-            f"give {modules} or less, as it will be served",
-        )
-    if most is not None and num_draft_tokens > most:
-        given = "" if most == geometry.block_size else ", and the first of them is given"
-        return (
-            f"expected at most {most}, got {num_draft_tokens}: the draft fills blocks of"
-            f" {geometry.block_size} tokens{given}",
-            f"give {most} or less, as it will be served",
+            f"expected at most {limit.tokens}, got {num_draft_tokens}: {limit.why}",
+            f"give {limit.tokens} or less, as it will be served",
         )
     return None

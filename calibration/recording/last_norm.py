@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...quantize.drafts.config_reader import ConfigReader, with_text_config
-from ...quantize.drafts.forward import linear
+from ...quantize.drafts.maths import linear
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ..errors import TraceError
 from ..traces.head_agreement import MAX_ROWS

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...quantize.files.staging import check_output
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
-from ..passes.draft_inputs import fused_features, reads_layers
+from ..passes.draft_inputs import fused_features
 from ..prompts.prompt_file import Prompt
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
@@ -96,7 +96,7 @@ def record_traces(
         identity = target_identity(target, shape)
         ids = chosen_layers(aux_layer_ids, fuse_with, shape)
         spec = feature_spec(shape, ids, fuse_with, dtype)
-        last_state = fuse_with is not None and not reads_layers(fuse_with)
+        last_state = fuse_with is not None and not fuse_with.geometry.reads_layers
         done = 0
         with (
             trace_output(

@@ -11,7 +11,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import short, visible
 from ..errors import TraceError
-from ..passes.draft_inputs import default_aux_layer_ids, reads_features, reads_layers
+from ..passes.draft_inputs import default_aux_layer_ids
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.trace_folder import file_sha256
@@ -112,7 +112,7 @@ def check_draft_fits(
             f"its vocabulary has {geometry.vocab_size} tokens, the target's {shape.vocab_size}",
             fix=fix,
         )
-    if not getattr(geometry, "reads_features", True):
+    if not geometry.reads_features:
         return
     reads = geometry.num_aux_layers * geometry.target_hidden_size
     count = len(asked) if asked is not None else geometry.num_aux_layers
@@ -143,13 +143,13 @@ def chosen_layers(
         TraceError: the target has no such layers, they are not ascending, or the draft reads none
             and they are asked for.
     """
-    if draft is not None and not reads_features(draft):
+    if draft is not None and not draft.geometry.reads_features:
         raise TraceError(
             f"draft {draft.name}",
             "reads tokens alone: there are no features to fuse with it",
             fix="leave --fused out: traces of any features fit it",
         )
-    if draft is not None and not reads_layers(draft):
+    if draft is not None and not draft.geometry.reads_layers:
         if asked is not None:
             raise TraceError(
                 "aux layers",
@@ -190,7 +190,7 @@ def feature_spec(
     geometry = draft.geometry
     reads = geometry.num_aux_layers * geometry.target_hidden_size
     if reads != width or draft.dtype != FEATURE_DTYPES[dtype][0]:
-        who = "its fc" if reads_layers(draft) else "it"
+        who = "its fc" if draft.geometry.reads_layers else "it"
         raise TraceError(
             f"draft {draft.name}",
             f"{who} reads {reads} {draft.dtype} values, the target gives {width} in {dtype}",

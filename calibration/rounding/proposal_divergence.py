@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...quantize.drafts.forward import DraftForward
-from ..passes.draft_pass import DraftPass, positions
-from ..passes.predictions import MAX_LOGITS, draft_ids_of, draft_passes
+from ...quantize.drafts.forward import DraftForward, DraftPass, positions
+from ..passes.predictions import MAX_LOGITS, draft_ids_of
 from .sequences import LearningSequence
 from .settings import Teaching
 
@@ -56,9 +55,8 @@ class Agreement:
 def passes_of(
     forward: DraftForward, sequence: LearningSequence, num_draft_tokens: int
 ) -> Iterator[DraftPass]:
-    """`draft_passes` of a sequence."""
-    return draft_passes(
-        forward,
+    """The passes of a draft over a sequence."""
+    return forward.passes(
         sequence.hidden,
         sequence.token_ids,
         rows=sequence.rows,
@@ -97,7 +95,7 @@ def backward_of_divergence(
         The loss, times `share`.
 
     Raises:
-        CalibrationError: a draft computes NaN or infinity.
+        ForwardError: a draft computes NaN or infinity.
     """
     with torch.no_grad():
         taught = list(passes_of(reference, sequence, num_draft_tokens))
@@ -127,7 +125,7 @@ def agreement(
     """What a draft proposes along a sequence, beside a reference with the same head and last norm.
 
     Raises:
-        CalibrationError: a draft computes NaN or infinity.
+        ForwardError: a draft computes NaN or infinity.
     """
     accepted, overlap = [0, 0], 0.0
     alive: list[Tensor] = []

@@ -28,6 +28,7 @@ from ...quantize.tuned import write_tuned
 from ...quantize.verify import verify
 from ...recipes.errors import short
 from ..errors import CalibrationError
+from ..linear_inputs.plan_inputs import PlanInputs
 from ..linear_inputs.static_scales import calibrated_scales
 from ..traces.trace_folder import TraceFolder
 from .learn import canonical, check_recipe, learned_codes, learned_steps, stored_linear
@@ -98,7 +99,8 @@ def retune_draft(
         BackendError: the recipe's format cannot be learned, or it does not say `retuned`.
         OutputError: `out` exists, or `baseline` does and is not what this run would make.
         TraceError: the traces do not fit the draft.
-        CalibrationError: there are too few prompts, or the draft computes NaN or infinity.
+        CalibrationError: there are too few prompts.
+        ForwardError: the draft computes NaN or infinity.
         DraftQuantError: of the stage that failed.
     """
     teaching = settings.teaching
@@ -150,10 +152,7 @@ def retune_draft(
             out,
             source=source,
             argv=argv,
-            input_scales=static.scales if static else None,
-            input_scale_origin=static.origin if static else None,
-            calibration_prompts=codes.prompts,
-            found=codes,
+            measured=PlanInputs(static=static, found=codes, prompts=codes.prompts).measured,
             retuning=retuning,
             allow_zero_rows=allow_zero_rows,
         )

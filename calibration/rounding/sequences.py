@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...quantize.drafts.forward import whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..passes.draft_inputs import first_hidden
-from ..passes.draft_pass import whole_rows
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import independent_groups, prompt_text
 from ..traces.trace_folder import TraceFolder

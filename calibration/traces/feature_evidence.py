@@ -45,7 +45,13 @@ class FeatureEvidence:
         """True if there are enough repeats to say anything."""
         return self.constant or self.repeats >= MIN_REPEATS
 
-    def problem(self) -> str | None:
+    def problem(self) -> str:
+        """What no traces say, of figures that were read; empty for what they may say."""
+        if self.checked and not self.constant and 0 not in self.share:
+            return "share: expected that of the token's own position, 0"
+        return ""
+
+    def fault(self) -> str | None:
         """What is wrong with the features, or None."""
         if self.constant:
             return "the recorded features are all equal"

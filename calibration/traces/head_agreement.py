@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forward import linear
+from ...quantize.drafts.maths import linear
 from .target_tables import FINAL_NORM, HEAD, SharedTables
 from .trace_folder import TraceFolder
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
-from ..passes.draft_inputs import reads_layers
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import GREEDY, Decoding
 from ..recording.prompt_fit import check_prompts
@@ -78,7 +77,7 @@ class RecordingPlan:
     @property
     def reads_last_state(self) -> bool:
         """Whether the draft reads the state behind the norm before the target's head."""
-        return self.fuse_with is not None and not reads_layers(self.fuse_with)
+        return self.fuse_with is not None and not self.fuse_with.geometry.reads_layers
 
     @property
     def states(self) -> ExpectedStates:

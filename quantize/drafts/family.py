@@ -6,17 +6,18 @@ is written keeps the name that was read.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .fused import FusedLinear, fused_linear
-from .rope import RopeConfig
+from .geometry import Geometry
+from .lint import Lint
 
 if TYPE_CHECKING:
     import torch
@@ -60,67 +61,6 @@ class Row:
         return self.tensor.name.removesuffix(".weight")
 
 
-CHAIN_LENGTH = 3
-"""Tokens of a chain, which has no length of its own, as it is usually served."""
-
-
-class Geometry(Protocol):
-    """The part of a family's config that every family has; widths in elements."""
-
-    @property
-    def num_layers(self) -> int:
-        """Number of decoder layers of the draft."""
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Query heads of a layer."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the draft's hidden states."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the target's vocabulary."""
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Tokens that the draft can propose."""
-
-    @property
-    def target_hidden_size(self) -> int:
-        """Width of the target's hidden states."""
-
-    @property
-    def num_aux_layers(self) -> int:
-        """How many target layers are concatenated into the input of fc."""
-
-    @property
-    def aux_layer_ids(self) -> tuple[int, ...] | None:
-        """Target layers that the draft reads (0-based, after the layer); None = default."""
-
-    @property
-    def rope(self) -> RopeConfig | None:
-        """How queries and keys are rotated; None where there are none."""
-
-    @property
-    def block_size(self) -> int | None:
-        """Anchor and mask tokens of one block; None for a draft that proposes a chain."""
-
-
-def most_draft_tokens(geometry: Geometry) -> int | None:
-    """Tokens that a whole block proposes, or all heads do; None for a draft of a chain."""
-    if geometry.block_size is None:
-        heads: int | None = getattr(geometry, "num_heads", None)
-        return heads
-    return geometry.block_size - (not getattr(geometry, "proposes_from_anchor", False))
-
-
-def usual_draft_tokens(geometry: Geometry) -> int:
-    """K where nobody says it: a whole block, all heads, or a chain of `CHAIN_LENGTH`."""
-    return most_draft_tokens(geometry) or CHAIN_LENGTH
-
-
 class Concat(NamedTuple):
     """The linears that read [norm(a); norm(b)], and the norm of a, whose output nothing else reads.
 
@@ -156,6 +96,14 @@ class Family(ABC):
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
     shared_tables: tuple[Role, ...] = SHARED_ROLES
     """Tables that engines take from the target for a draft that has none."""
+    inside_target: bool = False
+    """Its names and config.json are those of the target that it was trained in."""
+    is_whole_model: bool = False
+    """It is a language model, which engines load as any other, by its own names."""
+    cast_to_target: bool = False
+    """Engines that have it cast it to the target's dtype, whatever config.json declares."""
+    misnamed: Mapping[str, Lint] = MappingProxyType({})
+    """An architecture or model_type that engines misread -> what is said of it."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
 
@@ -189,6 +137,10 @@ class Family(ABC):
     @abstractmethod
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         """Every tensor that a draft of this geometry may have, by canonical name."""
+
+    def lints(self, _draft: "Draft") -> Iterator[Lint]:
+        """What trainers and engines read differently in drafts of this family alone."""
+        return iter(())
 
     def concat(self, _geometry: Any) -> Concat | None:
         """The concat input of a draft; None where the family has none."""

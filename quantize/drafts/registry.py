@@ -15,9 +15,10 @@ from ..files.safetensors_header import TensorInfo
 from ..files.subtree import mtp_layers
 from . import families
 from .architectures import declared_architecture, with_family_name
-from .family import Draft, Family, Geometry, Row, TensorSpec
-from .other_kinds import kind_of, nested_eagle_keys, old_medusa_keys
+from .family import Draft, Family, Row, TensorSpec
+from .geometry import Geometry
 from .speculators import LAYER_CONFIG, plain_config
+from .unsupported import kind_of, nested_eagle_keys, old_medusa_keys
 
 
 def discover(package: ModuleType) -> tuple[Family, ...]:

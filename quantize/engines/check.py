@@ -8,7 +8,7 @@ from typing import Any
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
-from ..drafts.family import usual_draft_tokens
+from ..drafts.geometry import usual_draft_tokens
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint

@@ -4,16 +4,9 @@ In BF16. MLA keeps one latent row per position, which all heads share and attent
 engines fold kv_b_proj into queries and outputs.
 """
 
-from ..drafts.families.dflash.geometry import DFlashGeometry
-from ..drafts.family import Geometry
-from ..drafts.shared.eagle3.geometry import Eagle3LlamaGeometry, Eagle3MlaGeometry
-from ..drafts.shared.llama.geometry import LlamaGeometry
-from ..drafts.shared.mtp.geometry import MtpGroupedGeometry, MtpLatentGeometry
+from ..drafts.geometry import Geometry, GroupedAttention, LatentAttention
 from ..errors import EstimateError
 from .work import ELEMENT_BYTES, Work
-
-_Latent = Eagle3MlaGeometry | MtpLatentGeometry
-_Grouped = Eagle3LlamaGeometry | DFlashGeometry | LlamaGeometry | MtpGroupedGeometry
 
 
 def cache_works(
@@ -31,12 +24,12 @@ def cache_works(
     Raises:
         EstimateError: this family's cache is not known.
     """
-    if isinstance(geometry, _Latent):
+    if isinstance(geometry, LatentAttention):
         return (_latent(geometry, context + own_positions, queries, tp),) * geometry.num_layers
     heads = _grouped(geometry)
     return tuple(
         grouped_work(
-            positions=_seen(heads, layer, context) + own_positions,
+            positions=heads.seen(layer, context) + own_positions,
             queries=queries,
             heads=heads.num_attention_heads,
             key_value_heads=heads.num_key_value_heads,
@@ -66,12 +59,12 @@ def grouped_work(
 
 def key_value_shards(geometry: Geometry, tp: int) -> int:
     """GPUs that share key and value projections: no more than there are heads of them."""
-    if isinstance(geometry, _Latent) or geometry.num_attention_heads == 0:
+    if isinstance(geometry, LatentAttention) or geometry.num_attention_heads == 0:
         return tp
     return min(tp, _grouped(geometry).num_key_value_heads)
 
 
-def _latent(g: _Latent, positions: int, queries: int, tp: int) -> Work:
+def _latent(g: LatentAttention, positions: int, queries: int, tp: int) -> Work:
     row = g.kv_lora_rank + g.qk_rope_head_dim
     return Work(
         part="kv_cache",
@@ -81,17 +74,11 @@ def _latent(g: _Latent, positions: int, queries: int, tp: int) -> Work:
     )
 
 
-def _grouped(geometry: Geometry) -> _Grouped:
-    if isinstance(geometry, _Grouped):
+def _grouped(geometry: Geometry) -> GroupedAttention:
+    if isinstance(geometry, GroupedAttention):
         return geometry
     raise EstimateError(
         type(geometry).__name__,
         "how much of a KV cache such a draft reads is not known",
         fix="estimate a draft of another family",
     )
-
-
-def _seen(geometry: _Grouped, layer: int, context: int) -> int:
-    if isinstance(geometry, DFlashGeometry) and geometry.is_sliding(layer):
-        return min(context, geometry.sliding_window or context)
-    return context

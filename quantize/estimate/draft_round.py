@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ...recipes.formats import NUMBER_FORMATS, Precision
 from ...recipes.schema import Recipe
-from ..drafts.families.medusa.geometry import MedusaGeometry
-from ..drafts.family import Draft, Geometry, Row, most_draft_tokens, usual_draft_tokens
+from ..drafts.family import Draft, Row
+from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
 from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES
 from ..plan import Plan
@@ -123,7 +123,7 @@ def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
     Raises:
         EstimateError: below 1, or more than the block holds.
     """
-    most = most_draft_tokens(geometry)
+    most = geometry.most_draft_tokens
     if asked is None:
         return usual_draft_tokens(geometry)
     if asked < 1 or (most is not None and asked > most):
@@ -156,10 +156,10 @@ def draft_round(
     _check(draft, context, tp)
     whole, proposed = num_draft_tokens + 1, num_draft_tokens
     builder = _Passes(draft, weights, context, tp)
-    if isinstance(draft.geometry, MedusaGeometry):
+    if isinstance(draft.geometry, HeadsGeometry):
         return Round(passes=(Pass(name="heads", works=builder.heads(draft.geometry)),))
     if draft.geometry.block_size is not None:
-        slots = whole - (most_draft_tokens(draft.geometry) == draft.geometry.block_size)
+        slots = whole - (draft.geometry.most_draft_tokens == draft.geometry.block_size)
         context_works = (*builder.features(whole), *builder.context_keys_values(whole))
         return Round(
             passes=(
@@ -168,7 +168,7 @@ def draft_round(
             )
         )
     later = num_draft_tokens - 1
-    if getattr(draft.geometry, "parallel", False):
+    if draft.geometry.parallel:
         return Round(
             passes=(
                 Pass(name="features", works=builder.features(whole)),
@@ -199,7 +199,7 @@ class _Passes:
         of = ("k_proj", "v_proj", "k_norm")
         return tuple(self._weight(w, tokens) for w in self.weights if _leaf(w.row) in of)
 
-    def heads(self, geometry: MedusaGeometry) -> tuple[Work, ...]:
+    def heads(self, geometry: HeadsGeometry) -> tuple[Work, ...]:
         """All heads over one state, however many tokens are asked for.
 
         Source: vLLM 0.32 `v1/spec_decode/medusa.py:40-55` and `models/medusa.py:21-31`, whose

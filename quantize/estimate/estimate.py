@@ -141,7 +141,7 @@ def make_estimate(
         EstimateError: two recipes have one name, or the draft has experts or several modules; see
             also `draft_round`.
     """
-    if getattr(draft.geometry, "num_modules", 1) > 1:
+    if draft.geometry.num_modules > 1:
         raise EstimateError(
             draft.checkpoint.folder,
             "a module for each draft token, each of which goes over all rows of a round: a round of"

@@ -1,80 +1,108 @@
 """`publish`: the one way in which an output folder comes to be. Whole and verified, or not at all.
 
-It knows files and their order, not what stands in them: that is the business of those who quantize,
-dequantize and repair.
+It knows files and their order, not what stands in them: that is the business of each `Rewrite`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ..errors import OutputError, VerifyError
-from .checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
+from .checkpoint import CONFIG_FILE, PROVENANCE_FILE
 from .provenance import Provenance, write_provenance
 from .side_files import copy_side_files
 from .staging import UNVERIFIED, check_output, staged_output, write_text
 
 SPARE_BYTES = 16 << 20  # headers, config, provenance
 
-Verified = TypeVar("Verified")
+Found = TypeVar("Found")
 
 
-def publish(
-    out: Path,
-    source: Checkpoint,
-    *,
-    tensor_bytes: int,
-    write_tensors: Callable[[Path], None],
-    side_files: Sequence[str],
-    documents: Mapping[str, str],
-    verify: Callable[[Path], Verified],
-    provenance: Callable[[Verified], Provenance | None],
-    confirm: Callable[[Path], None] = lambda _staging: None,
-    on_stage: Callable[[str], None] = lambda _stage: None,
-) -> Verified:
-    """Check the output, write into a staging folder, re-read what was written, rename.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite(ABC, Generic[Found]):
+    """A folder that is made of another one: what is written, how it is verified and recorded.
 
-    Args:
+    What can be known before anything is written is in the attributes.
+
+    Attributes:
         out: folder to create.
-        source: the folder that is read.
+        folder: the one that is read.
         tensor_bytes: of the safetensors files that will be written.
-        write_tensors: writes and syncs them into the folder that it is given.
-        side_files: files of the source that travel byte for byte.
+        side_files: files of `folder` that travel byte for byte.
         documents: text of the other files by name, written in this order; config.json among them
             is called `UNVERIFIED_CONFIG_FILE` until all is verified, so that a killed run leaves
             nothing that looks like a checkpoint.
-        verify: re-reads the folder that it is given, and raises if it is not as it should be.
-        provenance: draftquant.json from what verification found, None for none.
-        confirm: as `verify`, with draftquant.json in its place.
+    """
+
+    out: Path
+    folder: Path
+    tensor_bytes: int
+    side_files: Sequence[str]
+    documents: Mapping[str, str]
+
+    @abstractmethod
+    def write_tensors(self, staging: Path) -> None:
+        """Write the safetensors files, synced."""
+
+    @abstractmethod
+    def verify(self, staging: Path) -> Found:
+        """Re-read what was written, and raise if it is not as it should be."""
+
+    def provenance(self, found: Found) -> Provenance | None:  # noqa: ARG002
+        """draftquant.json from what verification found; without one of its own, None.
+
+        No time stamp and no path, so that equal runs give equal files.
+        """
+        return None
+
+    def confirm(self, staging: Path, found: Found) -> Found:  # noqa: ARG002
+        """Verify what asks for draftquant.json, which is in its place by now.
+
+        Returns:
+            What verification found, with this.
+        """
+        return found
+
+
+def publish(
+    rewrite: Rewrite[Found], on_stage: Callable[[str], None] = lambda _stage: None
+) -> Found:
+    """Check the output, write into a staging folder, re-read what was written, rename.
+
+    Args:
+        rewrite: what is written.
         on_stage: called with "write" and "verify" when they begin.
 
     Returns:
-        What `verify` found.
+        What its verification found.
 
     Raises:
         OutputError: `out` exists, overlaps the source, cannot be written, or something else wrote
             into the staging folder after verification had begun.
         DraftQuantError: whatever the steps raise; nothing is left behind.
     """
-    side_bytes = sum((source.folder / file).stat().st_size for file in side_files)
-    check_output(out, source.folder, needed_bytes=tensor_bytes + side_bytes + SPARE_BYTES)
+    out, folder = rewrite.out, rewrite.folder
+    side_bytes = sum((folder / file).stat().st_size for file in rewrite.side_files)
+    check_output(out, folder, needed_bytes=rewrite.tensor_bytes + side_bytes + SPARE_BYTES)
     with staged_output(out, last=CONFIG_FILE) as staging:
         on_stage("write")
-        write_tensors(staging)
-        copy_side_files(source.folder, staging, side_files)
-        for file, text in documents.items():
+        rewrite.write_tensors(staging)
+        copy_side_files(folder, staging, rewrite.side_files)
+        for file, text in rewrite.documents.items():
             name = f"{file}{UNVERIFIED}" if file == CONFIG_FILE else file
             write_text(staging / name, text)
         on_stage("verify")
         written = _states(staging)
-        verified = verify(staging)
-        recorded = provenance(verified)
+        found = rewrite.verify(staging)
+        recorded = rewrite.provenance(found)
         if recorded is not None:
             write_provenance(staging, recorded)
             written[PROVENANCE_FILE] = _state(staging / PROVENANCE_FILE)
-        confirm(staging)
+        found = rewrite.confirm(staging, found)
         _check_untouched(out, written, _states(staging))
-    return verified
+    return found
 
 
 class _State(NamedTuple):

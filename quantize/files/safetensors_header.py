@@ -58,6 +58,11 @@ class TensorInfo:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def as_stored(self) -> "StoredTensor":
+        """The same tensor in an output, wherever it will lie there."""
+        return StoredTensor(name=self.name, dtype=self.dtype, shape=self.shape)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:

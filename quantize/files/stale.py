@@ -12,9 +12,11 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..errors import OutputError
 
 _NAME = re.compile(
     r"\.(?P<out>.+)\.(?P<pid>\d{1,7})-(?P<start>\d+)-(?P<place>[0-9a-f]{12})\.staging", re.DOTALL
@@ -47,10 +49,36 @@ class Staging:
         changes = [self.path.lstat().st_mtime, *(status.st_mtime for status in self._files())]
         return (time.time() - max(changes)) / _HOUR
 
+    def why_left(self, older_than: float | None) -> str | None:
+        """Why it must stay; None = nobody works on it any more.
+
+        Args:
+            older_than: hours after which a run on another machine counts as dead; None = never.
+        """
+        if self.is_here:
+            return "its run is alive" if self.is_live else None
+        hours = self.idle_hours()
+        if older_than is None or hours <= older_than:
+            return f"of another machine or container, last changed {hours:.1f} hours ago"
+        return None
+
     def _files(self) -> Iterator[os.stat_result]:
         for parent, _, files in os.walk(self.path):
             for file in files:
                 yield Path(parent, file).lstat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanReport:
+    """What became of the staging folders beside outputs, by their names.
+
+    Attributes:
+        removed: bytes of each that is gone.
+        left: why each of the others stays.
+    """
+
+    removed: Mapping[str, int]
+    left: Mapping[str, str]
 
 
 def staging_name(out: str) -> str:
@@ -70,6 +98,29 @@ def find_staging(parent: Path) -> list[Staging]:
         is_live = not is_here or _is_live(int(match["pid"]), int(match["start"]))
         found.append(Staging(path=path, out=match["out"], is_here=is_here, is_live=is_live))
     return found
+
+
+def clean_folder(parent: Path, older_than: float | None = None) -> CleanReport:
+    """Remove the staging folders in `parent` that nobody works on any more.
+
+    Args:
+        parent: of outputs.
+        older_than: see `Staging.why_left`.
+
+    Raises:
+        OutputError: there is no such folder.
+    """
+    if not parent.is_dir():
+        raise OutputError(parent, "no such folder", fix="give the parent of outputs")
+    removed, left = {}, {}
+    for staging in find_staging(parent):
+        why = staging.why_left(older_than)
+        if why is None:
+            removed[staging.path.name] = staging.nbytes
+            shutil.rmtree(staging.path)
+        else:
+            left[staging.path.name] = why
+    return CleanReport(removed=removed, left=left)
 
 
 def remove_stale(parent: Path, out: str) -> None:

@@ -3,16 +3,19 @@
 The pickles are read as hostile input (`files/torch_file`): plain tensors only, and no code runs.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from ..errors import CheckpointError
-from .checkpoint import CONFIG_FILE, HIDDEN, read_json_object
+from ...recipes.regular_file import open_regular, read_text
+from ..errors import CheckpointError, VerifyError
+from .checkpoint import CONFIG_FILE, HIDDEN, pread_exactly, read_json_object
 from .entries import (
     MASK_EMBEDDING_FILE,
     SIGNATURE_FILE,
@@ -20,10 +23,9 @@ from .entries import (
     files_of,
     looks_like_weights,
 )
+from .publish import Rewrite, publish
 from .safetensors_file import SafetensorsFile
-from .safetensors_header import StoredTensor
-from .side_files import copy_side_files
-from .staging import UNVERIFIED, check_output, staged_output
+from .safetensors_header import StoredTensor, read_header
 from .torch_file import TorchFileProblem, load_plain
 
 WEIGHTS_FILE = "model.safetensors"
@@ -73,11 +75,13 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
         CheckpointError: there are no pickles, safetensors lie beside them, one holds anything but
             tensors by name, or two hold the same name.
         OutputError: `out` exists, or cannot be written.
+        VerifyError: what was written is not what was read; nothing is left behind.
     """
     if not folder.is_dir():
         raise CheckpointError(folder, "no such folder", fix="give the folder of a draft")
     check_own(folder, CONFIG_FILE)
     read_json_object(folder / CONFIG_FILE, "every draft needs its config.json")
+    config = read_text(folder / CONFIG_FILE)
     files = pickles(folder)
     if not files or any(folder.glob("*.safetensors")):
         what = "safetensors are there already" if files else "no pickled weights are here"
@@ -100,15 +104,55 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
         for name, tensor in tensors.items()
     ]
     nbytes = sum(tensor.nbytes for tensor in stored)
-    check_output(out, folder, needed_bytes=nbytes)
-    beside = _side_files(folder)
-    with staged_output(out, last=CONFIG_FILE) as staging:
-        with SafetensorsFile(staging / WEIGHTS_FILE, stored, {"format": "pt"}) as file_:
-            for name, tensor in tensors.items():
-                file_.write(name, tensor)
-        copy_side_files(folder, staging, beside)
-        (staging / CONFIG_FILE).rename(staging / f"{CONFIG_FILE}{UNVERIFIED}")
+    unpickling = _Unpickling(
+        out=out,
+        folder=folder,
+        tensor_bytes=nbytes,
+        side_files=_side_files(folder),
+        documents={CONFIG_FILE: config},
+        tensors=tensors,
+        stored=stored,
+    )
+    publish(unpickling)
     return Unpickled(out=out, files=files, tensors=len(stored), nbytes=nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unpickling(Rewrite[None]):
+    """One run.
+
+    Attributes:
+        tensors: by name, as they were read. stored: as they will be.
+    """
+
+    tensors: Mapping[str, Tensor]
+    stored: Sequence[StoredTensor]
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        with SafetensorsFile(staging / WEIGHTS_FILE, self.stored, {"format": "pt"}) as file:
+            for name, tensor in self.tensors.items():
+                file.write(name, tensor)
+
+    @override
+    def verify(self, staging: Path) -> None:
+        descriptor = open_regular(staging / WEIGHTS_FILE)
+        try:
+            for found in read_header(staging, WEIGHTS_FILE).tensors:
+                written = bytearray(found.nbytes)
+                pread_exactly(descriptor, memoryview(written), found.start, found.name)
+                if written != _bytes_of(self.tensors[found.name]):
+                    raise VerifyError(
+                        self.out,
+                        f"{found.name} was not written as it was read, and nothing is published",
+                        fix="run again; if it stays, check the disk",
+                    )
+        finally:
+            os.close(descriptor)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _is_pickle(file: str) -> bool:
@@ -117,11 +161,11 @@ def _is_pickle(file: str) -> bool:
 
 
 def _side_files(folder: Path) -> list[str]:
-    """Files of the folder that hold no weights, and the mask embedding."""
+    """Files beside config.json that hold no weights, and the mask embedding."""
 
     def stays(file: str) -> bool:
         hidden = Path(file).parts[0] in HIDDEN
-        return hidden or file == SIGNATURE_FILE or looks_like_weights(file)
+        return hidden or file in (CONFIG_FILE, SIGNATURE_FILE) or looks_like_weights(file)
 
     return files_of(folder, skip=stays)
 

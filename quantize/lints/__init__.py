@@ -1,7 +1,7 @@
 """Lints: what trainers and engines read differently in a draft that is otherwise well-formed."""
 
-from .catalogue import find_lints, output_changes
-from .lint import Level, Lint, config_changes, fixed_config
+from ..drafts.lint import Level, Lint
+from .catalogue import config_changes, find_lints, fixed_config, output_changes
 from .vocabulary import check_vocabulary_map
 
 __all__ = [

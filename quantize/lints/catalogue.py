@@ -1,10 +1,20 @@
 """Every lint there is, in the order in which they are reported."""
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..drafts import Draft
-from . import dflash, dspark, layers, medusa, norms, rope, spelling, storage, vocabulary
-from .lint import Check, Lint, config_changes
+from ..drafts.lint import Lint
+from . import layers, rope, spelling, storage, vocabulary
+
+Check = Callable[[Draft], Iterator[Lint]]
+"""Looks at one draft for one kind of finding."""
+
+
+def _of_its_family(draft: Draft) -> Iterator[Lint]:
+    """What the draft's own family knows."""
+    return draft.family.lints(draft)
+
 
 CHECKS: tuple[Check, ...] = (
     rope.rope_base,
@@ -23,18 +33,7 @@ CHECKS: tuple[Check, ...] = (
     vocabulary.vocabulary_map,
     vocabulary.full_vocabulary_map,
     vocabulary.pruned_head,
-    norms.norm_before_residual,
-    norms.norm_before_fc,
-    norms.norm_output,
-    norms.double_norm,
-    dflash.block_size,
-    dflash.causality,
-    dflash.candidate_pool,
-    dflash.float16,
-    dflash.embedding_scale,
-    dspark.nested_keys,
-    medusa.biases,
-    medusa.names,
+    _of_its_family,
     storage.layout,
     storage.architecture,
     storage.model_type,
@@ -70,3 +69,25 @@ def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str
         return {}
     known = set() if fix_config else {lint.name for lint in find_lints(before)}
     return config_changes(lint for lint in find_lints(after) if lint.name not in known)
+
+
+def config_changes(lints: Iterable[Lint]) -> dict[str, Any]:
+    """All fixes together: dotted key -> value. No two lints touch one key."""
+    changes: dict[str, Any] = {}
+    for lint in lints:
+        assert not changes.keys() & lint.fix.keys(), f"{lint.name}: {lint.fix} against {changes}"
+        changes |= lint.fix
+    return changes
+
+
+def fixed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with changes applied; keys keep their order, `config` stays as it is."""
+    fixed = dict(config)
+    for path, value in changes.items():
+        *sections, key = path.split(".")
+        place = fixed
+        for section in sections:
+            place[section] = dict(place.get(section) or {})
+            place = place[section]
+        place[key] = value
+    return fixed

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
+from ..drafts.exporters import in_speculators_layout, is_mla, layer_config
+from ..drafts.lint import Lint
 from ..drafts.registry import layers_of_one
 from ..drafts.shared.aux_layers import (
     DEEPSEEK_TYPES,
@@ -12,9 +14,8 @@ from ..drafts.shared.aux_layers import (
     Spelling,
     read_aux_layer_ids,
 )
+from ..drafts.shared.eagle3.lints import eagle3
 from ..files.checkpoint import CONFIG_FILE
-from .lint import Lint
-from .marks import eagle3, in_speculators_layout, is_mla, layer_config
 
 _NESTED = f"{SECTION}.{KEY}"
 _READ_BY: dict[Spelling, str] = {

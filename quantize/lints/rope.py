@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
+from ..drafts.exporters import is_mla, is_modelopt, is_torchspec, layer_config
+from ..drafts.lint import Lint
 from ..drafts.rope import DEFAULT_THETA, Unreplayed
-from .lint import Lint
-from .marks import eagle3, is_mla, is_modelopt, is_torchspec, layer_config
+from ..drafts.shared.eagle3.lints import eagle3
 
 _INJECTED = (32, 2048)
 """Factor and original positions that ModelOpt's export writes into a draft trained without yarn."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..drafts import Draft
 from ..drafts.config_keys import near_key
-from .lint import Lint
+from ..drafts.lint import Lint
 
 
 def misspelt_keys(draft: Draft) -> Iterator[Lint]:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
-from ..drafts.architectures import DOMINO, KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
-from .lint import Lint
-from .marks import eagle3, in_speculators_layout, is_medusa, is_mla, is_mtp, is_whole, layer_config
+from ..drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
+from ..drafts.exporters import in_speculators_layout, is_mla, layer_config
+from ..drafts.lint import Lint
 
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -19,19 +19,9 @@ _VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
 def architecture(draft: Draft) -> Iterator[Lint]:
     """Source: `architectures.py`; what each engine makes of a name, `check` says."""
     name = declared_architecture(draft.checkpoint.config)
-    if name == DOMINO:
-        yield Lint(
-            name="architecture-name",
-            level="warning",
-            cause=f"{name} is known to its trainer alone: SGLang 0.5.23 serves it as"
-            " DFlashDraftModel with projector_type domino, vLLM 0.33 not at all",
-            remedy="write DFlashDraftModel",
-            fix={
-                "architectures": ["DFlashDraftModel"],
-                "dflash_config.projector_type": "domino",
-            },
-        )
-    wanted = None if is_mtp(draft) else OTHER_NAMES.get(name)
+    if name in draft.family.misnamed:
+        yield draft.family.misnamed[name]
+    wanted = None if draft.family.inside_target else OTHER_NAMES.get(name)
     if wanted in KNOWN_TO_BOTH and wanted in draft.family.architectures:
         yield Lint(
             name="architecture-name",
@@ -60,7 +50,9 @@ def dtype(draft: Draft) -> Iterator[Lint]:
         return
     wanted, config = _TORCH_NAMES[stored[0]], layer_config(draft)
     declared = {key: config[key] for key in _DTYPE_KEYS if config.get(key) is not None}
-    if in_speculators_layout(draft) or is_medusa(draft):  # vLLM alone, which casts to the target's
+    if (
+        in_speculators_layout(draft) or draft.family.cast_to_target
+    ):  # vLLM alone, which casts to the target's
         return
     if not declared:
         yield Lint(
@@ -86,10 +78,10 @@ def names(draft: Draft) -> Iterator[Lint]:
 
     Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`.
     """
-    spelled = [] if is_mtp(draft) else [row.tensor.name for row in draft.rows]
+    spelled = [] if draft.family.inside_target else [row.tensor.name for row in draft.rows]
     unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
     refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
-    if is_whole(draft):  # which is loaded as any model, by its own names
+    if draft.family.is_whole_model:  # which is loaded as any model, by its own names
         return
     if unread:
         yield Lint(
@@ -122,37 +114,16 @@ def layout(draft: Draft) -> Iterator[Lint]:
 
 
 def model_type(draft: Draft) -> Iterator[Lint]:
-    """Source: vLLM 0.33 `config/speculative.py` `hf_config_override`; kimi_k2 is left alone.
-
-    Of DFlash: loaded in both engines (`tests/engines/names.json`).
-    """
-    if eagle3(draft) is not None and draft.checkpoint.config.get("model_type") == "deepseek_v3":
-        yield Lint(
-            name="model-type",
-            level="warning",
-            cause="model_type deepseek_v3: vLLM 0.33 rewrites it to deepseek_mtp and the"
-            " architecture to DeepSeekMTPModel, and does not load the draft",
-            remedy="write kimi_k2, the same configuration class under another name",
-            fix={"model_type": "kimi_k2"},
-        )
-    if (
-        draft.geometry.block_size is not None
-        and draft.checkpoint.config.get("model_type") == "dflash"
-    ):
-        yield Lint(
-            name="model-type",
-            level="warning",
-            cause="model_type dflash is TorchSpec's own: Transformers does not know it, so neither"
-            " vLLM 0.33 nor SGLang 0.5.23 reads config.json",
-            remedy="write qwen3, whose layers these are",
-            fix={"model_type": "qwen3"},
-        )
+    """A model_type that an engine rewrites, or that Transformers does not know."""
+    found = draft.checkpoint.config.get("model_type")
+    if isinstance(found, str) and found in draft.family.misnamed:
+        yield draft.family.misnamed[found]
 
 
 def embedding(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `eagle_worker_v2.py`; vLLM 0.33 `llm_base_proposer.py`."""
     row = draft.row("embed_tokens.weight")
-    if is_whole(draft) or "embedding" not in draft.family.shared_tables:
+    if "embedding" not in draft.family.shared_tables:
         return
     if row is not None and draft.geometry.hidden_size == draft.geometry.target_hidden_size:
         yield Lint(

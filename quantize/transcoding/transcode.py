@@ -4,10 +4,11 @@ No weight is rounded anew and no source is needed: what was judged is written fo
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from typing_extensions import override
 
 from ...recipes.expectations import Expectation, GateChoice
 from ...recipes.schema import (
@@ -33,11 +34,11 @@ from ..files.provenance import (
     check_seal,
     read_provenance,
 )
-from ..files.publish import check_faults, publish
-from ..files.safetensors_file import open_files
-from ..files.safetensors_header import StoredTensor
+from ..files.publish import Rewrite, check_faults, publish
+from ..files.safetensors_file import SafetensorsFile
 from ..files.side_files import check_no_other_weights, config_and_index, json_texts
 from ..layouts import check_head, check_layout, get_layout, named_heads
+from ..outputs import OutputTensors, bytes_of, copied, files_of, write_outputs
 from ..stored.declarations import raw_declaration
 from ..stored.draft import StoredDraft
 from ..stored.formats import activation_format, weight_format
@@ -47,20 +48,6 @@ from ..verify.transcoded import TranscodedReport, verify_transcoded
 from .recode import check_one_format, recoded_blocks, stored_input_scale
 
 CarrierChoice = Literal["fp8_e4m3", "none"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputTensors:
-    """What one row of the draft becomes.
-
-    Attributes:
-        row: the weight; of a linear stored as codes, its dtype is that of its INT4 scales.
-        stored: the tensors of the output.
-    """
-
-    row: Row
-    stored: tuple[StoredTensor, ...]
-    quantized: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +73,7 @@ class TranscodePlan:
     @property
     def bytes_after(self) -> int:
         """Tensor bytes of the output, headers not counted."""
-        return sum(tensor.nbytes for output in self.outputs for tensor in output.stored)
+        return bytes_of(self.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +223,13 @@ def _scale_dtype(stored: StoredDraft, weights: WeightFormat) -> str:
 
 
 def _output(stored: StoredDraft, recipe: Recipe, row: Row, scale_dtype: str) -> OutputTensors:
-    tensor = row.tensor
+    """Of a linear stored as codes, the row has the dtype of its INT4 scales."""
     if not stored.is_quantized(row):
-        same = StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape)
-        return OutputTensors(row=row, stored=(same,), quantized=False)
-    row = replace(row, tensor=replace(tensor, dtype=scale_dtype))
+        return copied(row)
+    row = replace(row, tensor=replace(row.tensor, dtype=scale_dtype))
     check_head(recipe.stored, row)
     tensors = get_layout(recipe.layout).stored(row.tensor, recipe.stored)
-    return OutputTensors(row=row, stored=tensors, quantized=True)
+    return OutputTensors(row=row, stored=tensors, changed=True)
 
 
 def transcode_draft(
@@ -272,36 +258,18 @@ def transcode_draft(
     side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
     check_no_other_weights(checkpoint.folder, side_files, travel="unchanged", made="transcoded")
 
-    def verified(staging: Path) -> TranscodedReport:
-        found = verify_transcoded(plan.source, staging, config_file=UNVERIFIED_CONFIG_FILE)
-        check_faults(
-            out,
-            found.faults,
-            fix="these codes and scales are not exact in this layout: choose another one",
-        )
-        if plan.record is not None:
-            check_unchanged(plan.record.tensor_sha256, found.source_sha256, checkpoint.folder)
-        return found
-
-    found = publish(
-        out,
-        checkpoint,
+    transcoding = _Transcoding(
+        out=out,
+        folder=checkpoint.folder,
         tensor_bytes=plan.bytes_after,
-        write_tensors=lambda staging: _write(plan, staging, on_progress),
         side_files=side_files,
         documents=_documents(plan)
         | renewed_card(plan.source, plan.record, plan.recipe, plan.bytes_after),
-        verify=verified,
-        provenance=lambda found: transcoded(
-            plan.record,
-            plan.recipe,
-            replace(plan.origin, tensor_sha256=found.source_sha256),
-            tensor_sha256=found.output_sha256,
-            bytes_after=plan.bytes_after,
-            argv=argv,
-        ),
-        on_stage=on_stage,
+        plan=plan,
+        argv=argv,
+        on_progress=on_progress,
     )
+    found = publish(transcoding, on_stage)
     return TranscodeReport(
         out=out,
         before=str(plan.source.scheme),
@@ -313,35 +281,55 @@ def transcode_draft(
     )
 
 
-def _write(plan: TranscodePlan, staging: Path, on_progress: Callable[[int], None]) -> None:
-    """One tensor after the other, each file in the place of the source's."""
-    checkpoint = plan.source.checkpoint
-    files = sorted({output.row.tensor.file for output in plan.outputs})
-    at = [(output.row.tensor.file, output.stored) for output in plan.outputs]
-    stored = {file: [t for home, tensors in at if home == file for t in tensors] for file in files}
-    with ExitStack() as stack:
-        inputs, targets = open_files(stack, checkpoint, staging, stored)
-        for output in plan.outputs:
-            file = output.row.tensor.file
-            if output.quantized:
-                store_linear(
-                    recoded_blocks(plan.source, output.row, plan.recipe),
-                    output.row.tensor,
-                    plan.recipe.stored,
-                    targets[file],
-                    stored_input_scale(plan.source, output.row, plan.recipe),
-                )
-            else:
-                targets[file].copy(inputs[file], output.row.tensor)
-            on_progress(sum(tensor.nbytes for tensor in output.stored))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Transcoding(Rewrite[TranscodedReport]):
+    """One run; attributes as the arguments of `transcode_draft`."""
+
+    plan: TranscodePlan
+    argv: Sequence[str]
+    on_progress: Callable[[int], None]
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        source = self.plan.source.checkpoint
+        write_outputs(
+            source, staging, self.plan.outputs, self._write_linear, on_progress=self.on_progress
+        )
+
+    def _write_linear(self, output: OutputTensors, file: SafetensorsFile) -> None:
+        plan, row = self.plan, output.row
+        blocks = recoded_blocks(plan.source, row, plan.recipe)
+        input_scale = stored_input_scale(plan.source, row, plan.recipe)
+        store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
+
+    @override
+    def verify(self, staging: Path) -> TranscodedReport:
+        plan = self.plan
+        found = verify_transcoded(plan.source, staging, config_file=UNVERIFIED_CONFIG_FILE)
+        fix = "these codes and scales are not exact in this layout: choose another one"
+        check_faults(self.out, found.faults, fix=fix)
+        if plan.record is not None:
+            check_unchanged(plan.record.tensor_sha256, found.source_sha256, self.folder)
+        return found
+
+    @override
+    def provenance(self, found: TranscodedReport) -> Provenance:
+        plan = self.plan
+        return transcoded(
+            plan.record,
+            plan.recipe,
+            replace(plan.origin, tensor_sha256=found.source_sha256),
+            tensor_sha256=found.output_sha256,
+            bytes_after=plan.bytes_after,
+            argv=self.argv,
+        )
 
 
 def _documents(plan: TranscodePlan) -> dict[str, str]:
     """The layout's own files, the index, and config.json with the new declaration."""
     checkpoint, layout = plan.source.checkpoint, get_layout(plan.recipe.layout)
-    heads = named_heads(plan.recipe, (o.row for o in plan.outputs if o.quantized))
+    heads = named_heads(plan.recipe, (o.row for o in plan.outputs if o.changed))
     declared = layout.declare(plan.recipe.stored, plan.excludes, heads)
     own = json_texts(layout.side_files(declared))
     config = {**checkpoint.config, "quantization_config": declared}
-    files = {t.name: output.row.tensor.file for output in plan.outputs for t in output.stored}
-    return own | config_and_index(checkpoint, config, files, plan.bytes_after)
+    return own | config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)

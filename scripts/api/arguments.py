@@ -31,6 +31,7 @@ def share(text: str) -> float:
 
 Draft = Annotated[Reference, Argument("draft folder or Hub id (owner/name)", "DRAFT")]
 Quantized = Annotated[Reference, Argument("quantized draft folder or Hub id", "QUANT")]
+QuantizedFolder = Annotated[AnyPath, Argument("folder that 'quantize' wrote", "FOLDER")]
 Subtree = Annotated[
     str | None,
     Option(

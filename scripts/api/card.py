@@ -1,32 +1,62 @@
 """`card`: README.md of a quantized draft, for the Hub."""
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Annotated
+
+from ...quantize.errors import OutputError
+from ...quantize.files.card import CARD_FILE
+from ...quantize.files.staging import check_output, replace_text
+from .arguments import AnyPath, QuantizedFolder
+from .opening import optional_path
+from .option import Option
+from .settings import Settings
+from .verb import verb
 
 
-def card(
-    folder: str | Path,
-    *,
-    gate: str | Path | None = None,
-    measured: Sequence[str | Path] = (),
-    base_model: str | None = None,
-    license: str | None = None,
-    name: str | None = None,
-) -> str:
-    """The model card of a folder that `quantize` wrote; nothing is written.
+@dataclass(frozen=True, slots=True)
+class CardSettings(Settings):
+    """Of which folder, and what the card is to say that the folder does not."""
+
+    folder: QuantizedFolder
+    _: KW_ONLY
+    gate: Annotated[
+        AnyPath | None, Option("what 'gate --report' wrote of this draft", "G.json")
+    ] = None
+    measured: Annotated[
+        Sequence[AnyPath], Option("what 'measure' wrote of servers with this draft", "R.jsonl")
+    ] = ()
+    base_model: Annotated[
+        str | None,
+        Option("the draft that was quantized, where that was a local folder", "OWNER/NAME"),
+    ] = None
+    license: Annotated[
+        str | None, Option("of that draft, where its card names none: apache-2.0, mit", "ID")
+    ] = None
+    name: Annotated[
+        str | None, Option("that O will have on the Hub, for launch commands", "OWNER/NAME")
+    ] = None
+    out: Annotated[AnyPath | None, Option(f"write it here, such as O/{CARD_FILE}", "FILE")] = None
+    overwrite: Annotated[bool, Option("replace FILE; what others wrote in it stays")] = False
+
+    def check(self) -> None:
+        """Nothing is replaced where nothing is written."""
+        if self.out is None and self.overwrite:
+            raise OutputError("--overwrite", "without --out, nothing is written", fix="add --out")
+
+
+@verb(CardSettings)
+def card(settings: CardSettings) -> str:
+    """The model card of a folder that `quantize` wrote.
 
     Example:
         >>> text = dq.card("OUT", base_model="someone/draft", license="mit")
         >>> "base_model_relation: quantized" in text
         True
 
-    Args:
-        folder: the quantized draft.
-        gate: report of the gate on it: acceptance with intervals, by category.
-        measured: what `measure` wrote of servers with this draft.
-        base_model: Hub id of the draft that was quantized, where that was a local folder.
-        license: as the Hub calls it, where the card of the source names none.
-        name: Hub id that the folder will have, for launch commands.
+    Returns:
+        Its text, which stands nowhere unless `out` says where.
 
     Raises:
         DraftQuantError: the folder is not what was recorded, figures are of another draft, or base
@@ -34,11 +64,35 @@ def card(
     """
     from ...validate.card.model_card import CardRequest, model_card
 
+    folder, out = Path(settings.folder), optional_path(settings.out)
+    if out is not None:
+        _check_place(out, folder, overwrite=settings.overwrite)
     request = CardRequest(
-        gate=None if gate is None else Path(gate),
-        measured=tuple(map(Path, measured)),
-        base_model=base_model,
-        license=license,
-        name=name,
+        gate=optional_path(settings.gate),
+        measured=tuple(map(Path, settings.measured)),
+        base_model=settings.base_model,
+        license=settings.license,
+        name=settings.name,
     )
-    return model_card(Path(folder), request)
+    text = model_card(folder, request)
+    if out is not None:
+        replace_text(out, text)
+    return text
+
+
+def _check_place(out: Path, folder: Path, *, overwrite: bool) -> None:
+    """Where the card is to go.
+
+    Raises:
+        OutputError: nothing can be written there, or something would be lost.
+    """
+    if not out.exists() or not overwrite:
+        check_output(out)
+    elif out.is_symlink() or not out.is_file():
+        raise OutputError(out, "expected a file to replace", fix="give another name")
+    elif out.resolve() != (folder / CARD_FILE).resolve():
+        raise OutputError(
+            out,
+            f"--overwrite replaces the {CARD_FILE} of {folder} alone, whose text by others is kept",
+            fix=f"--out {folder / CARD_FILE}, or a new file",
+        )

@@ -261,7 +261,7 @@ class _Measured:
 
 def _read_measured(settings: GateSettings) -> _Measured:
     from ...validate.measure.measurement_file import read_measurement
-    from ...validate.parity.finding_file import read_findings
+    from ...validate.parity.finding import read_findings
 
     runs = again = None
     if settings.measured:

@@ -114,7 +114,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 def _are_paths(kinds: Sequence[Any]) -> bool:
     """A field that is a path and nothing else; the id of a draft on the Hub is none."""
-    return kinds == (Path,) or os.PathLike in map(typing.get_origin, kinds)
+    return kinds == (Path,) or any(typing.get_origin(one) is os.PathLike for one in kinds)
 
 
 def _fits(value: object, kind: Any) -> bool:

@@ -1,9 +1,9 @@
 """`push`: a quantized draft onto the Hub, verified, with its card, private unless told."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.errors import CheckpointError, HubError, VerifyError
 from ...quantize.files.card import CARD_FILE, front_keys, read_card
@@ -13,9 +13,12 @@ from ...quantize.files.hub import is_hub_id
 from ...quantize.files.hub_upload import Upload, upload, upload_files
 from ...quantize.files.signature import differences, read_signature
 from ...quantize.verify.owned import unknown_files
-from .opening import Reference
+from .arguments import AnyPath, QuantizedFolder
+from .opening import Reference, optional_path
+from .option import Argument, Option
+from .settings import Settings
+from .verb import verb
 from .verify import verify
-from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
     from ...quantize.engines import EngineCheck
@@ -45,19 +48,33 @@ class PushReport:
         return sum(self.files.values())
 
 
-def push(
-    folder: str | Path,
-    repository: str,
-    *,
-    against: Reference | None = None,
-    unverified: bool = False,
-    target: str | Path | None = None,
-    public: bool = False,
-    revision: str | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    watch: Watch = SILENT,
-) -> PushReport:
+@dataclass(frozen=True, slots=True)
+class PushSettings(Settings):
+    """Of which folder, to where, and what is checked before."""
+
+    folder: QuantizedFolder
+    repository: Annotated[str, Argument("owner/name on the Hub", "REPO")]
+    _: KW_ONLY
+    against: Annotated[Reference | None, Option("its source: every byte is compared", "DRAFT")] = (
+        None
+    )
+    unverified: Annotated[bool, Option("upload without a source to compare with")] = False
+    target: Annotated[AnyPath | None, Option("target folder, see 'verify --target'", "TARGET")] = (
+        None
+    )
+    public: Annotated[bool, Option("everybody may see it")] = False
+    revision: Annotated[str | None, Option("branch, made if need be (default main)", "BRANCH")] = (
+        None
+    )
+    overwrite: Annotated[
+        bool,
+        Option("replace files of the same name that have other contents, in a new commit"),
+    ] = False
+    dry_run: Annotated[bool, Option("check all of it here; print files and bytes")] = False
+
+
+@verb(PushSettings)
+def push(settings: PushSettings) -> PushReport:
     """Upload a quantized draft: nothing that does not verify, and never over something else.
 
     The token is the one that huggingface_hub finds: HF_TOKEN, or what `hf auth login` stored. A run
@@ -70,25 +87,15 @@ def push(
         >>> dq.push("OUT", "me/draft-int4", against="DRAFT", dry_run=True).verified
         True
 
-    Args:
-        folder: the quantized draft.
-        repository: owner/name, made if there is none.
-        against: folder or Hub id of its source; every byte is compared first.
-        unverified: there is no source at hand, and it is uploaded all the same: files that drafts
-            are known to have, and none besides.
-        target: see `verify`.
-        public: everybody may see it; must be what a repository that exists already is.
-        revision: branch, made if need be; None = main.
-        overwrite: replace files of the same name that have other contents, in a new commit.
-        dry_run: check everything here, ask the Hub nothing.
-        watch: sees how far the run is.
+    Returns:
+        What was uploaded, or would be.
 
     Raises:
         VerifyError: the folder does not verify, or there is nothing to verify it against.
         HubError: it has no card; no token, right or network; the repository holds something else.
         CheckpointError: the folder holds what cannot be uploaded, or is not what was signed.
     """
-    place = Path(folder)
+    place, repository, watch = Path(settings.folder), settings.repository, settings.watch
     if not is_hub_id(repository) or "@" in repository:
         raise HubError("REPO", f"expected a Hub id (owner/name), got {repository!r}",
                        fix="for example me/kimi-k2.5-eagle3-int4")  # fmt: skip
@@ -97,19 +104,27 @@ def push(
     _check_card(place)
     if SIGNATURE_FILE in files:
         _check_signature_is_of_it(place)
-    if unverified and against is None:
+    if settings.unverified and settings.against is None:
         _check_known(checkpoint, files)
-    _check_verifies(place, against, unverified=unverified, target=target, watch=watch)
+    _check_verifies(place, settings)
     engines = _engines(checkpoint)
     done = None
-    if not dry_run:
+    if not settings.dry_run:
         watch.note(f"uploading {len(files)} files, {sum(files.values()):,} bytes")
-        done = upload(place, repository, private=not public, revision=revision, overwrite=overwrite)
+        done = upload(
+            place,
+            repository,
+            private=not settings.public,
+            revision=settings.revision,
+            overwrite=settings.overwrite,
+        )
+    if not any(one.verdict == "LOADS" for one in engines):
+        watch.warning("no engine without a plugin is known to load this folder")
     return PushReport(
         repository=repository,
-        private=not public,
+        private=not settings.public,
         files=files,
-        verified=against is not None,
+        verified=settings.against is not None,
         engines=engines,
         upload=done,
     )
@@ -156,24 +171,18 @@ def _check_known(checkpoint: Checkpoint, files: Mapping[str, int]) -> None:
         )
 
 
-def _check_verifies(
-    folder: Path,
-    against: Reference | None,
-    *,
-    unverified: bool,
-    target: str | Path | None,
-    watch: Watch,
-) -> None:
+def _check_verifies(folder: Path, settings: PushSettings) -> None:
+    against = settings.against
     if against is None:
-        if unverified:
-            watch.warning("uploaded without being verified against its source")
+        if settings.unverified:
+            settings.watch.warning("uploaded without being verified against its source")
             return
         raise VerifyError(folder, "is not verified: no source is given",
                           fix="add --against SOURCE, or --unverified to do without")  # fmt: skip
-    if unverified:
+    if settings.unverified:
         raise VerifyError("--unverified", "a source is given, which says whether it verifies",
                           fix="leave one of the two out")  # fmt: skip
-    report = verify(folder, against, target=target)
+    report = verify(folder, against, target=optional_path(settings.target))
     if not report.ok:
         raise VerifyError(
             folder,

@@ -109,11 +109,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             folder,
             source=source,
             argv=running_argv(),
-            input_scales=inputs.static.scales if inputs.static else None,
-            input_scale_origin=inputs.static.origin if inputs.static else None,
-            statistics=inputs.statistics,
-            found=inputs.found,
-            calibration_prompts=inputs.prompts,
+            measured=inputs.measured,
             allow_zero_rows=settings.allow_zero_rows,
             fix_config=fix_config,
             target=own_target,
@@ -141,7 +137,7 @@ class _Warnings:
 
 def looks_like_a_target(draft: Draft) -> str | None:
     """Said of a whole language model: it may be a draft of its own kind, or the target."""
-    if draft.family.name != "language-model":
+    if not draft.family.is_whole_model:
         return None
     size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
     return (
@@ -207,8 +203,8 @@ class _Inputs:
                 on_progress=bar.set,
                 on_stage_progress=measuring,
             )
-        if problem := feature_evidence(traces).problem():
-            self.said.add(f"{settings.traces}: {problem}")
+        if fault := feature_evidence(traces).fault():
+            self.said.add(f"{settings.traces}: {fault}")
         if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
             what = "input scales" if found.statistics is None else "inputs"
             watch.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
+    from ...quantize.files.stale import CleanReport as CleanReport
+    from ...quantize.files.unpickle import Unpickled as Unpickled
     from ...quantize.quantize import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
     from ...quantize.verify.folder import VerifyReport as VerifyReport
@@ -19,19 +21,21 @@ if TYPE_CHECKING:
     from .verify import Verification as Verification
 
 _HOMES = {
-    "DequantizeReport": "quantize.dequantize",
-    "EngineCheck": "quantize.engines.contract",
-    "QuantizeReport": "quantize.quantize",
-    "TranscodeReport": "quantize.transcoding.transcode",
-    "VerifyReport": "quantize.verify.folder",
-    "DraftReplay": "validate.counting.draft_replay",
-    "GateReport": "validate.judging.judgement",
-    "RetunedReport": "validate.judging.retuned_gate",
-    "JointReport": "validate.served.joint_report",
     "CheckReport": "scripts.api.check",
-    "PlanReport": "scripts.api.plan",
-    "Verification": "scripts.api.verify",
+    "CleanReport": "quantize.files.stale",
+    "DequantizeReport": "quantize.dequantize",
     "Document": "validate.report.document",
+    "DraftReplay": "validate.counting.draft_replay",
+    "EngineCheck": "quantize.engines.contract",
+    "GateReport": "validate.judging.judgement",
+    "JointReport": "validate.served.joint_report",
+    "PlanReport": "scripts.api.plan",
+    "QuantizeReport": "quantize.quantize",
+    "RetunedReport": "validate.judging.retuned_gate",
+    "TranscodeReport": "quantize.transcoding.transcode",
+    "Unpickled": "quantize.files.unpickle",
+    "Verification": "scripts.api.verify",
+    "VerifyReport": "quantize.verify.folder",
 }
 """Name -> the module that has it, below draftquant."""
 __all__ = [*_HOMES]

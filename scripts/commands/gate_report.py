@@ -8,24 +8,24 @@ from ..console import print_table, stdout, table
 if TYPE_CHECKING:
     from ...validate.counting.paired_change import PairedChange
     from ...validate.judging.judgement import GateReport
-    from ...validate.judging.retuned_gate import RetunedReport
+    from ...validate.judging.retuned_gate import RetunedRecord
     from ...validate.served.joint_report import JointReport
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
 BOUNDS = ("change", "lower bound", "upper bound")
 
 
-def print_judged(report: "GateReport | RetunedReport") -> None:
+def print_judged(report: "GateReport | RetunedRecord") -> None:
     """Print one comparison, or both of a draft that its target taught."""
-    from ...validate.judging.retuned_gate import MARK, RULE, RetunedReport
+    from ...validate.judging.retuned_gate import MARK, RULE, RetunedRecord, RetunedReport
 
-    if not isinstance(report, RetunedReport):
+    if not isinstance(report, RetunedRecord):
         print_gate(report)
         return
     out = stdout()
     print_figures(report.against_tuned, ", against BF16 taught alike: quantization")
     print_figures(report.against_bf16, ", against BF16 as released: quantization and training")
-    if report.training is not None:
+    if isinstance(report, RetunedReport) and report.training is not None:
         change, lower, upper = bounds(report.training)
         out.line(f"training alone changed BF16 by {change}, bounds {lower} and {upper}")
     out.line((MARK, "bold magenta"), f": {RULE}")
@@ -103,7 +103,7 @@ def print_served(report: "GateReport") -> None:
             out.line(f"  by {name}: {by}, bounds {lower} and {upper}")
 
 
-def _print_verdict(report: "GateReport | RetunedReport") -> None:
+def _print_verdict(report: "GateReport | RetunedRecord") -> None:
     out, colour = stdout(), COLOURS[report.verdict]
     out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
     print_ways_out(report.action)

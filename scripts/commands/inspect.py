@@ -70,7 +70,7 @@ def _inspect_quantized(checkpoint: Checkpoint, as_json: bool) -> int:
 def _summary(
     draft: Draft, ratios: tuple[HalfRatio, ...], lints: tuple[Lint, ...]
 ) -> dict[str, Any]:
-    reads = bool(getattr(draft.geometry, "reads_features", True))
+    reads = draft.geometry.reads_features
     tensors = [
         {
             "name": row.tensor.name,

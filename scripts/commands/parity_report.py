@@ -51,9 +51,8 @@ def check_report(options: argparse.Namespace) -> None:
 
 def report_findings(findings: "Sequence[Finding]", options: argparse.Namespace) -> int:
     """Print findings, write them where asked, and give the exit code of the worst verdict."""
-    from ...validate.judging.judgement import EXIT_CODES
-    from ...validate.parity.finding import worst
-    from ...validate.parity.finding_file import to_mapping, write_findings
+    from ...validate.judging.verdict import EXIT_CODES, worst
+    from ...validate.parity.finding import to_mapping, write_findings
 
     if options.report:
         write_findings(options.report, findings, overwrite=options.overwrite)

@@ -1,7 +1,6 @@
 """`draftquant replay`: acceptance length of drafts over recorded traces."""
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,12 +18,15 @@ def run(options: argparse.Namespace) -> int:
     settings = options.settings
     replays = replay.run(settings)
     if options.json:
-        how = {"rope_theta": settings.rope_theta, "dtype": settings.dtype}
-        print_json([_mapping(one) | how for one in replays])
+        from ...validate.comparison.replay_file import ReplayedDraft
+
+        rope_theta, dtype = settings.rope_theta, settings.dtype
+        found = [ReplayedDraft.of(one, rope_theta=rope_theta, dtype=dtype) for one in replays]
+        print_json([one.to_mapping() for one in found])
     else:
         print_replays(replays)
-        if problem := replays[0].traces.features.problem():
-            stdout().line(f"warning: {problem}")
+        if fault := replays[0].traces.features.fault():
+            stdout().line(f"warning: {fault}")
         if settings.rope_theta is not None:
             stdout().line(f"with rotary base {settings.rope_theta:g}, not that of config.json")
     return 0
@@ -32,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
 
 def print_replays(replays: "Sequence[DraftReplay]") -> None:
     """Print one row per draft."""
-    from ...validate.judging.judgement import draft_figures
+    from ...validate.judging.figures import draft_figures
 
     first = draft_figures(replays[0])
     num_draft_tokens = replays[0].num_draft_tokens
@@ -66,31 +68,3 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
 def _number(steps: float) -> str:
     """Counted steps are whole, expected ones are not."""
     return f"{steps:,}" if isinstance(steps, int) else f"{steps:,.1f}"
-
-
-def _mapping(replay: "DraftReplay") -> dict[str, object]:
-    from ...validate.counting.estimand import estimand
-    from ...validate.judging.judgement import draft_figures
-
-    prompts = [
-        {
-            "id": p.id,
-            "category": p.category,
-            "prompt_sha256": p.prompt_sha256,
-            "num_steps": p.counts.num_steps,
-            "histogram": list(p.counts.histogram),
-            **({"cluster": p.cluster} if p.cluster else {}),
-        }
-        for p in replay.prompts
-    ]
-    return {
-        **dataclasses.asdict(draft_figures(replay)),
-        "estimand": estimand(
-            replay.traces.temperature, replay.traces.sampling, replay.draft_sampling
-        ),
-        "num_draft_tokens": replay.num_draft_tokens,
-        "draft_sampling": replay.draft_sampling,
-        "traces": dataclasses.asdict(replay.traces),
-        "first_step_agreement": replay.first_step.share,
-        "prompts": prompts,
-    }

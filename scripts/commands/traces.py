@@ -2,6 +2,7 @@
 
 import argparse
 
+from ..parsers import CommandParser
 from .verbs import Verbs, add_verbs, run_verb
 
 VERBS: Verbs = {
@@ -12,7 +13,7 @@ VERBS: Verbs = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """`traces VERB ...`."""
     add_verbs(parser, VERBS)
 

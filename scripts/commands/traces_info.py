@@ -80,7 +80,7 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
         yield f"the carried head says {info.head_agreement:.1%} of the tokens"
     if info.features.checked:
         own = info.features.share[0]
-        yield info.features.problem() or (
+        yield info.features.fault() or (
             f"features belong to their tokens, which explain {own:.0%} of their variance"
         )
     else:
@@ -131,5 +131,5 @@ def _mapping(info: "TraceInfo") -> dict[str, Any]:
         "categories": [dataclasses.asdict(one) for one in info.categories],
         **{name: getattr(info, name) for name in kept},
         "feature_evidence": dataclasses.asdict(info.features),
-        "feature_problem": info.features.problem(),
+        "feature_problem": info.features.fault(),
     }

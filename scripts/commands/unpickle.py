@@ -1,25 +1,16 @@
 """`draftquant unpickle`: a draft's pickled weights (pytorch_model.bin) as safetensors."""
 
 import argparse
-from pathlib import Path
 
-from ...quantize.files.hub import resolve_draft
+from ..api.unpickle import unpickle
 from ..console import megabytes, print_json, stdout
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`unpickle DRAFT --out O`."""
-    parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
-    )
+VERB = unpickle
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    from ...quantize.files.unpickle import unpickle_draft
-
-    done = unpickle_draft(resolve_draft(options.draft).folder, options.out)
+    """Unpickle, and print what was written."""
+    done = unpickle.run(options.settings)
     if options.json:
         print_json(
             {

@@ -12,7 +12,7 @@ Verbs = Mapping[str, tuple[str, str]]
 """Verb -> its module, and what it does."""
 
 
-def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
+def add_verbs(parser: CommandParser, verbs: Verbs) -> None:
     """A parser for each verb, with the arguments of its module."""
     parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in verbs.items():
@@ -20,6 +20,7 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
         sub = parsers.add_parser(
             verb, help=summary, description=sentence(summary), examples=examples
         )
+        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
         add_arguments(sub, _module(module))
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from broken import BROKEN
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -148,13 +149,14 @@ class Workshop:
         draft = read_draft(Checkpoint.open(source))
         plan = make_plan(recipe, draft, target_layers=NUM_TARGET_LAYERS)
         modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
-        scales = dict.fromkeys(modules, INPUT_SCALE) if recipe.needs_input_scales else None
+        scales = dict.fromkeys(modules, INPUT_SCALE) if recipe.needs_input_scales else {}
         quantize_draft(
             plan,
             self.out / name,
             source=DraftSource(folder=source),
-            input_scales=scales,
-            input_scale_origin="constant" if scales else None,
+            measured=Measured(
+                input_scales=scales, input_scale_origin="constant" if scales else None
+            ),
         )
         return self.out / name
 

@@ -20,7 +20,6 @@ from typing import Literal
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PACKAGES = ("recipes", "quantize", "calibration", "validate", "scripts")
 LIMIT_SECONDS = 600  # of one run of tests: a fault may never end
 _FAILED = 1  # pytest: tests ran, and some failed
 Verdict = Literal["caught", "SURVIVED", "does not apply", "cannot tell"]
@@ -66,12 +65,8 @@ class Scratch:
         self.root = root
         ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist")
         shutil.copytree(ROOT, root, ignore=ignored, dirs_exist_ok=True)
-        installed = root / ".installed"
-        (installed / "draftquant").mkdir(parents=True)
-        for package in PACKAGES:
-            (installed / "draftquant" / package).symlink_to(root / package)
-        for path in (root / "scripts" / "draftquant").glob("*.py"):
-            (installed / "draftquant" / path.name).symlink_to(path)
+        installed = root / ".package"
+        shutil.copytree(ROOT / ".package", installed, symlinks=True)
         self._environment = os.environ | {
             "PYTHONPATH": str(installed),
             "PYTHONDONTWRITEBYTECODE": "1",  # two versions of a file within a second look alike

@@ -37,7 +37,7 @@ def engine_reads_first_row(python: Path) -> bool:
 def norm_as_first_layer() -> None:
     """Make this process replay DFlash drafts as such an engine serves them."""
     from draftquant.quantize.drafts.families.dflash.forward import DFlashForward
-    from draftquant.quantize.drafts.forward import rms_norm, rotate
+    from draftquant.quantize.drafts.maths import rms_norm, rotate
 
     def context(
         self: DFlashForward, layer: int, rows: Tensor, positions: Tensor

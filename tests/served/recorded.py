@@ -192,5 +192,5 @@ def _common(one: torch.Tensor, other: torch.Tensor) -> int:
 
 def _evidence(traces: TraceFolder) -> float:
     found = feature_evidence(traces)
-    assert found.problem() is None
+    assert found.fault() is None
     return found.share[0]

@@ -6,8 +6,8 @@ from pathlib import Path
 from ...quantize.files.card import code, prose, table
 from ..counting.paired_change import PairedChange
 from ..errors import CardError
+from ..judging.judgement import GateReport
 from ..report.document import Document, read_report
-from ..report.judgements import Comparison
 
 
 def read_gate(path: Path, candidate_sha256: str) -> Document:
@@ -68,14 +68,14 @@ def acceptance_section(found: Document) -> list[str]:
     return parts
 
 
-def _target(found: Comparison) -> str | None:
+def _target(found: GateReport) -> str | None:
     """The target's name, of replays or of servers."""
     if found.traces is not None:
         return found.traces.target.name
     return found.served.model if found.served is not None else None
 
 
-def _table(found: Comparison) -> str:
+def _table(found: GateReport) -> str:
     rows = [
         _row(own.category, own.num_prompts, own.baseline_mean_acceptance_length,
              own.candidate_mean_acceptance_length, own.change, own.max_relative_drop,

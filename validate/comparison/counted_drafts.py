@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..counting.clusters import cluster_of
 from ..counting.draft_counts import PromptCounts
+from ..counting.jackknife import Floats
 from ..errors import CompareError
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +55,9 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
         )
     _check_distinct(contestants)
     first = contestants[0]
-    asked = _identities(first)
+    asked = [prompt.identity for prompt in first.prompts]
     for other in contestants[1:]:
-        if _identities(other) != asked:
+        if [prompt.identity for prompt in other.prompts] != asked:
             raise CompareError(
                 other.name,
                 f"was counted on other prompts than {first.name}",
@@ -70,8 +67,8 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     categories: list[str] = []
     for prompt, *others in zip(*(each.prompts for each in contestants), strict=True):
         told = all(one.counts.num_steps for one in (prompt, *others))
-        if told and cluster_of(prompt) not in places:
-            places[cluster_of(prompt)] = len(places)
+        if told and prompt.counted_with not in places:
+            places[prompt.counted_with] = len(places)
             categories.append(prompt.category)
     if len(places) < 2:
         raise CompareError(
@@ -82,7 +79,7 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     tokens, steps = (np.zeros((len(contestants), len(places))) for _ in range(2))
     for row, each in enumerate(contestants):
         for prompt in each.prompts:
-            column = places.get(cluster_of(prompt))
+            column = places.get(prompt.counted_with)
             if column is not None:
                 tokens[row, column] += prompt.counts.num_emitted_tokens
                 steps[row, column] += prompt.counts.num_steps
@@ -93,10 +90,6 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
         tokens=tokens,
         steps=steps,
     )
-
-
-def _identities(draft: Contestant) -> list[tuple[str, str]]:
-    return [(prompt.id, prompt.prompt_sha256) for prompt in draft.prompts]
 
 
 def _check_distinct(contestants: Sequence[Contestant]) -> None:

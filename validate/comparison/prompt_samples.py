@@ -3,14 +3,14 @@
 A category is compared from `MIN_PROMPTS` distinct prompts on.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..counting.jackknife import Floats, contributions, sums_without
 from ..errors import CompareError
-from .counted_drafts import CountedDrafts, Floats
+from .counted_drafts import CountedDrafts
 from .simultaneous import Estimate
 
 ALL_PROMPTS = "all prompts"
@@ -106,17 +106,13 @@ def _sample(
     inside = [strata == stratum for stratum in range(len(weights))]
     ratio = np.stack([steps[:, at].sum(1) / tokens[:, at].sum(1) for at in inside], axis=1)
     inverse = ratio @ weights
-    contributions = np.zeros_like(tokens)
+    of_each = np.zeros_like(tokens)
     for stratum, at in enumerate(inside):
-        number = int(at.sum())
-        if number < 2:
+        if at.sum() < 2:
             continue  # a category of one prompt has no spread, and is not compared
-        left = (steps[:, at].sum(1, keepdims=True) - steps[:, at]) / (
-            tokens[:, at].sum(1, keepdims=True) - tokens[:, at]
-        )
+        left = sums_without(steps[:, at]) / sums_without(tokens[:, at])
         without = -np.log(inverse[:, None] + weights[stratum] * (left - ratio[:, [stratum]]))
-        centred = without - without.mean(axis=1, keepdims=True)
-        contributions[:, at] = math.sqrt((number - 1) / number) * centred
+        of_each[:, at] = contributions(without)
     return Sample(
         name=name,
         is_whole=is_whole,
@@ -124,7 +120,7 @@ def _sample(
         weights=weights,
         steps=steps,
         log_lengths=-np.log(inverse),
-        contributions=contributions,
+        contributions=of_each,
     )
 
 

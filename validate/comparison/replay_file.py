@@ -1,15 +1,20 @@
-"""What `draftquant replay --json` prints, read again: every draft with its counts per prompt."""
+"""What `draftquant replay --json` prints of each draft, with its counts per prompt: its keys."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ...recipes.decode import encode
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.estimand import DraftSampling
+from ..counting.draft_counts import PromptCounts
+from ..counting.draft_replay import DraftReplay, TraceFigures
+from ..counting.estimand import DraftSampling, estimand
 from ..errors import CompareError
-from ..report.contradictions import MOST_DRAFT_TOKENS, is_histogram
-from ..report.judgements import RecordedText
+from ..judging.contradictions import MOST_DRAFT_TOKENS, is_histogram
+from ..judging.figures import DraftFigures, draft_figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,33 +28,72 @@ class ReplayedPrompt:
     histogram: tuple[float, ...]
     cluster: str = ""
 
+    @classmethod
+    def of(cls, prompt: PromptCounts) -> "ReplayedPrompt":
+        """Of a replay."""
+        return cls(
+            id=prompt.id,
+            category=prompt.category,
+            prompt_sha256=prompt.prompt_sha256,
+            num_steps=prompt.counts.num_steps,
+            histogram=prompt.counts.histogram,
+            cluster=prompt.cluster,
+        )
+
     @property
-    def counts(self) -> AcceptanceCounts:
-        """Of its rounds."""
-        return AcceptanceCounts(histogram=self.histogram)
+    def counted(self) -> PromptCounts:
+        """What was counted of it."""
+        return PromptCounts(
+            id=self.id,
+            category=self.category,
+            prompt_sha256=self.prompt_sha256,
+            counts=AcceptanceCounts(histogram=self.histogram),
+            cluster=self.cluster,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedDraft:
-    """One draft; keys as `replay --json` has them."""
+class ReplayedDraft(DraftFigures):
+    """One draft: an item of the list that `replay --json` prints.
 
-    name: str
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    num_steps: float
-    num_emitted_tokens: float
-    histogram: tuple[float, ...]
-    survival: tuple[float, ...]
-    conditional: tuple[float | None, ...]
-    every_position_mean_acceptance_length: float | None
+    Attributes:
+        first_step_agreement: share of the positions where it proposes what the first draft does.
+        rope_theta, dtype: that it was replayed with; None = as its config.json has it.
+    """
+
     estimand: str
     num_draft_tokens: int
     draft_sampling: DraftSampling
-    traces: RecordedText
+    traces: TraceFigures
     first_step_agreement: float
     prompts: tuple[ReplayedPrompt, ...]
     rope_theta: float | None
     dtype: str
+
+    @classmethod
+    def of(cls, replay: DraftReplay, *, rope_theta: float | None, dtype: str) -> "ReplayedDraft":
+        """Of a replay that was made with these settings."""
+        traces = replay.traces
+        return cls(
+            **dataclasses.asdict(draft_figures(replay)),
+            estimand=estimand(traces.temperature, traces.sampling, replay.draft_sampling),
+            num_draft_tokens=replay.num_draft_tokens,
+            draft_sampling=replay.draft_sampling,
+            traces=traces,
+            first_step_agreement=replay.first_step.share,
+            prompts=tuple(map(ReplayedPrompt.of, replay.prompts)),
+            rope_theta=rope_theta,
+            dtype=dtype,
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data for JSON; a prompt says its cluster where it has one."""
+        return dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
+
+    @property
+    def counted(self) -> list[PromptCounts]:
+        """What was counted of each prompt."""
+        return [prompt.counted for prompt in self.prompts]
 
     def problem(self) -> str:
         """What no replay says; empty for what one may say."""

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from .counted_drafts import Floats
+from ..counting.jackknife import NO_SPREAD, Floats
 
 NUM_DRAWS = 40_000  # the level is off by 0.001
 MOST_CORRELATED = 400
 """Estimates whose correlations are used: a second of one core; of 3,000 it would be minutes."""
 _CHUNK = 4_000
 _SEED = 0
-_NO_SPREAD = 1e-12  # what rounding leaves of a standard error of zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class Estimate:
     @property
     def has_spread(self) -> bool:
         """Whether the prompts differ in it at all."""
-        return self.standard_error > _NO_SPREAD
+        return self.standard_error > NO_SPREAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

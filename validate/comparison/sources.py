@@ -6,16 +6,17 @@ from pathlib import Path
 
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
-from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.draft_counts import PromptCounts
 from ..counting.draft_replay import DraftReplay
 from ..counting.estimand import estimand
 from ..errors import CompareError
-from ..judging.judgement import PromptFigures
+from ..judging.judgement import GateReport
+from ..judging.retuned_gate import RetunedRecord
 from ..measure.measurement import Measurement, differences
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document, read_report
-from ..report.judgements import Comparison, Joint, Retuned
 from ..served.common_rounds import whole_counts
+from ..served.joint_report import JointReport
 from .counted_drafts import Contestant, CountedDrafts, count_drafts
 from .replay_file import ReplayedDraft, read_replays
 
@@ -38,17 +39,6 @@ class Counted:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompt:
-    """As `PromptCounts`."""
-
-    id: str
-    category: str
-    prompt_sha256: str
-    counts: AcceptanceCounts
-    cluster: str
-
-
 def of_replays(replays: Sequence[DraftReplay], digests: Sequence[str]) -> Counted:
     """Replays of one call.
 
@@ -61,12 +51,12 @@ def of_replays(replays: Sequence[DraftReplay], digests: Sequence[str]) -> Counte
         Contestant(name=one.name, sha256=digest, prompts=one.prompts)
         for one, digest in zip(replays, digests, strict=True)
     ]
-    problem = first.traces.problem()
+    fault = first.traces.text.fault
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
         counted_by=estimand(first.traces.temperature, first.traces.sampling, first.draft_sampling),
-        warnings=() if problem is None else (problem,),
+        warnings=() if fault is None else (fault,),
     )
 
 
@@ -124,7 +114,7 @@ def _of_replayed(paths: Sequence[Path]) -> Counted:
             drafts.append(replay)  # the reference of several files is one draft
     return Counted(
         drafts=count_drafts(
-            [Contestant(name=one.name, sha256=None, prompts=one.prompts) for one in drafts]
+            [Contestant(name=one.name, sha256=None, prompts=one.counted) for one in drafts]
         ),
         num_draft_tokens=first.num_draft_tokens,
         counted_by=first.estimand,
@@ -154,7 +144,7 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
         Contestant(
             name=first.header.drafts.baseline.name,
             sha256=baseline.background.baseline_sha256,
-            prompts=_prompts(baseline.prompts, of_candidate=False),
+            prompts=[one.counts(of_candidate=False) for one in baseline.prompts],
         )
     ]
     for _, document, comparison in found:
@@ -162,7 +152,7 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
             Contestant(
                 name=document.header.drafts.candidate.name,
                 sha256=comparison.background.candidate_sha256,
-                prompts=_prompts(comparison.prompts, of_candidate=True),
+                prompts=[one.counts(of_candidate=True) for one in comparison.prompts],
             )
         )
     return Counted(
@@ -172,11 +162,11 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
     )
 
 
-def _replayed(path: Path, document: Document) -> Comparison:
+def _replayed(path: Path, document: Document) -> GateReport:
     """The comparison of two replays, with the draft as released; its prompts were recorded."""
     judgement = document.judgement
-    found = judgement.replayed if isinstance(judgement, Joint) else judgement
-    if isinstance(found, Retuned):
+    found = judgement.replayed if isinstance(judgement, JointReport) else judgement
+    if isinstance(found, RetunedRecord):
         found = found.against_bf16
     if found is None or found.traces is None:
         raise CompareError(
@@ -191,7 +181,7 @@ def _replayed(path: Path, document: Document) -> Comparison:
     return found
 
 
-def _difference(one: Comparison, other: Comparison) -> str:
+def _difference(one: GateReport, other: GateReport) -> str:
     """What must be equal and is not; empty if nothing."""
     assert one.traces is not None  # see `_replayed`
     assert other.traces is not None
@@ -205,21 +195,6 @@ def _difference(one: Comparison, other: Comparison) -> str:
         return "another baseline"
     counts = [[prompt.baseline for prompt in each.prompts] for each in (one, other)]
     return "" if counts[0] == counts[1] else "other counts of the same baseline"
-
-
-def _prompts(prompts: Sequence[PromptFigures], *, of_candidate: bool) -> tuple[_Prompt, ...]:
-    return tuple(
-        _Prompt(
-            id=prompt.id,
-            category=prompt.category,
-            prompt_sha256=prompt.prompt_sha256,
-            counts=AcceptanceCounts(
-                histogram=prompt.candidate if of_candidate else prompt.baseline
-            ),
-            cluster=prompt.cluster,
-        )
-        for prompt in prompts
-    )
 
 
 def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
@@ -256,7 +231,7 @@ def _contestant(measurement: Measurement, num_draft_tokens: int) -> Contestant:
     speculation = measurement.setup.speculation
     assert speculation is not None  # see `_num_draft_tokens`
     prompts = tuple(
-        _Prompt(
+        PromptCounts(
             id=record.id,
             category=record.category,
             prompt_sha256=record.prompt_sha256,

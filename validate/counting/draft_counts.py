@@ -1,53 +1,65 @@
-"""What is judged of a draft, replayed or served: its counts prompt by prompt, and of what text."""
+"""What is judged of a draft: its counts prompt by prompt, and of what text.
 
-from collections.abc import Sequence
+What the gate samples are distinct prompts. Copies of a prompt, recorded under whatever ids, are one
+prompt that was decoded several times, the turns of a conversation are one text, and prompts that
+hardly differ, or that their author put into one cluster, are no independent samples. Their counts
+are summed: the sum weighs as much as they do together, and counts as one.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from .acceptance_counts import AcceptanceCounts
 
 
-class PromptCounts(Protocol):
-    """One prompt under one draft."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCounts:
+    """One prompt under one draft.
+
+    Attributes:
+        prompt_sha256: of its token ids, so that one prompt under two ids is known as one; of a
+            later turn, that of its conversation's first.
+        counts: of its verify steps; whole numbers unless they are expected or weighted.
+        cluster: that hash of the first of the prompts with which it belongs together (near
+            duplicates, prompts of a declared cluster); "" = with none of another hash.
+    """
+
+    id: str
+    category: str
+    prompt_sha256: str
+    counts: AcceptanceCounts
+    cluster: str = ""
 
     @property
-    def id(self) -> str:
-        """Of the prompt."""
+    def identity(self) -> tuple[str, str]:
+        """What two drafts must have been counted on alike."""
+        return self.id, self.prompt_sha256
 
     @property
-    def category(self) -> str:
-        """Of the prompt."""
-
-    @property
-    def prompt_sha256(self) -> str:
-        """Of its token ids: copies of it, and turns of one conversation, have the same."""
-
-    @property
-    def cluster(self) -> str:
-        """The same for prompts that are no independent samples; "" = those of its hash alone."""
-
-    @property
-    def counts(self) -> AcceptanceCounts:
-        """Of its rounds; whole numbers unless they are expected or weighted."""
+    def counted_with(self) -> str:
+        """What the prompt is counted together with; of most prompts their own hash."""
+        return self.cluster or self.prompt_sha256
 
 
-class TextFigures(Protocol):
-    """What is known of the text that was written, whatever the draft."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFigures:
+    """What is known of the text that was written, whatever the draft.
 
-    @property
-    def mean_token_probability(self) -> float | None:
-        """Of the emitted tokens under the target; None for greedy text, or where not known."""
+    Attributes:
+        mean_token_probability: of the emitted tokens under the target; None for greedy text, or
+            where it is not known.
+        num_near_duplicates: distinct prompts that hardly differ from others, as far as it is known.
+        fault: why no draft can be judged by it, without a full stop; None = nothing is known.
+    """
 
-    @property
-    def num_near_duplicates(self) -> int:
-        """Distinct prompts that hardly differ from others, as far as it is known."""
-
-    def problem(self) -> str | None:
-        """Why no draft can be judged by it, without a full stop; None = nothing is known."""
+    mean_token_probability: float | None
+    num_near_duplicates: int
+    fault: str | None = None
 
 
 class DraftCounts(Protocol):
-    """One draft over all prompts."""
+    """One draft over all prompts, replayed, served, or as a report has it."""
 
     @property
     def name(self) -> str:
@@ -71,22 +83,48 @@ class DraftCounts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wording:
-    """What a verdict calls the way in which drafts were counted.
+class CountedDraft:
+    """`DraftCounts` that are known at once."""
 
-    Attributes:
-        both_again: how both drafts are counted so that they can be compared, a sentence.
-        take: what is done with a fresh set of prompts, capital letter.
-        longer: how a prompt gets more rounds.
+    name: str
+    num_draft_tokens: int
+    prompts: tuple[PromptCounts, ...]
+    counts: AcceptanceCounts
+    text: TextFigures
+
+
+RecordedPair = tuple[PromptCounts, PromptCounts]
+"""One recorded prompt under the baseline and under the candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPair:
+    """One cluster of prompts under both drafts, summed."""
+
+    baseline: AcceptanceCounts
+    candidate: AcceptanceCounts
+
+    def __add__(self, copy: "PromptPair") -> "PromptPair":
+        return PromptPair(
+            baseline=self.baseline + copy.baseline, candidate=self.candidate + copy.candidate
+        )
+
+
+def recorded_pairs(baseline: DraftCounts, candidate: DraftCounts) -> list[RecordedPair]:
+    """The prompts of two drafts, in one order, with at least one verify step under both."""
+    both = zip(baseline.prompts, candidate.prompts, strict=True)
+    return [(b, q) for b, q in both if b.counts.num_steps and q.counts.num_steps]
+
+
+def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
+    """One pair per cluster, in the order of their first prompts.
+
+    Asked of one category, it sums the prompts in that category: a cluster whose prompts carry
+    several categories is one of each.
     """
-
-    both_again: str
-    take: str
-    longer: str
-
-
-REPLAYED = Wording(
-    both_again="Replay both drafts in one run, with one K.",
-    take="Record",
-    longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
-)
+    found: dict[str, PromptPair] = {}
+    for baseline, candidate in recorded:
+        pair = PromptPair(baseline=baseline.counts, candidate=candidate.counts)
+        known = found.get(baseline.counted_with)
+        found[baseline.counted_with] = known + pair if known else pair
+    return tuple(found.values())

@@ -5,29 +5,20 @@ from dataclasses import dataclass
 from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import Sampling, TargetIdentity
 from .acceptance_counts import AcceptanceCounts, pooled
+from .draft_counts import PromptCounts, TextFigures
 from .estimand import DraftSampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptReplay:
-    """One prompt under one draft.
+class PromptReplay(PromptCounts):
+    """One prompt under one draft; no verify step if the continuation is too short.
 
     Attributes:
-        prompt_sha256: of its token ids, so that one prompt under two ids is known as one; of a
-            later turn, that of its conversation's first.
-        cluster: that hash of the first of the prompts with which it belongs together (near
-            duplicates, prompts of a declared cluster); "" = with none of another hash.
-        counts: of the rounds of speculative decoding; no step if the continuation is too short.
-        every_position: the same as if a round started at every position: another quantity (it
+        every_position: the counts as if a round started at every position: another quantity (it
             over-weights easy text), with less noise when two drafts are compared.
     """
 
-    id: str
-    category: str
-    prompt_sha256: str
-    counts: AcceptanceCounts
     every_position: AcceptanceCounts
-    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +57,21 @@ class TraceFigures:
 
     sha256: str
     target: TargetIdentity
-    temperature: float = 0
-    sampling: Sampling | None = None
-    mean_token_probability: float | None = None
+    temperature: float
+    sampling: Sampling | None
+    mean_token_probability: float | None
     repeated_8gram_share: float
     num_near_duplicates: int
     features: FeatureEvidence
 
-    def problem(self) -> str | None:
-        """What is wrong with the features, or None."""
-        return self.features.problem()
+    @property
+    def text(self) -> TextFigures:
+        """What is judged of it."""
+        return TextFigures(
+            mean_token_probability=self.mean_token_probability,
+            num_near_duplicates=self.num_near_duplicates,
+            fault=self.features.fault(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +93,9 @@ class DraftReplay:
     first_step: FirstStepAgreement
 
     @property
-    def text(self) -> TraceFigures:
-        """The traces."""
-        return self.traces
+    def text(self) -> TextFigures:
+        """Of the traces."""
+        return self.traces.text
 
     @property
     def counts(self) -> AcceptanceCounts:

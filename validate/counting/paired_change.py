@@ -9,17 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from .acceptance_counts import AcceptanceCounts
-
-Floats = NDArray[np.float64]
+from .jackknife import (
+    NO_SPREAD,
+    Floats,
+    effective_sample_size,
+    pseudo_values,
+    sums_without,
+    t_quantile,
+)
 
 LIKELY = 0.8
 """One-sided confidence of the changes between which `RequiredPrompts` ranges."""
 
-_NO_SPREAD = 1e-12  # what rounding leaves of a standard error of zero
 _SKEWNESS_SEEN = 2.0
 """The skewness that counts, by the one that a sample shows, which is too small where the loss is
 rare. Chosen by simulation: 1 leaves 7 to 9 % false passes of 5 at 60 prompts, 3 costs more power.
@@ -59,7 +63,7 @@ class PairedChange:
     @property
     def has_spread(self) -> bool:
         """Whether the change differs from prompt to prompt at all."""
-        return self.standard_error > _NO_SPREAD
+        return self.standard_error > NO_SPREAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,15 +163,14 @@ def jackknife_bounds(
     count = tokens_b.shape[-1]
     sums = [x.sum(-1, keepdims=True) for x in (tokens_q, steps_q, tokens_b, steps_b)]
     theta = _log_ratio(*sums)
-    each = (tokens_q, steps_q, tokens_b, steps_b)
-    without = _log_ratio(*(total - x for total, x in zip(sums, each, strict=True)))
-    pseudo_values = count * theta - (count - 1) * without
+    without = _log_ratio(*map(sums_without, (tokens_q, steps_q, tokens_b, steps_b)))
+    psi = pseudo_values(theta, without)
     theta = theta[..., 0]
-    deviation = pseudo_values.std(-1, ddof=1)
+    deviation = psi.std(-1, ddof=1)
     error = deviation / math.sqrt(count)
-    skewness = np.where(error > _NO_SPREAD, _skewness(pseudo_values), 0.0)
-    effective = steps_b.sum(-1) ** 2 / (steps_b**2).sum(-1)
-    quantile = stats.t.ppf(confidence, np.maximum(1.0, effective - 1))
+    skewness = np.where(error > NO_SPREAD, _skewness(psi), 0.0)
+    effective = effective_sample_size(steps_b)
+    quantile = t_quantile(confidence, effective - 1)
     tilt = _SKEWNESS_SEEN * skewness / math.sqrt(count)
     return JackknifeBounds(
         log_ratio=theta,
@@ -214,7 +217,7 @@ def required_prompts(
 def _skewness(values: Floats) -> Floats:
     """[...] third central moment over the 3/2th power of the second, of [..., N] values."""
     away = values - values.mean(-1, keepdims=True)
-    variance = np.maximum((away**2).mean(-1), _NO_SPREAD**2)
+    variance = np.maximum((away**2).mean(-1), NO_SPREAD**2)
     skewness: Floats = (away**3).mean(-1) / variance**1.5
     return skewness
 

@@ -27,7 +27,7 @@ from ...calibration.traces.near_duplicates import (
 )
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
-from ...quantize.drafts.family import usual_draft_tokens
+from ...quantize.drafts.geometry import usual_draft_tokens
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import ReplayError
 from .acceptance_counts import repeated_ngram_share

@@ -118,10 +118,10 @@ def _doubt_about_baseline(
             f" expected (--expect-baseline, within {EXPECTED_WITHIN:.0%}).",
             action="Check K, target and prompts, and the baseline's config.json.",
         )
-    problem = baseline.text.problem()
-    if problem is not None:
+    fault = baseline.text.fault
+    if fault is not None:
         return Doubt(
-            reason=f"{problem[0].upper()}{problem[1:]}.",
+            reason=f"{fault[0].upper()}{fault[1:]}.",
             action="Record the traces again; if they are right, --expect-baseline AL with the"
             " acceptance length that the baseline has elsewhere confirms it.",
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..counting.acceptance_counts import pooled
-from ..counting.clusters import PromptPair, RecordedPair, distinct_prompts
+from ..counting.draft_counts import PromptPair, RecordedPair, distinct_prompts
 from ..counting.paired_change import PairedChange, paired_change
 from .policy import Policy
 

@@ -10,17 +10,14 @@ ANOMALOUS     the figures are not those of a working pair of drafts on the same 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-from ..counting.clusters import PromptPair
-from ..counting.draft_counts import DraftCounts, Wording
+from ..counting.draft_counts import DraftCounts, PromptPair
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
 from .anomalies import Background, find_doubt
 from .categories import CategoryFigures, outcome
 from .interim_analysis import Look
 from .policy import Policy
-
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
+from .verdict import Verdict, Wording
 
 MOST_PROMPTS = 10_000
 """Nobody records more, so that no larger number is advised."""

@@ -5,82 +5,48 @@ This module gathers the evidence and writes the report; `decision` has the rules
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ..counting.clusters import RecordedPair, distinct_prompts, recorded_pairs
-from ..counting.draft_counts import REPLAYED, DraftCounts, Wording
+from ..counting.draft_counts import DraftCounts, RecordedPair, distinct_prompts, recorded_pairs
 from ..counting.draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
 from ..counting.estimand import CONVENTION, DraftSampling, estimand
 from ..counting.paired_change import PairedChange, RequiredPrompts
 from ..errors import GateError
 from .anomalies import NO_BACKGROUND, Background, check_expected_baseline
 from .categories import CategoryFigures, change_of, judge_categories
-from .decision import Evidence, Verdict, decide
+from .contradictions import comparison_problem, exit_code_problem
+from .decision import Evidence, decide
+from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures
 from .gate_warnings import caveats
 from .interim_analysis import Look
 from .policy import Policy, looser_than_release
-from .served_figures import ServedFigures
-
-EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}
+from .verdict import EXIT_CODES, REPLAYED, Verdict, Wording
 
 MIN_ROUNDS_PER_PROMPT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftFigures:
-    """What was counted of one draft; fields as in `AcceptanceCounts`.
-
-    Attributes:
-        every_position_mean_acceptance_length: see `PromptReplay`; None of a draft that was served.
-    """
-
-    name: str
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    num_steps: float
-    num_emitted_tokens: float
-    histogram: tuple[float, ...]
-    survival: tuple[float, ...]
-    conditional: tuple[float | None, ...]
-    every_position_mean_acceptance_length: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptFigures:
-    """One recorded prompt, with a round at least under both drafts.
-
-    Attributes:
-        prompt_sha256, cluster: see `PromptCounts`.
-        baseline, candidate: [K + 1] histograms, see `AcceptanceCounts`.
-    """
-
-    id: str
-    category: str
-    prompt_sha256: str
-    baseline: tuple[float, ...]
-    candidate: tuple[float, ...]
-    cluster: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
-    """The verdict and everything that it rests on.
+    """The verdict and everything that it rests on: the keys of a report, written and read.
 
     Attributes:
         reason: one sentence. action: what to do about it, one way out a line; None for PASS.
         warnings: what a reader has to know beside the verdict, a sentence each.
         looser_than_release: what the policy in use allows and `release` does not.
-        look: None for a single one. `change.confidence` is then the policy's.
-        num_prompts: distinct prompts with at least one round. num_copies: recorded beyond the first
-            of each. num_short_prompts: left out for being too short. num_clusters: of prompts that
-            belong together, each summed and counted as one; None where nothing says it.
-        change: None where the two drafts cannot be compared.
+        look: which planned interim analysis; None for a single one. `change.confidence` is then
+            the policy's.
+        num_prompts: distinct prompts with at least one verify step. num_copies: recorded beyond the
+            first of each. num_short_prompts: left out for being too short. num_clusters: of prompts
+            that belong together, each summed and counted as one; None where nothing says it.
+        change: None where the two drafts cannot be compared. relative_change: the same as a share.
         required_num_prompts: where the prompts were too few.
-        traces, first_step: of replays; None of drafts that were served.
+        traces, first_step, draft_sampling: of replays; None of drafts that were served.
         served: how two measurements were compared; None of replays.
         prompts: that were compared, in their order; none where the two drafts cannot be.
+        exit_code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS.
     """
 
+    kind: Literal["comparison"] = "comparison"
     verdict: Verdict
     reason: str
     action: str | None
@@ -91,8 +57,8 @@ class GateReport:
     estimand: str
     convention: str
     num_draft_tokens: int
-    draft_sampling: DraftSampling | None = None
-    traces: TraceFigures | None = None
+    draft_sampling: DraftSampling | None
+    traces: TraceFigures | None
     background: Background
     num_prompts: int
     num_copies: int
@@ -101,26 +67,30 @@ class GateReport:
     candidate: DraftFigures
     change: PairedChange | None
     required_num_prompts: RequiredPrompts | None
-    first_step: FirstStepAgreement | None = None
+    first_step: FirstStepAgreement | None
     categories: tuple[CategoryFigures, ...]
-    served: ServedFigures | None = None
-    prompts: tuple[PromptFigures, ...] = ()
+    served: ServedFigures | None
+    prompts: tuple[PromptFigures, ...]
     num_clusters: int | None = None
+    exit_code: int
+    relative_change: float | None
 
-    @property
-    def exit_code(self) -> int:
-        """0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS."""
-        return EXIT_CODES[self.verdict]
+    def problem(self) -> str:
+        """What no gate says; empty for what one may say."""
+        return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
+            num_draft_tokens=self.num_draft_tokens,
+            drafts=(self.baseline, self.candidate),
+            changes=(self.change, *(each.change for each in self.categories)),
+            limits=[
+                self.policy.max_relative_drop,
+                *(each.max_relative_drop for each in self.categories),
+            ],
+            prompts=self.prompts,
+        )
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data for JSON, finite numbers only, with `exit_code` and `relative_change`."""
-        relative = self.change.relative_change if self.change else None
-        return {
-            "kind": "comparison",
-            **dataclasses.asdict(self),
-            "exit_code": self.exit_code,
-            "relative_change": relative,
-        }
+        """Plain data for JSON, finite numbers only."""
+        return dataclasses.asdict(self)
 
 
 def judge(
@@ -177,13 +147,9 @@ def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
         )
     if baseline.draft_sampling != candidate.draft_sampling:
         return "the two drafts chose their proposals in different ways"
-    if _identities(baseline) != _identities(candidate):
+    if [one.identity for one in baseline.prompts] != [one.identity for one in candidate.prompts]:
         return "the two drafts were replayed on different prompts"
     return ""
-
-
-def _identities(replay: DraftReplay) -> list[tuple[str, str]]:
-    return [(prompt.id, prompt.prompt_sha256) for prompt in replay.prompts]
 
 
 def judge_counts(
@@ -249,6 +215,8 @@ def judge_counts(
         estimand=estimand,
         convention=CONVENTION,
         num_draft_tokens=baseline.num_draft_tokens,
+        draft_sampling=None,
+        traces=None,
         background=background,
         num_prompts=num_prompts,
         num_copies=num_copies,
@@ -257,44 +225,13 @@ def judge_counts(
         candidate=counted_figures(candidate),
         change=evidence.change,
         required_num_prompts=decision.required_num_prompts,
+        first_step=None,
         categories=evidence.categories,
-        prompts=tuple(map(_prompt_figures, recorded)),
+        served=None,
+        prompts=tuple(PromptFigures.of(*pair) for pair in recorded),
         num_clusters=len(prompts),
-    )
-
-
-def draft_figures(replay: DraftReplay) -> DraftFigures:
-    """The figures of one replayed draft, pooled over its prompts."""
-    return dataclasses.replace(
-        counted_figures(replay),
-        every_position_mean_acceptance_length=replay.every_position.mean_acceptance_length,
-    )
-
-
-def counted_figures(draft: DraftCounts) -> DraftFigures:
-    """The figures of one draft, pooled over its prompts; at least one has a round."""
-    counts = draft.counts
-    return DraftFigures(
-        name=draft.name,
-        mean_acceptance_length=counts.mean_acceptance_length,
-        draft_acceptance_rate=counts.draft_acceptance_rate,
-        num_steps=counts.num_steps,
-        num_emitted_tokens=counts.num_emitted_tokens,
-        histogram=counts.histogram,
-        survival=counts.survival,
-        conditional=counts.conditional,
-    )
-
-
-def _prompt_figures(pair: RecordedPair) -> PromptFigures:
-    baseline, candidate = pair
-    return PromptFigures(
-        id=baseline.id,
-        category=baseline.category,
-        prompt_sha256=baseline.prompt_sha256,
-        baseline=baseline.counts.histogram,
-        candidate=candidate.counts.histogram,
-        cluster=baseline.cluster,
+        exit_code=EXIT_CODES[decision.verdict],
+        relative_change=evidence.change.relative_change if evidence.change else None,
     )
 
 

@@ -8,20 +8,21 @@ nothing of quantization; but a loss must not be beyond the limit there either. P
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ...quantize.files.provenance import TunedProvenance
-from ..counting.clusters import distinct_prompts, recorded_pairs
+from ..counting.draft_counts import distinct_prompts, recorded_pairs
 from ..counting.draft_replay import DraftReplay
 from ..counting.paired_change import PairedChange
 from ..errors import GateError
 from .anomalies import Background
 from .candidate_origin import DraftFolder
 from .categories import change_of
-from .decision import Verdict
+from .contradictions import exit_code_problem
 from .interim_analysis import Look
-from .judgement import EXIT_CODES, GateReport, judge
+from .judgement import GateReport, judge
 from .policy import Policy
+from .verdict import EXIT_CODES, Verdict, worst
 
 MARK = "RETUNED"
 RULE = (
@@ -29,33 +30,35 @@ RULE = (
     " BF16 draft as released; the first comparison is that of quantization, the second has the"
     " training in it"
 )
-_WORST_FIRST: tuple[Verdict, ...] = ("ANOMALOUS", "FAIL", "INCONCLUSIVE", "PASS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetunedReport:
-    """Both comparisons, and the verdict that they give together.
+class RetunedRecord:
+    """Both comparisons, and the verdict that they give together: the keys of a report.
 
     Attributes:
         verdict: the worse one of the two; figures that are not believed are the worst.
         reason: of both, with the figures. action: what to do about it, None for PASS.
+        quantization_change: relative, against the BF16 draft taught alike.
+        training_change: relative, of the draft taught alike against the draft as released.
+        quantization_and_training_change: relative, against the draft as released. Each is None
+            where the replays cannot be compared.
         against_tuned: the BF16 draft taught alike is the baseline: what quantization changed.
         against_bf16: the draft as released is: what quantization and training changed.
-        training: what training changed without quantization, the first baseline against the second;
-            None where the replays cannot be compared.
     """
 
+    kind: Literal["retuned"] = "retuned"
+    mark: str
+    rule: str
     verdict: Verdict
     reason: str
     action: str | None
+    exit_code: int
+    quantization_change: float | None
+    training_change: float | None
+    quantization_and_training_change: float | None
     against_tuned: GateReport
     against_bf16: GateReport
-    training: PairedChange | None
-
-    @property
-    def exit_code(self) -> int:
-        """0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS."""
-        return EXIT_CODES[self.verdict]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -63,22 +66,26 @@ class RetunedReport:
         both = (*self.against_tuned.warnings, *self.against_bf16.warnings)
         return tuple(dict.fromkeys(both))
 
+    def problem(self) -> str:
+        """What no gate says; empty for what one may say."""
+        return exit_code_problem(self.verdict, self.exit_code)
+
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data for JSON; each comparison as `GateReport.to_mapping` has it."""
-        return {
-            "kind": "retuned",
-            "mark": MARK,
-            "rule": RULE,
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "action": self.action,
-            "exit_code": self.exit_code,
-            "quantization_change": _relative(self.against_tuned.change),
-            "training_change": _relative(self.training),
-            "quantization_and_training_change": _relative(self.against_bf16.change),
-            "against_tuned": self.against_tuned.to_mapping(),
-            "against_bf16": self.against_bf16.to_mapping(),
-        }
+        """Plain data for JSON."""
+        keys = [field.name for field in dataclasses.fields(RetunedRecord)]
+        mapping = dataclasses.asdict(self)
+        return {key: mapping[key] for key in keys}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetunedReport(RetunedRecord):
+    """What was judged, with what no report keeps.
+
+    Attributes:
+        training: what training changed without quantization, the first baseline against the second.
+    """
+
+    training: PairedChange | None
 
 
 def check_tuned_baseline(
@@ -181,19 +188,21 @@ def retuned_report(
     against_tuned: GateReport, against_bf16: GateReport, training: PairedChange | None
 ) -> RetunedReport:
     """What both comparisons say together; arguments as in `RetunedReport`."""
-    verdict = min(against_tuned.verdict, against_bf16.verdict, key=_WORST_FIRST.index)
+    verdict = worst([against_tuned.verdict, against_bf16.verdict])
     worse = against_tuned if against_tuned.verdict == verdict else against_bf16
     return RetunedReport(
+        mark=MARK,
+        rule=RULE,
         verdict=verdict,
         reason=f"{MARK}. Against the BF16 draft taught alike (quantization):"
         f" {against_tuned.verdict}. {against_tuned.reason} Against the BF16 draft as released"
         f" (quantization and training): {against_bf16.verdict}. {against_bf16.reason}",
         action=worse.action,
+        exit_code=EXIT_CODES[verdict],
+        quantization_change=against_tuned.relative_change,
+        training_change=None if training is None else training.relative_change,
+        quantization_and_training_change=against_bf16.relative_change,
         against_tuned=against_tuned,
         against_bf16=against_bf16,
         training=training,
     )
-
-
-def _relative(change: PairedChange | None) -> float | None:
-    return None if change is None else change.relative_change

@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
-Floats = NDArray[np.float64]
+from ..counting.jackknife import (
+    Floats,
+    effective_sample_size,
+    sums_without,
+    t_quantile,
+    variance,
+)
+
 CONFIDENCE = 0.95
 """Two-sided, of every interval."""
 
@@ -91,7 +96,7 @@ def estimate(factors: Sequence[Factor]) -> Estimate:
     of_prompts = _variance(factors, axis=1)
     of_repeats = _variance(factors, axis=0)
     weights = factors[-1].values.sum(axis=0)
-    effective = float(weights.sum() ** 2 / (weights**2).sum())
+    effective = float(effective_sample_size(weights))
     half = math.hypot(
         _quantile(effective - 1) * math.sqrt(of_prompts),
         _quantile(shape[0] - 1) * math.sqrt(of_repeats),
@@ -109,20 +114,17 @@ def _rests_on_one(values: Floats) -> bool:
 
 
 def _quantile(degrees_of_freedom: float) -> float:
-    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, max(1.0, degrees_of_freedom)))
+    return float(t_quantile(0.5 + CONFIDENCE / 2, degrees_of_freedom))
 
 
 def _variance(factors: Sequence[Factor], axis: int) -> float:
     """Of theta, by leaving each item along an axis out."""
     logs = sum(f.power * np.log(_sums_without(f.values, axis)) for f in factors)
-    without = np.asarray(logs, dtype=np.float64)
-    return float((len(without) - 1) * without.var())
+    return variance(np.asarray(logs, dtype=np.float64))
 
 
 def _sums_without(values: Floats, axis: int) -> Floats:
-    along: Floats = values.sum(axis=1 - axis)
-    without: Floats = along.sum() - along
-    return without
+    return sums_without(values.sum(axis=1 - axis))
 
 
 def _theta(sums: Sequence[tuple[float, int]]) -> float:

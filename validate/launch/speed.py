@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recipes.errors import short
+from ..counting.jackknife import Floats
 from ..errors import MeasureError
 from ..measure.measurement import Measurement, RequestRecord, differences
-from .crossed_intervals import Estimate, Factor, Floats, estimate
+from .crossed_intervals import Estimate, Factor, estimate
 
 PROMPTS_PER_REQUEST_IN_FLIGHT = 4
 """Below that much of a run is its end."""

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from scipy import stats
 
 from ..errors import ParityError
-from ..judging.decision import Verdict
+from ..judging.verdict import Verdict
 from ..measure.measurement import Measurement
 from .finding import Finding
 from .first_differences import Audit, Divergence, audit

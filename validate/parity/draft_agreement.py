@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from ...calibration.passes.draft_inputs import check_trace_fits, first_hidden
-from ...calibration.passes.draft_pass import DraftPass, finite, positions, whole_rows
 from ...calibration.passes.predictions import (
     MAX_LOGITS,
     draft_ids_of,
-    draft_passes,
     num_draft_tokens_fault,
 )
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts.forward import DraftPass, finite, positions, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..counting.expectation import acceptance_probabilities
 from ..errors import ParityError
@@ -119,7 +118,7 @@ def draft_agreement(
     Raises:
         TraceError: the traces do not fit a draft, or are damaged.
         ParityError: see `check_comparable`; `top` is out of range; all continuations are too short.
-        CalibrationError: a draft computes NaN or infinity.
+        ForwardError: a draft computes NaN or infinity.
     """
     check_comparable(baseline, candidate, traces, num_draft_tokens)
     if not 1 <= top <= baseline.forward.num_logits:
@@ -181,8 +180,7 @@ class _Compared:
 
     def _passes(self, draft: LoadedDraft) -> Iterator[DraftPass]:
         hidden = first_hidden(draft, self._traces, self._trace)
-        return draft_passes(
-            draft.forward,
+        return draft.forward.passes(
             hidden[None],
             self._token_ids[None],
             rows=self._rows,

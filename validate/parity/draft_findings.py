@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..counting.pooled_mean import Bounded, pooled_mean
+from ..counting.jackknife import Bounded, pooled_mean
 from .draft_agreement import ACCEPTED, PromptAgreement, Quantity
 from .finding import Finding
 from .limits import MIN_PROMPTS, Limits, judged, limits

@@ -1,10 +1,22 @@
-"""What one check of parity found, in the words of the gate."""
+"""What one check of parity found, in the words of the gate; and findings as a JSON file.
 
+{"format": "draftquant parity", "format_version": 1, "findings": [{"check": ...}, ...]}
+
+is what `parity --report` writes and the gate reads.
+"""
+
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from ..judging.decision import Verdict
+from ...quantize.files.report_files import write_reports
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ..errors import ParityError
+from ..judging.verdict import Verdict
 
 CheckName = Literal["divergence", "task", "sampled", "draft"]
 
@@ -46,9 +58,52 @@ class Finding:
         return ""
 
 
-_WORST_FIRST: tuple[Verdict, ...] = ("ANOMALOUS", "FAIL", "INCONCLUSIVE", "PASS")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FindingsFile:
+    format: Literal["draftquant parity"] = "draftquant parity"
+    format_version: Literal[1] = 1
+    findings: tuple[Finding, ...]
+
+    def problem(self) -> str:
+        """A report without a finding would pass whatever it is asked."""
+        return "" if self.findings else "findings: expected at least one"
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """ANOMALOUS before FAIL before INCONCLUSIVE before PASS; at least one is given."""
-    return min(verdicts, key=_WORST_FIRST.index)
+def to_mapping(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Plain data for JSON."""
+    return dataclasses.asdict(_FindingsFile(findings=tuple(findings)))
+
+
+def write_findings(path: Path, findings: Sequence[Finding], *, overwrite: bool = False) -> None:
+    """Write a report.
+
+    Args:
+        path: file to create.
+        findings: at least one.
+        overwrite: a file that exists is replaced.
+
+    Raises:
+        OutputError: it cannot be written, or exists.
+    """
+    text = json.dumps(to_mapping(findings), indent=2, allow_nan=False) + "\n"
+    write_reports({path: text}, overwrite=overwrite)
+
+
+def read_findings(path: Path) -> tuple[Finding, ...]:
+    """Read what `write_findings` wrote.
+
+    Returns:
+        At least one finding.
+
+    Raises:
+        ParityError: it is no such file, or says what no check says.
+    """
+    try:
+        report: _FindingsFile = decode(_FindingsFile, parse_object(read_text(path)))
+    except (OSError, JsonProblem) as exc:
+        raise ParityError(
+            path,
+            f"is no report of parity: {exc}",
+            fix="give what 'draftquant parity' --report wrote",
+        ) from exc
+    return report.findings

@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..counting.pooled_mean import Bounded
+from ..counting.jackknife import Bounded
 from ..errors import ParityError
-from ..judging.decision import Verdict
+from ..judging.verdict import Verdict
 from .finding import CheckName, Finding
 
 MIN_PROMPTS = 30

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.traces.prompt_trace import prompt_sha256
-from ..counting.pooled_mean import pooled_mean
+from ..counting.jackknife import pooled_mean
 from ..errors import ParityError
 from ..measure.measurement import Measurement, RequestRecord, differences
 from .finding import Finding

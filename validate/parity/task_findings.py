@@ -8,7 +8,7 @@ differences.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..counting.pooled_mean import Bounded, pooled_mean
+from ..counting.jackknife import Bounded, pooled_mean
 from ..errors import ParityError
 from .finding import Finding
 from .limits import MIN_PROMPTS, Limits, judged, limits

@@ -9,18 +9,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ...quantize.files.provenance import package_version
 from ...recipes.errors import short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import GateError
+from ..judging.judgement import GateReport
+from ..judging.retuned_gate import RetunedRecord
 from ..parity.finding import Finding
+from ..served.joint_report import JointReport
 from ..served.server_noise import ServerNoise
 from .facts import Drafts, EngineFacts, environment
-from .judged_again import judged_again
-from .judgements import Comparison, Joint, Judgement, Retuned
+from .judged_again import Judgement, judged_again
 
 FORMAT: Literal["draftquant gate"] = "draftquant gate"
 SCHEMA_VERSION: Literal[2] = 2
@@ -28,13 +30,6 @@ SCHEMA_VERSION: Literal[2] = 2
 _AGAIN = "run the gate again with --report"
 _KEYS_OF_OLD = {"verdict", "reason", "exit_code"}
 """What every report had before reports had a version."""
-
-
-class Judged(Protocol):
-    """What the gate gives, of whatever kind."""
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain data for JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,25 +66,25 @@ class Document:
     judgement: Judgement
 
     @property
-    def comparisons(self) -> tuple[tuple[str, Comparison], ...]:
+    def comparisons(self) -> tuple[tuple[str, GateReport], ...]:
         """Every comparison of two drafts, under its title: "" of a sole one."""
         return tuple(_comparisons(self.judgement, ""))
 
     @property
     def noise(self) -> ServerNoise | None:
         """Of the server, where it was measured twice."""
-        return self.judgement.noise if isinstance(self.judgement, Joint) else None
+        return self.judgement.noise if isinstance(self.judgement, JointReport) else None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Of checks of parity."""
-        return self.judgement.parity if isinstance(self.judgement, Joint) else ()
+        return self.judgement.parity if isinstance(self.judgement, JointReport) else ()
 
 
-def _comparisons(judgement: Judgement, title: str) -> Iterator[tuple[str, Comparison]]:
-    if isinstance(judgement, Comparison):
+def _comparisons(judgement: Judgement, title: str) -> Iterator[tuple[str, GateReport]]:
+    if isinstance(judgement, GateReport):
         yield title, judgement
-    elif isinstance(judgement, Retuned):
+    elif isinstance(judgement, RetunedRecord):
         lead = f"{title}, against" if title else "Against"
         yield f"{lead} BF16 taught alike: quantization", judgement.against_tuned
         yield f"{lead} BF16 as released: quantization and training", judgement.against_bf16
@@ -101,7 +96,7 @@ def _comparisons(judgement: Judgement, title: str) -> Iterator[tuple[str, Compar
 
 
 def document_of(
-    judged: Judged,
+    judged: Judgement,
     *,
     argv: Sequence[str],
     drafts: Drafts,

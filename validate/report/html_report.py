@@ -16,10 +16,10 @@ from ..charts.forest import Interval, forest
 from ..charts.look import style_sheet
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.paired_change import PairedChange
-from ..judging.judgement import DraftFigures, PromptFigures
+from ..judging.figures import DraftFigures, PromptFigures
+from ..judging.judgement import GateReport
 from . import words
 from .document import Document
-from .judgements import Comparison
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 """Beside the words, for those who scan; colours are only a third mark."""
@@ -54,7 +54,7 @@ class Part:
     """
 
     title: str
-    comparison: Comparison
+    comparison: GateReport
     forest: Markup
     left_out: int
     positions: Markup
@@ -119,7 +119,7 @@ WORDS = ("change", "bounds", "confidence", "limit", "length", "share", "count", 
 """Of `words`, those that templates use."""
 
 
-def intervals(found: Comparison) -> tuple[Interval, ...]:
+def intervals(found: GateReport) -> tuple[Interval, ...]:
     """The rows of the forest plot: the whole, then categories, of many those of most prompts."""
     largest = sorted(found.categories, key=lambda own: -own.num_prompts)[:MOST_DRAWN]
     return (
@@ -132,7 +132,7 @@ def intervals(found: Comparison) -> tuple[Interval, ...]:
     )
 
 
-def _of_one_depth(found: Comparison) -> Comparison:
+def _of_one_depth(found: GateReport) -> GateReport:
     """Drafts that cannot be compared may have another K each: no step got beyond its own."""
     most = max(len(found.baseline.survival), len(found.candidate.survival))
 
@@ -147,7 +147,7 @@ def _of_one_depth(found: Comparison) -> Comparison:
     )
 
 
-def _part(number: int, title: str, found: Comparison) -> Part:
+def _part(number: int, title: str, found: GateReport) -> Part:
     found = _of_one_depth(found)
     prompts = tuple(map(_lengths, found.prompts))
     most = max((prompt.steps for prompt in prompts), default=1)
@@ -183,7 +183,7 @@ def _part(number: int, title: str, found: Comparison) -> Part:
     )
 
 
-def _forest(key: str, found: Comparison) -> str:
+def _forest(key: str, found: GateReport) -> str:
     assert found.change is not None  # or there is nothing to draw
     return forest(
         key,

@@ -8,28 +8,35 @@ but written anew, so that a later version may word them better.
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...recipes.errors import short
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
-from ..counting.clusters import distinct_prompts, recorded_pairs
-from ..counting.draft_counts import REPLAYED, TextFigures
+from ..counting.draft_counts import (
+    CountedDraft,
+    PromptCounts,
+    TextFigures,
+    distinct_prompts,
+    recorded_pairs,
+)
 from ..counting.estimand import estimand
 from ..errors import GateError
 from ..judging.categories import change_of
-from ..judging.judgement import DraftFigures, GateReport, PromptFigures, judge_counts
-from ..judging.retuned_gate import MARK, RULE, RetunedReport, retuned_report
-from ..served.joint_report import JointReport
+from ..judging.figures import DraftFigures
+from ..judging.judgement import GateReport, judge_counts
+from ..judging.retuned_gate import MARK, RULE, RetunedRecord, RetunedReport, retuned_report
+from ..judging.verdict import REPLAYED
+from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import SERVED
 from ..served.server_noise import DRIFT_CONFIDENCE, ServerNoise, judged_noise
-from .judgements import Comparison, Joint, Judgement, Retuned
 
+Judgement = GateReport | RetunedRecord | JointReport
+"""Of two drafts, of a draft that was taught, or of several judgements."""
 _INCOMPARABLE = ": no comparison is possible."
 _FOLLOWING = (
     "verdict", "looser_than_release", "estimand", "num_prompts", "num_copies", "num_short_prompts",
     "baseline", "candidate", "change", "required_num_prompts", "categories", "prompts",
-    "num_clusters",
+    "num_clusters", "relative_change",
 )  # fmt: skip
 """Keys of a comparison that its counts and limits decide."""
 _OF_BOTH = ("verdict", "quantization_change", "training_change", "quantization_and_training_change")
@@ -41,51 +48,6 @@ class _EditedError(Exception):
     """What does not follow, and where."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Text:
-    """What the report says of the text; fields as in `TextFigures`."""
-
-    mean_token_probability: float | None
-    num_near_duplicates: int
-    features: str | None = None
-
-    @classmethod
-    def of(cls, found: Comparison) -> "_Text":
-        told = found.traces or found.served
-        if told is None:
-            raise _EditedError("traces, served: expected one of them")
-        return cls(
-            mean_token_probability=told.mean_token_probability,
-            num_near_duplicates=told.num_near_duplicates,
-            features=None if found.traces is None else found.traces.features.evidence.problem(),
-        )
-
-    def problem(self) -> str | None:
-        return self.features
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prompt:
-    """As `PromptCounts`."""
-
-    id: str
-    category: str
-    prompt_sha256: str
-    counts: AcceptanceCounts
-    cluster: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft:
-    """As `DraftCounts`; the last prompts are those that were too short."""
-
-    name: str
-    num_draft_tokens: int
-    prompts: Sequence[_Prompt]
-    counts: AcceptanceCounts
-    text: TextFigures
-
-
 def judged_again(found: Judgement) -> tuple[Judgement, str]:
     """Judge the counts of a report.
 
@@ -94,9 +56,9 @@ def judged_again(found: Judgement) -> tuple[Judgement, str]:
         counts, with where it stands, empty if all does.
     """
     try:
-        if isinstance(found, Comparison):
+        if isinstance(found, GateReport):
             return _compared(found, _compare(found)), ""
-        if isinstance(found, Retuned):
+        if isinstance(found, RetunedRecord):
             return _retuned(found)[0], ""
         return _joint(found), ""
     except _EditedError as exc:
@@ -105,7 +67,7 @@ def judged_again(found: Judgement) -> tuple[Judgement, str]:
         return found, exc.what
 
 
-def _compare(found: Comparison, *, taught: bool = False) -> GateReport:
+def _compare(found: GateReport, *, taught: bool = False) -> GateReport:
     """The verdict on the counts of a comparison."""
     if found.background.taught != taught:
         raise _EditedError(f"background.taught: expected {taught}, got {not taught}")
@@ -138,17 +100,15 @@ def _compare(found: Comparison, *, taught: bool = False) -> GateReport:
     return dataclasses.replace(report, baseline=both[0], candidate=both[1])
 
 
-def _compared(found: Comparison, again: GateReport) -> Comparison:
+def _compared(found: GateReport, again: GateReport) -> GateReport:
     """What was read, if it follows."""
     _check(found, {key: getattr(again, key) for key in _FOLLOWING})
-    change = again.change.relative_change if again.change else None
-    _check(found, {"relative_change": change})
     return dataclasses.replace(
         found, reason=again.reason, action=again.action, warnings=again.warnings
     )
 
 
-def _estimand(found: Comparison) -> str:
+def _estimand(found: GateReport) -> str:
     """Of traces, it is known; what a server did is taken as written."""
     traces = found.traces
     if traces is None:
@@ -156,32 +116,37 @@ def _estimand(found: Comparison) -> str:
     return estimand(traces.temperature, traces.sampling, found.draft_sampling or "greedy")
 
 
-def _draft(found: Comparison, *, of_candidate: bool) -> _Draft:
+def _draft(found: GateReport, *, of_candidate: bool) -> CountedDraft:
+    """A draft's counts; the last prompts are those that were too short."""
     figures = found.candidate if of_candidate else found.baseline
-    told = [_prompt(prompt, of_candidate=of_candidate) for prompt in found.prompts]
+    told = [prompt.counts(of_candidate=of_candidate) for prompt in found.prompts]
     _check_pooled(found, figures, told)
     nothing = AcceptanceCounts(histogram=(0.0,) * (found.num_draft_tokens + 1))
-    short_one = _Prompt(id="", category="", prompt_sha256="", counts=nothing)
-    return _Draft(
+    short_one = PromptCounts(id="", category="", prompt_sha256="", counts=nothing)
+    return CountedDraft(
         name=figures.name,
         num_draft_tokens=found.num_draft_tokens,
         prompts=(*told, *[short_one] * found.num_short_prompts),
         counts=AcceptanceCounts(histogram=figures.histogram),
-        text=_Text.of(found),
+        text=_text(found),
     )
 
 
-def _prompt(prompt: PromptFigures, *, of_candidate: bool) -> _Prompt:
-    return _Prompt(
-        id=prompt.id,
-        category=prompt.category,
-        prompt_sha256=prompt.prompt_sha256,
-        counts=AcceptanceCounts(histogram=prompt.candidate if of_candidate else prompt.baseline),
-        cluster=prompt.cluster,
+def _text(found: GateReport) -> TextFigures:
+    """What the report says of the text."""
+    if found.traces is not None:
+        return found.traces.text
+    if found.served is None:
+        raise _EditedError("traces, served: expected one of them")
+    return TextFigures(
+        mean_token_probability=found.served.mean_token_probability,
+        num_near_duplicates=found.served.num_near_duplicates,
     )
 
 
-def _check_pooled(found: Comparison, figures: DraftFigures, prompts: Sequence[_Prompt]) -> None:
+def _check_pooled(
+    found: GateReport, figures: DraftFigures, prompts: Sequence[PromptCounts]
+) -> None:
     """A draft's counts are the sum of its prompts', but for served ones that were left out."""
     if not prompts:
         return
@@ -194,7 +159,7 @@ def _check_pooled(found: Comparison, figures: DraftFigures, prompts: Sequence[_P
             raise _EditedError(f"{role}.histogram: expected {summed:g} by its prompts, got {own:g}")
 
 
-def _retuned(found: Retuned) -> tuple[Retuned, RetunedReport]:
+def _retuned(found: RetunedRecord) -> tuple[RetunedRecord, RetunedReport]:
     tuned, bf16 = found.against_tuned, found.against_bf16
     shared = [[(one.id, one.prompt_sha256, one.candidate) for one in each.prompts]
               for each in (tuned, bf16)]  # fmt: skip
@@ -208,8 +173,7 @@ def _retuned(found: Retuned) -> tuple[Retuned, RetunedReport]:
         prompts = distinct_prompts(recorded_pairs(before, after))
         training = change_of(prompts, bf16.policy.confidence)
     again = retuned_report(with_tuned, with_bf16, training)
-    expected = again.to_mapping()
-    _check(found, {key: expected[key] for key in _OF_BOTH})
+    _check(found, {key: getattr(again, key) for key in _OF_BOTH})
     read = dataclasses.replace(
         found,
         mark=MARK,
@@ -222,18 +186,16 @@ def _retuned(found: Retuned) -> tuple[Retuned, RetunedReport]:
     return read, again
 
 
-def _joint(found: Joint) -> Joint:
+def _joint(found: JointReport) -> JointReport:
     served = None if found.served is None else _compare(found.served)
     replayed: GateReport | RetunedReport | None = None
-    read_replayed: Comparison | Retuned | None = None
-    if isinstance(found.replayed, Retuned):
+    read_replayed: GateReport | RetunedRecord | None = None
+    if isinstance(found.replayed, RetunedRecord):
         read_replayed, replayed = _retuned(found.replayed)
     elif found.replayed is not None:
         replayed = _compare(found.replayed)
         read_replayed = _compared(found.replayed, replayed)
-    again = JointReport(
-        served=served, replayed=replayed, noise=_noise(found), findings=found.parity
-    )
+    again = joint_report(served=served, replayed=replayed, noise=_noise(found), parity=found.parity)
     _check(found, {"verdict": again.verdict})
     return dataclasses.replace(
         found,
@@ -246,7 +208,7 @@ def _joint(found: Joint) -> Joint:
     )
 
 
-def _noise(found: Joint) -> ServerNoise | None:
+def _noise(found: JointReport) -> ServerNoise | None:
     """By its two changes, whose counts no report has."""
     noise = found.noise
     if noise is None:

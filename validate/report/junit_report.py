@@ -10,9 +10,9 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from ...recipes.errors import visible
+from ..judging.judgement import GateReport
 from . import words
 from .document import Document
-from .judgements import Comparison
 
 SUITE = "draftquant gate"
 
@@ -99,7 +99,7 @@ def _cases(document: Document) -> Iterator[Case]:
         )
 
 
-def _categories(group: str, found: Comparison) -> Iterator[Case]:
+def _categories(group: str, found: GateReport) -> Iterator[Case]:
     for own in found.categories:
         if own.outcome is None:
             continue

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ...recipes.errors import visible
+from ..judging.judgement import GateReport
 from . import words
 from .document import Document
-from .judgements import Comparison
 
 MOST_ROWS = 40
 """Of a table. GitHub takes comments of 65,536 characters."""
@@ -82,7 +82,7 @@ def _lines(document: Document) -> Iterator[str]:
     yield from _footer(document)
 
 
-def _categories(found: Comparison) -> Iterator[str]:
+def _categories(found: GateReport) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [
         (
             "**all prompts**",

@@ -10,7 +10,7 @@ from ...calibration.traces.head_agreement import normalized
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.target_tables import FINAL_NORM, HEAD, SharedTables
 from ...calibration.traces.trace_folder import TraceFolder
-from ...quantize.drafts.forward import linear
+from ...quantize.drafts.maths import linear
 from ..measure.measurement import RequestRecord
 
 

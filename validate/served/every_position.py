@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from ...calibration.passes.draft_inputs import filled_up, first_hidden_of_batch
-from ...calibration.passes.draft_pass import BLOCK_ROWS, whole_rows
-from ...calibration.passes.predictions import draft_passes
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
-from ...quantize.drafts.forward import DraftForward
+from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..counting.rounds import accepted_by_row
 
@@ -63,7 +61,7 @@ def places_of_batch(
         num_draft_tokens: K, one that the draft can propose.
 
     Raises:
-        CalibrationError: the draft computes NaN or infinity.
+        ForwardError: the draft computes NaN or infinity.
     """
     own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
     rows = range(min(one.start for one in own), max(one.stop for one in own))
@@ -74,8 +72,7 @@ def places_of_batch(
     # Row r at depth j predicts token r + 2 + j; what is filled up is nobody's, and cut off below.
     predicted = torch.arange(rows.start, rows.stop)[:, None] + 2 + torch.arange(num_draft_tokens)
     recorded = token_ids[:, predicted.clamp(max=token_ids.shape[1] - 1)]
-    for one in draft_passes(
-        draft.forward,
+    for one in draft.forward.passes(
         hidden,
         token_ids.to(draft.device),
         rows=rows,

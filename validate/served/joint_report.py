@@ -7,17 +7,18 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..counting.paired_change import PairedChange
 from ..judging.anomalies import Background
-from ..judging.decision import Verdict
+from ..judging.contradictions import comparison_problem, exit_code_problem
 from ..judging.interim_analysis import Look
-from ..judging.judgement import EXIT_CODES, GateReport
+from ..judging.judgement import GateReport
 from ..judging.policy import Policy
-from ..judging.retuned_gate import RetunedReport
+from ..judging.retuned_gate import RetunedRecord
+from ..judging.verdict import EXIT_CODES, Verdict, worst
 from ..measure.measurement import Measurement
-from ..parity.finding import Finding, worst
+from ..parity.finding import Finding
 from .served_gate import judge_measured
 from .server_noise import ServerNoise, server_noise
 
@@ -27,82 +28,91 @@ Part = tuple[str, Verdict, str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointReport:
-    """All judgements of one candidate.
+    """All judgements of one candidate: the keys of a report.
 
     Attributes:
+        verdict: the worst of all; figures that are not believed are the worst. reason: of all.
+        action: of the first that has the verdict of all and says what to do.
+        warnings: of all, each once; and in what replay and server differ.
         served: of two measurements; None = none were given.
         replayed: of two replays; None = no traces were given. One of both there is.
         noise: of the server; None = the baseline was measured once.
-        findings: of checks of parity.
+        parity: findings of checks of parity.
     """
 
-    served: GateReport | None = None
-    replayed: GateReport | RetunedReport | None = None
-    noise: ServerNoise | None = None
-    findings: tuple[Finding, ...] = ()
+    kind: Literal["joint"] = "joint"
+    verdict: Verdict
+    reason: str
+    action: str | None
+    exit_code: int
+    warnings: tuple[str, ...]
+    served: GateReport | None
+    replayed: GateReport | RetunedRecord | None
+    noise: ServerNoise | None
+    parity: tuple[Finding, ...]
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """Each judgement."""
-        served, replayed, noise = self.served, self.replayed, self.noise
-        found: list[Part] = []
-        if served is not None:
-            found.append(("served", served.verdict, served.reason, served.action))
-        if replayed is not None:
-            found.append(("replayed", replayed.verdict, replayed.reason, replayed.action))
-        if noise is not None:
-            found.append(("noise of the server", noise.verdict, noise.reason, noise.action))
-        for one in self.findings:
-            found.append((f"parity, {one.check}: {one.what}", one.verdict, one.reason, None))
-        return tuple(found)
+        return _parts(self.served, self.replayed, self.noise, self.parity)
 
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of all; figures that are not believed are the worst."""
-        return worst([verdict for _, verdict, _, _ in self.parts])
-
-    @property
-    def reason(self) -> str:
-        """Of all."""
-        return " ".join(
-            f"{title[0].upper()}{title[1:]}: {verdict}. {reason}"
-            for title, verdict, reason, _ in self.parts
+    def problem(self) -> str:
+        """What no gate says; empty for what one may say."""
+        if self.served is None and self.replayed is None:
+            return "served, replayed: expected one of them"
+        changes = () if self.noise is None else (self.noise.change, self.noise.drift)
+        return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
+            changes=changes
         )
-
-    @property
-    def action(self) -> str | None:
-        """Of the first that has the verdict of all and says what to do."""
-        actions = (action for _, verdict, _, action in self.parts if verdict == self.verdict)
-        return next((action for action in actions if action is not None), None)
-
-    @property
-    def exit_code(self) -> int:
-        """0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS."""
-        return EXIT_CODES[self.verdict]
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Of all, each once; and in what replay and server differ."""
-        served, replayed = self.served, self.replayed
-        found = [warning for one in (served, replayed) if one for warning in one.warnings]
-        if isinstance(replayed, GateReport) and served is not None:
-            found += replay_differences(replayed, served)
-        return tuple(dict.fromkeys(found))
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; each judgement as it stands alone."""
-        return {
-            "kind": "joint",
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "action": self.action,
-            "exit_code": self.exit_code,
-            "warnings": list(self.warnings),
-            "served": None if self.served is None else self.served.to_mapping(),
-            "replayed": None if self.replayed is None else self.replayed.to_mapping(),
-            "noise": None if self.noise is None else dataclasses.asdict(self.noise),
-            "parity": [dataclasses.asdict(one) for one in self.findings],
-        }
+        replayed = None if self.replayed is None else self.replayed.to_mapping()
+        return dataclasses.asdict(self) | {"replayed": replayed}
+
+
+def joint_report(
+    *,
+    served: GateReport | None = None,
+    replayed: GateReport | RetunedRecord | None = None,
+    noise: ServerNoise | None = None,
+    parity: tuple[Finding, ...] = (),
+) -> JointReport:
+    """What several judgements say together; arguments as in `JointReport`."""
+    parts = _parts(served, replayed, noise, parity)
+    verdict = worst(verdict for _, verdict, _, _ in parts)
+    actions = (action for _, own, _, action in parts if own == verdict)
+    warnings = [warning for one in (served, replayed) if one for warning in one.warnings]
+    if isinstance(replayed, GateReport) and served is not None:
+        warnings += replay_differences(replayed, served)
+    return JointReport(
+        verdict=verdict,
+        reason=" ".join(
+            f"{title[0].upper()}{title[1:]}: {own}. {reason}" for title, own, reason, _ in parts
+        ),
+        action=next((action for action in actions if action is not None), None),
+        exit_code=EXIT_CODES[verdict],
+        warnings=tuple(dict.fromkeys(warnings)),
+        served=served,
+        replayed=replayed,
+        noise=noise,
+        parity=parity,
+    )
+
+
+def _parts(
+    served: GateReport | None,
+    replayed: GateReport | RetunedRecord | None,
+    noise: ServerNoise | None,
+    parity: Sequence[Finding],
+) -> tuple[Part, ...]:
+    titled = (("served", served), ("replayed", replayed), ("noise of the server", noise))
+    found: list[Part] = [
+        (title, one.verdict, one.reason, one.action) for title, one in titled if one is not None
+    ]
+    for one in parity:
+        found.append((f"parity, {one.check}: {one.what}", one.verdict, one.reason, None))
+    return tuple(found)
 
 
 def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str]:
@@ -138,7 +148,7 @@ def _apart(one: PairedChange, other: PairedChange) -> bool:
 def judge_jointly(
     runs: tuple[Measurement, Measurement] | None,
     again: Measurement | None,
-    replayed: GateReport | RetunedReport | None,
+    replayed: GateReport | RetunedRecord | None,
     findings: tuple[Finding, ...],
     policy: Policy,
     *,
@@ -166,4 +176,4 @@ def judge_jointly(
             noise = server_noise(runs[0], again, policy)
         elif replayed is None and not findings:
             return served
-    return JointReport(served=served, replayed=replayed, noise=noise, findings=findings)
+    return joint_report(served=served, replayed=replayed, noise=noise, parity=findings)

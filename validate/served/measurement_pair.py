@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..counting.acceptance_counts import AcceptanceCounts, pooled, repeated_ngram_share
-from ..counting.clusters import distinct_prompts
+from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures, distinct_prompts
 from ..counting.paired_change import PairedChange
 from ..errors import GateError
 from ..judging.categories import change_of
-from ..judging.served_figures import ServedFigures
+from ..judging.figures import ServedFigures
 from ..measure.measurement import Measurement, RequestRecord, differences
 from .common_rounds import PairedOutputs, num_unwritten, pair_outputs, whole_counts
 
@@ -26,44 +26,6 @@ at 0.2 % of the tokens where it was measured, and 1 to 2 % where it is unsure ev
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedPrompt:
-    """One prompt under one draft; fields as in `PromptCounts`."""
-
-    id: str
-    category: str
-    prompt_sha256: str
-    counts: AcceptanceCounts
-    cluster: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedText:
-    """What is known of the outputs; fields as in `TextFigures`."""
-
-    mean_token_probability: float | None
-    num_near_duplicates: int
-
-    def problem(self) -> str | None:
-        """None: a measurement holds no features that could be those of other text."""
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedDraft:
-    """One draft as it was served; fields as in `DraftCounts`."""
-
-    name: str
-    num_draft_tokens: int
-    prompts: tuple[ServedPrompt, ...]
-    text: ServedText
-
-    @property
-    def counts(self) -> AcceptanceCounts:
-        """Pooled over the prompts."""
-        return pooled((prompt.counts for prompt in self.prompts), self.num_draft_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPair:
     """Two measurements side by side.
 
@@ -76,8 +38,8 @@ class ServedPair:
 
     measurements: tuple[Measurement, Measurement]
     incomparable: str
-    baseline: ServedDraft
-    candidate: ServedDraft
+    baseline: CountedDraft
+    candidate: CountedDraft
     outputs: tuple[PairedOutputs, ...]
 
     def change(self, confidence: float) -> PairedChange | None:
@@ -248,22 +210,23 @@ def _outputs(
 
 def _served_draft(
     measurement: Measurement, num_draft_tokens: int, counts: Sequence[AcceptanceCounts]
-) -> ServedDraft:
-    return ServedDraft(
+) -> CountedDraft:
+    return CountedDraft(
         name=measurement.name,
         num_draft_tokens=num_draft_tokens,
         prompts=tuple(
             _prompt(record, own) for record, own in zip(measurement.records, counts, strict=True)
         ),
-        text=ServedText(
+        counts=pooled(counts, num_draft_tokens),
+        text=TextFigures(
             mean_token_probability=_mean_token_probability(measurement),
             num_near_duplicates=_num_same_outputs(measurement),
         ),
     )
 
 
-def _prompt(prompt: RequestRecord | ServedPrompt, counts: AcceptanceCounts) -> ServedPrompt:
-    return ServedPrompt(
+def _prompt(prompt: RequestRecord | PromptCounts, counts: AcceptanceCounts) -> PromptCounts:
+    return PromptCounts(
         id=prompt.id,
         category=prompt.category,
         prompt_sha256=prompt.prompt_sha256,
@@ -282,7 +245,7 @@ def _identities(measurement: Measurement) -> list[tuple[str, str]]:
     return [(record.id, record.prompt_sha256) for record in measurement.records]
 
 
-def _served_length(measurement: Measurement, draft: ServedDraft) -> float:
+def _served_length(measurement: Measurement, draft: CountedDraft) -> float:
     """Of all its rounds."""
     size = draft.num_draft_tokens
     counts = pooled((whole_counts(record, size) for record in measurement.records), size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...quantize.errors import OutputError
-from ...quantize.files.staging import write_text
+from ...quantize.files.resumable import write_whole
 from ...recipes.decode import encode
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -56,10 +56,7 @@ class KeptPlaces:
 
     def keep(self, position: int, both: BothPlaces) -> None:
         """Keep a prompt; it has its name when it is whole."""
-        path = self._path(position)
-        unfinished = path.with_suffix(".unfinished")
-        write_text(unfinished, json.dumps(encode(both)))
-        unfinished.rename(path)
+        write_whole(self._path(position), json.dumps(encode(both)))
 
     def _path(self, position: int) -> Path:
         return self.folder / f"{position:06d}{_ENDING}"

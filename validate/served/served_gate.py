@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from ..counting.draft_counts import Wording
 from ..errors import GateError
 from ..judging.anomalies import NO_BACKGROUND, Background
 from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Policy
+from ..judging.verdict import Wording
 from ..measure.measurement import Measurement, differing_arguments
 from .measurement_pair import ServedPair, pair_measurements
 

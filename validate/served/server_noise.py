@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from ..counting.paired_change import PairedChange
 from ..errors import GateError
-from ..judging.decision import Verdict
+from ..judging.figures import ServedFigures
 from ..judging.policy import Policy
-from ..judging.served_figures import ServedFigures
+from ..judging.verdict import Verdict
 from ..measure.measurement import Measurement
 from .measurement_pair import pair_measurements
 from .served_gate import draft_sha256

@@ -132,10 +132,7 @@ class Candidates:
                 plan,
                 out,
                 source=self.source,
-                input_scales=inputs.static.scales if inputs.static else None,
-                input_scale_origin=inputs.static.origin if inputs.static else None,
-                statistics=inputs.statistics,
-                calibration_prompts=inputs.prompts,
+                measured=inputs.measured,
                 allow_zero_rows=self.allow_zero_rows,
                 fix_config=self.fix_config,
             )

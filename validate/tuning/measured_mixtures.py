@@ -9,7 +9,7 @@ from ...calibration.rounding.proposal_divergence import Agreement, agreement
 from ...calibration.rounding.sequences import read_sequence, validation_rows
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
-from ..counting.clusters import distinct_prompts, recorded_pairs
+from ..counting.draft_counts import distinct_prompts, recorded_pairs
 from ..counting.draft_replay import DraftReplay
 from ..counting.paired_change import PairedChange
 from ..counting.trace_replay import replay_drafts

@@ -3,14 +3,15 @@
 Every tensor keeps its bytes: safetensors files are copied whole and hashed on both sides.
 """
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from typing_extensions import override
 
 from ...errors import VerifyError
 from ...files.checkpoint import (
@@ -32,7 +33,7 @@ from ...files.provenance import (
     package_version,
     read_provenance,
 )
-from ...files.publish import publish
+from ...files.publish import Rewrite, publish
 from ...files.side_files import check_no_other_weights
 from ...files.staging import sync
 from ...stored.declarations import declared_scheme, raw_declaration
@@ -82,41 +83,87 @@ def repair_draft(
         side_files.append(INDEX_FILE)
     recorded = read_provenance(folder)
     check_seal(folder, recorded)
-    verification: VerifyReport | None = None
-
-    def copy_tensors(staging: Path) -> None:
-        for file in plan.source.headers:
-            shutil.copyfile(folder / file, staging / file)
-            sync(staging / file)
-
-    def confirm(staging: Path) -> None:
-        nonlocal verification
-        declared = raw_declaration(with_config(plan.source, plan.config))
-        if plan.against is not None and declared is not None:  # a plain draft has no codes
-            report = verify(
-                staging,
-                plan.against.checkpoint.folder,
-                foreign=True,
-                config_file=UNVERIFIED_CONFIG_FILE,
-            )
-            _check_codes(plan, report, out)
-            verification = dataclasses.replace(report, output=str(out))
-
-    publish(
-        out,
-        plan.source,
+    repairing = _Repairing(
+        out=out,
+        folder=folder,
         tensor_bytes=sum((folder / file).stat().st_size for file in plan.source.headers),
-        write_tensors=copy_tensors,
         side_files=side_files,
         documents={
             file: json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             for file, content in documents.items()
         },
-        verify=lambda staging: _reread(plan, staging, out),
-        provenance=lambda hashes: _provenance(plan, recorded, source, argv, hashes),
-        confirm=confirm,
+        plan=plan,
+        recorded=recorded,
+        source=source,
+        argv=argv,
     )
-    return RepairReport(out=out, plan=plan, verification=verification)
+    return RepairReport(out=out, plan=plan, verification=publish(repairing).verification)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reread:
+    """What was found: the sha256 of every tensor, and what `RepairReport` says of verification."""
+
+    tensor_sha256: Mapping[str, str]
+    verification: VerifyReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Repairing(Rewrite[_Reread]):
+    """One run; attributes as the arguments of `repair_draft`.
+
+    Attributes:
+        recorded: draftquant.json of the folder, None where it has none.
+    """
+
+    plan: RepairPlan
+    recorded: Provenance | None
+    source: DraftSource
+    argv: Sequence[str]
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        for file in self.plan.source.headers:
+            shutil.copyfile(self.folder / file, staging / file)
+            sync(staging / file)
+
+    @override
+    def verify(self, staging: Path) -> _Reread:
+        return _Reread(tensor_sha256=_reread(self.plan, staging, self.out))
+
+    @override
+    def provenance(self, found: _Reread) -> Provenance | None:
+        """What the folder recorded of itself, and its repairs; of another tool's, these alone."""
+        repairs = [
+            RepairRecord(name=one.name, wrong=one.wrong, written=one.written)
+            for one in self.plan.repairs
+        ]
+        if self.recorded is not None:
+            return with_repairs(self.recorded, repairs, argv=self.argv)
+        if raw_declaration(self.plan.source) is None:
+            return None  # a plain draft gets no record: it may still be quantized, which writes one
+        return RepairedProvenance(
+            draftquant=package_version("draftquant"),
+            argv=recorded_argv(self.argv),
+            source=SourceFolder(hub_id=self.source.hub_id, revision=self.source.revision),
+            repairs=tuple(repairs),
+            tensor_sha256=found.tensor_sha256,
+        )
+
+    @override
+    def confirm(self, staging: Path, found: _Reread) -> _Reread:
+        plan = self.plan
+        declared = raw_declaration(with_config(plan.source, plan.config))
+        if plan.against is None or declared is None:  # a plain draft has no codes
+            return found
+        report = verify(
+            staging,
+            plan.against.checkpoint.folder,
+            foreign=True,
+            config_file=UNVERIFIED_CONFIG_FILE,
+        )
+        _check_codes(plan, report, self.out)
+        return replace(found, verification=replace(report, output=str(self.out)))
 
 
 def _reread(plan: RepairPlan, staging: Path, out: Path) -> dict[str, str]:
@@ -154,27 +201,3 @@ def _check_codes(plan: RepairPlan, report: VerifyReport, out: Path) -> None:
             f"the codes of {wrong[0]} are not those of {report.source}, and nothing is published",
             fix="run again; if it stays, report this with the folder's config.json",
         )
-
-
-def _provenance(
-    plan: RepairPlan,
-    recorded: Provenance | None,
-    source: DraftSource,
-    argv: Sequence[str],
-    hashes: Mapping[str, str],
-) -> Provenance | None:
-    """What the folder recorded of itself, and its repairs; of another tool's, the repairs alone."""
-    repairs = [
-        RepairRecord(name=one.name, wrong=one.wrong, written=one.written) for one in plan.repairs
-    ]
-    if recorded is not None:
-        return with_repairs(recorded, repairs, argv=argv)
-    if raw_declaration(plan.source) is None:
-        return None  # a plain draft gets no record: it may still be quantized, which writes one
-    return RepairedProvenance(
-        draftquant=package_version("draftquant"),
-        argv=recorded_argv(argv),
-        source=SourceFolder(hub_id=source.hub_id, revision=source.revision),
-        repairs=tuple(repairs),
-        tensor_sha256=hashes,
-    )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ....recipes.formats import NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
+from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
 from .scheme import (
@@ -269,7 +269,7 @@ def _first_stage(
     if len(stages) == 1:
         return None
     second = f"{dtype} per {granularity}"
-    if len(stages) != 2 or (dtype, granularity) != SECOND_STAGE:
+    if len(stages) != 2 or granularity not in NUMBER_FORMATS[dtype].second_stage:
         got = f"{len(stages)} stages, the last one {second}"
         raise not_understood(stages[-1].where, stages[-1].key, ("int4 per channel, of two",), got)
     first = stages[0]

@@ -9,16 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...forward import (
-    Attend,
-    BlockForward,
-    OnInput,
-    embedding,
-    linear,
-    rms_norm,
-    rotate,
-    target_ids,
-)
+from ...forward import Attend, OnInput
+from ...kinds.block import BlockForward
+from ...maths import embedding, linear, rms_norm, rotate, target_ids
 from ...rope import check_replayed
 from .geometry import DFlashGeometry
 

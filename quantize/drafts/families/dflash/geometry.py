@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
+from ...geometry import BlockGeometry
 from ...rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashGeometry:
+class DFlashGeometry(BlockGeometry):
     """Config of a DFlash draft; widths in elements.
 
     Attributes:
@@ -47,6 +50,11 @@ class DFlashGeometry:
     def is_sliding(self, layer: int) -> bool:
         """True if a layer sees a window of the context only."""
         return self.layer_types is not None and self.layer_types[layer] == "sliding_attention"
+
+    @override
+    def seen(self, layer: int, context: int) -> int:
+        window = self.sliding_window if self.is_sliding(layer) else None
+        return min(context, window or context)
 
     def is_causal(self, layer: int) -> bool:
         """True if a slot sees no slot after it.

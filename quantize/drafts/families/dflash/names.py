@@ -6,14 +6,17 @@ Sources: z-lab, SpecForge and TorchSpec exports; `qwen3_dflash.py` of vLLM 0.33,
 ships; SGLang reads `is_causal` and `sliding_window` only and takes the target's embedding and head.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ....errors import CheckpointError
 from ....files.entries import MASK_EMBEDDING_FILE, check_own
 from ...config_reader import ConfigReader, Served
-from ...family import Dim, Family, TensorSpec
+from ...family import Dim, Draft, Family, TensorSpec
+from ...lint import Lint
 from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
@@ -22,7 +25,8 @@ from .geometry import DFlashGeometry
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import BlockForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.block import BlockForward
 
 DEFAULT_BLOCK_SIZE = 16
 """Where config.json has none: SGLang's (`dflash.py:703`); vLLM drafts as many as it is told to."""
@@ -80,6 +84,16 @@ class DFlash(Family):
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "hidden_norm.")
     served: Served = _SERVED
+    misnamed: Mapping[str, Lint] = {
+        "dflash": Lint(  # loaded in both engines: `tests/engines/names.json`
+            name="model-type",
+            level="warning",
+            cause="model_type dflash is TorchSpec's own: Transformers does not know it, so neither"
+            " vLLM 0.33 nor SGLang 0.5.23 reads config.json",
+            remedy="write qwen3, whose layers these are",
+            fix={"model_type": "qwen3"},
+        )
+    }
     relatives: Mapping[str, str] = {
         "aux_hidden_norms.": "Laguna DFlash",
         "g_proj": "Laguna DFlash",
@@ -178,6 +192,12 @@ class DFlash(Family):
         for i in range(g.num_layers):
             table |= {f"layers.{i}.{name}": spec for name, spec in _layer_specs(g).items()}
         return table
+
+    @override
+    def lints(self, draft: Draft) -> Iterator[Lint]:
+        from .lints import LINTS
+
+        return (lint for check in LINTS for lint in check(draft))
 
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"

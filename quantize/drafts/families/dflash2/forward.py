@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...forward import Attend, embedding, linear
+from ...forward import Attend
+from ...maths import embedding, linear
 from ..dflash.forward import DFlashForward
 from .geometry import DFlash2Geometry
 

@@ -4,19 +4,23 @@ Sources: `qwen3_dflash2.py` of vLLM 0.33, `dflash.py` of SGLang 0.5.23. Engines 
 own in `dflash_config` only; `input_embedding_scale` only vLLM, which is followed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ....errors import CheckpointError
 from ...config_reader import ConfigReader, Served
-from ...family import Dim, TensorSpec
+from ...family import Dim, Draft, TensorSpec
+from ...lint import Lint
 from ..dflash.names import DFlash
 from .geometry import DFlash2Geometry
 
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import BlockForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.block import BlockForward
 
 _CONVOLUTIONS = ("attention_conv", "mlp_conv")
 _SELECTOR = "candidate_selector."
@@ -99,6 +103,12 @@ class DFlash2(DFlash):
             },
             **{f"{_SELECTOR}{name}": spec for name, spec in selector.items()},
         }
+
+    @override
+    def lints(self, draft: Draft) -> Iterator[Lint]:
+        from .lints import LINTS
+
+        return (lint for check in LINTS for lint in check(draft))
 
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...forward import embedding, linear
+from ...maths import embedding, linear
 from ..dflash.forward import DFlashForward
 from .geometry import DominoGeometry
 

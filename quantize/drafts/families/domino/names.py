@@ -5,26 +5,45 @@ Sources: SpecForge `modeling/draft/domino.py`, which trains it as `DominoDraftMo
 has nothing like it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ....errors import CheckpointError
+from ...architectures import DOMINO
 from ...config_reader import ConfigReader, Served
-from ...family import Dim, TensorSpec
+from ...family import Dim, Draft, TensorSpec
+from ...lint import Lint
 from ..dflash.names import DFlash
 from .geometry import DominoGeometry
 
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import BlockForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.block import BlockForward
 
 
 class Domino(DFlash):
     """The Domino family."""
 
     name = "domino"
-    architectures = ("DominoDraftModel",)
+    architectures = (DOMINO,)
+    misnamed: Mapping[str, Lint] = {
+        **DFlash.misnamed,
+        DOMINO: Lint(
+            name="architecture-name",
+            level="warning",
+            cause=f"{DOMINO} is known to its trainer alone: SGLang 0.5.23 serves it as"
+            " DFlashDraftModel with projector_type domino, vLLM 0.33 not at all",
+            remedy="write DFlashDraftModel",
+            fix={
+                "architectures": ["DFlashDraftModel"],
+                "dflash_config.projector_type": "domino",
+            },
+        ),
+    }
     served: Served = {  # noqa: RUF012 - a constant of the class
         **{key: value for key, value in DFlash.served.items() if key != "shift_label"},
         "projector_type": ("domino", "another way to correct logits"),
@@ -71,6 +90,12 @@ class Domino(DFlash):
         }
         own = {name: TensorSpec(role="proposal", shape=shape) for name, shape in shapes.items()}
         return {**super().tensor_specs(g), **own}
+
+    @override
+    def lints(self, draft: Draft) -> Iterator[Lint]:
+        from .lints import LINTS
+
+        return (lint for check in LINTS for lint in check(draft))
 
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"

@@ -7,7 +7,7 @@ SGLang 0.5.23 `models/dspark.py`, SpecForge `modeling/draft/dspark.py`.
 import torch
 from torch import Tensor
 
-from ...forward import embedding, linear
+from ...maths import embedding, linear
 from ..dflash.forward import DFlashForward
 from .geometry import DSparkGeometry
 

@@ -6,21 +6,25 @@ name with other bodies (DeepSeek-V4, Gemma 4, Kimi K3's latent attention, MiniMa
 others, which `other_kinds` names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ....errors import CheckpointError
 from ....files.entries import MASK_EMBEDDING_FILE
 from ...config_reader import ConfigReader, Served
-from ...family import Dim, TensorSpec
+from ...family import Dim, Draft, TensorSpec
+from ...lint import Lint
 from ..dflash.names import DFlash
 from .geometry import MARKOV_HEADS, DSparkGeometry
 
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import BlockForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.block import BlockForward
 
 _SECTION = "dflash_config"
 _OF_OTHERS = ("sample_from_anchor", "shift_label", "projector_type", "markov_rank")
@@ -93,6 +97,12 @@ class DSpark(DFlash):
             ),
             "confidence_head.proj.bias": TensorSpec(role="proposal", shape=(one,), optional=True),
         }
+
+    @override
+    def lints(self, draft: Draft) -> Iterator[Lint]:
+        from .lints import LINTS
+
+        return (lint for check in LINTS for lint in check(draft))
 
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"

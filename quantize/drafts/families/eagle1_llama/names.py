@@ -21,7 +21,8 @@ from ...shared.llama.names import layer_specs, read_llama
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import ChainForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.chain import ChainForward
 
 
 class Eagle1Llama(Family):

@@ -20,7 +20,8 @@ from ...shared.eagle3.names import Eagle3, read_common
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import ChainForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.chain import ChainForward
     from ...shared.eagle3.forward import LlamaAttention
 
 

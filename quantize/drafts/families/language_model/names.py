@@ -14,7 +14,8 @@ from ...shared.llama.names import LayerKind, layer_specs, read_llama
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import ChainForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.chain import ChainForward
 
 _LAYERS: Mapping[str, LayerKind] = {
     "LlamaForCausalLM": "Llama",
@@ -31,6 +32,7 @@ class LanguageModel(Family):
     architectures = tuple(_LAYERS)
     prefixes = (("model.", ""),)
     served_unquantized = ("embed_tokens", "lm_head")
+    is_whole_model = True
     served_root = "draft_model."
     shared_tables = ()  # a whole model has its own
     makes_features = ()

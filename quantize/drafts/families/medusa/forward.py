@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...forward import HeadsForward, OnInput, linear
+from ...forward import OnInput
+from ...kinds.heads import HeadsForward
+from ...maths import linear
 from .geometry import MedusaGeometry
 
 

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from ...shared.last_state import LastStateGeometry
+from typing_extensions import override
+
+from ...geometry import HeadsGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaGeometry(LastStateGeometry):
+class MedusaGeometry(HeadsGeometry):
     """Config of Medusa heads, each of which proposes one token from one state of the target.
 
     Attributes:
@@ -25,8 +27,8 @@ class MedusaGeometry(LastStateGeometry):
     biased: bool
 
     @property
+    @override
     def draft_vocab_size(self) -> int:
-        """As many of the target's tokens as the heads have rows."""
         return self.truncated_vocab_size
 
     @property

@@ -9,18 +9,22 @@ no Medusa. `medusa/model/medusa_model.py` of FasterDecoding/Medusa @e2a5d20.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ....errors import CheckpointError
 from ...config_reader import ConfigReader, Served
-from ...family import Dim, Family, TensorSpec
+from ...family import Dim, Draft, Family, TensorSpec
+from ...lint import Lint
 from .geometry import MedusaGeometry
 
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import HeadsForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.heads import HeadsForward
 
 _HEADS = ("num_heads", "medusa_num_heads", "num_medusa_heads")
 _LAYERS = ("num_hidden_layers", "medusa_num_layers", "num_medusa_layers")
@@ -48,6 +52,7 @@ class Medusa(Family):
     layer_keys = "num_heads or num_hidden_layers"
     shared_tables = ()  # the heads are its own, and nothing is embedded
     linears_per_layer = 1
+    cast_to_target = True
 
     def canonical_name(self, name: str) -> str:
         """See `Family.canonical_name`: as vLLM names them."""
@@ -107,6 +112,12 @@ class Medusa(Family):
                 role="vocabulary_map", shape=(proposed,), dtypes=("I64", "I32")
             )
         return table
+
+    @override
+    def lints(self, draft: Draft) -> Iterator[Lint]:
+        from .lints import LINTS
+
+        return (lint for check in LINTS for lint in check(draft))
 
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"

@@ -10,7 +10,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ...forward import rotate
+from ...maths import rotate
 from ...rope import RopeConfig, Yarn, check_replayed, yarn_mscale
 from ..eagle3.forward import Modules
 from ..eagle3.geometry import Eagle3MlaGeometry

@@ -10,16 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...forward import (
-    Attend,
-    ChainForward,
-    OnInput,
-    embedding,
-    linear,
-    rms_norm,
-    rotate,
-    target_ids,
-)
+from ...forward import Attend, OnInput
+from ...kinds.chain import ChainForward
+from ...maths import embedding, linear, rms_norm, rotate, target_ids
 from ...rope import RopeConfig, check_replayed
 from .geometry import Eagle3Geometry
 

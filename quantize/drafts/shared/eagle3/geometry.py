@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
+from ...geometry import ChainGeometry
 from ...rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Geometry:
+class Eagle3Geometry(ChainGeometry):
     """Config of an EAGLE-3 draft, whatever its attention; widths in elements.
 
     Attributes:
@@ -35,9 +38,9 @@ class Eagle3Geometry:
     fuses: bool = True
 
     @property
-    def block_size(self) -> None:
-        """None: EAGLE-3 proposes a chain."""
-        return
+    @override
+    def reads_layers(self) -> bool:
+        return self.fuses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,15 @@ Sources: SpecForge and TorchSpec exports; `llama_eagle3.py` and `deepseek_eagle3
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ....errors import CheckpointError
 from ...config_reader import ConfigReader
-from ...family import Concat, Dim, Family, TensorSpec
+from ...family import Concat, Dim, Draft, Family, TensorSpec
+from ...lint import Lint
 from ...rope import read_rope
 from ..attention.names import Shapes
 from ..aux_layers import read_aux_layer_ids, reads_aux_layers
@@ -20,7 +23,8 @@ from .geometry import Eagle3Geometry
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import ChainForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.chain import ChainForward
     from .forward import Attention
 
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
@@ -41,6 +45,16 @@ class Eagle3(Family):
     one_layer = True
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "fc_norm.", "input_norm.")
+    misnamed: Mapping[str, Lint] = {
+        "deepseek_v3": Lint(  # `hf_config_override` of vLLM 0.33; it leaves kimi_k2 alone
+            name="model-type",
+            level="warning",
+            cause="model_type deepseek_v3: vLLM 0.33 rewrites it to deepseek_mtp and the"
+            " architecture to DeepSeekMTPModel, and does not load the draft",
+            remedy="write kimi_k2, the same configuration class under another name",
+            fix={"model_type": "kimi_k2"},
+        )
+    }
     relatives: Mapping[str, str] = {
         "mask_hidden": "P-EAGLE",
         ".experts.": "EAGLE-3 with a mixture of experts",
@@ -109,6 +123,12 @@ class Eagle3(Family):
             norm="layers.0.input_layernorm.weight",
             linears=tuple(f"layers.0.{name}.weight" for name in linears),
         )
+
+    @override
+    def lints(self, draft: Draft) -> Iterator[Lint]:
+        from .lints import LINTS
+
+        return (lint for check in LINTS for lint in check(draft))
 
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"

@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...forward import Attend, ChainForward, OnInput, TextForward, embedding, linear, rms_norm
+from ...forward import Attend, OnInput
+from ...kinds.chain import ChainForward
+from ...kinds.text import TextForward
+from ...maths import embedding, linear, rms_norm
 from ..eagle3.forward import LlamaAttention
 from .geometry import LlamaGeometry
 

@@ -7,8 +7,8 @@ heads) way.
 
 from dataclasses import dataclass
 
+from ...geometry import LastStateGeometry
 from ...rope import RopeConfig
-from ..last_state import LastStateGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

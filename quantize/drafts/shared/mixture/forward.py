@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...forward import linear
+from ...maths import linear
 from ..eagle3.forward import Modules
 from .names import Mixture
 

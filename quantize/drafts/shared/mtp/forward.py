@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...forward import Attend, ChainForward, OnInput, StagedForward, embedding, linear, rms_norm
+from ...forward import Attend, OnInput
+from ...kinds.chain import ChainForward
+from ...kinds.staged import StagedForward
+from ...maths import embedding, linear, rms_norm
 from ..eagle3.forward import Attention, Modules
 from ..mixture.forward import gated_mlp, mixture_mlp
 from .geometry import (

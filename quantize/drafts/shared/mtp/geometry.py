@@ -2,9 +2,16 @@
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
+from ...geometry import LastStateGeometry, TokenLimit
 from ...rope import RopeConfig
-from ..last_state import LastStateGeometry
 from ..mixture.names import Mixture
+
+_WHY = (
+    "the draft has a module for each of so many tokens, and in the steps after them an engine"
+    " writes over the keys that the first steps of the next round look at"
+)
 
 
 def around_layer(number: int, name: str) -> str:
@@ -32,9 +39,14 @@ class MtpGeometry(LastStateGeometry):
     num_layers: int = 1
 
     @property
+    @override
     def num_modules(self) -> int:
-        """Draft steps that have a module of their own; 1 = all steps are of one."""
         return self.num_layers
+
+    @property
+    @override
+    def token_limit(self) -> TokenLimit | None:
+        return TokenLimit(self.num_modules, _WHY) if self.num_modules > 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +83,14 @@ class MtpStepGeometry(MtpGroupedGeometry):
     window: int | None
 
     @property
+    @override
     def aux_layer_ids(self) -> tuple[int, ...]:
-        """The target's last layer."""
         return (self.target_layers - 1,)
 
     @property
+    @override
     def reads_layers(self) -> bool:
-        """True: an output of a layer, though there is no fc over it."""
-        return True
+        return True  # though there is no fc over it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

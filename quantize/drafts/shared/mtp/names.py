@@ -60,6 +60,7 @@ class Mtp(Family):
     zero_centred: ClassVar[bool] = False
     """Norms multiply by 1 + weight."""
 
+    inside_target = True
     layer_keys = "num_nextn_predict_layers"
     prefixes = ()
     served_unquantized = ("embed_tokens", "fc", "lm_head")

@@ -1,0 +1,1 @@
+../../scripts/draftquant/__main__.py

@@ -1,0 +1,271 @@
+"""The numbers that shapes and maths follow from, and what a draft of each kind is like.
+
+Drafts of a kind have their answers here, as properties of a base class without fields; a family's
+own geometry is a frozen dataclass over one of them, and says otherwise where its drafts differ.
+"""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from typing_extensions import override
+
+from .rope import RopeConfig
+
+CHAIN_LENGTH = 3
+"""Tokens of a chain, which has no length of its own, as it is usually served."""
+
+
+class TokenLimit(NamedTuple):
+    """How many tokens a draft can propose at most, and why no more."""
+
+    tokens: int
+    why: str
+
+
+class Geometry(Protocol):
+    """The part of a family's config that every family has; widths in elements."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers of the draft."""
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads of a layer."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the draft's hidden states."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the target's vocabulary."""
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Tokens that the draft can propose."""
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Width of the target's hidden states."""
+
+    @property
+    def num_aux_layers(self) -> int:
+        """How many target layers are concatenated into the input of fc."""
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...] | None:
+        """Target layers that the draft reads (0-based, after the layer); None = default."""
+
+    @property
+    def rope(self) -> RopeConfig | None:
+        """How queries and keys are rotated; None where there are none."""
+
+    @property
+    def block_size(self) -> int | None:
+        """Anchor and mask tokens of one block; None for a draft that proposes a chain."""
+
+    @property
+    def mask_token_id(self) -> int | None:
+        """The token that stands where a token is to be filled in; None where there is none."""
+
+    @property
+    def most_draft_tokens(self) -> int | None:
+        """Tokens that a whole block proposes, or all heads do; None for a draft of a chain."""
+
+    @property
+    def token_limit(self) -> TokenLimit | None:
+        """What a replay with more draft tokens is refused by; None where there is no limit."""
+
+    @property
+    def reads_layers(self) -> bool:
+        """False for a draft that reads the target's last hidden state, behind the final norm.
+
+        Traces hold that state as "fused" features, of no fc.
+        """
+
+    @property
+    def reads_features(self) -> bool:
+        """False for a draft that reads tokens alone."""
+
+    @property
+    def parallel(self) -> bool:
+        """True where all tokens of a chain are drafted in one pass, behind mask tokens."""
+
+    @property
+    def num_modules(self) -> int:
+        """Draft steps that have a module of their own; 1 = all steps are of one."""
+
+    def seen(self, layer: int, context: int) -> int:
+        """How many of so many positions in the cache a layer reads."""
+
+
+@runtime_checkable
+class GroupedAttention(Geometry, Protocol):
+    """A draft whose query heads share heads of keys and values."""
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+
+
+@runtime_checkable
+class LatentAttention(Geometry, Protocol):
+    """A draft with multi-head latent attention: one latent row for each position."""
+
+    @property
+    def kv_lora_rank(self) -> int:
+        """Width of the latent."""
+
+    @property
+    def qk_rope_head_dim(self) -> int:
+        """Width of the rotated part of a key, which all heads share."""
+
+
+class _Usual:
+    """What most drafts are like."""
+
+    __slots__ = ()
+
+    @property
+    def most_draft_tokens(self) -> int | None:
+        return None
+
+    @property
+    def token_limit(self) -> TokenLimit | None:
+        return None
+
+    @property
+    def reads_layers(self) -> bool:
+        return True
+
+    @property
+    def reads_features(self) -> bool:
+        return True
+
+    @property
+    def parallel(self) -> bool:
+        return False
+
+    @property
+    def num_modules(self) -> int:
+        return 1
+
+    def seen(self, layer: int, context: int) -> int:  # noqa: ARG002 - where windows differ
+        return context
+
+
+class ChainGeometry(_Usual):
+    """A draft that proposes token after token, as many as it is asked for."""
+
+    __slots__ = ()
+
+    @property
+    def block_size(self) -> int | None:
+        """None: there are no blocks."""
+        return None
+
+    @property
+    def mask_token_id(self) -> int | None:
+        """None: nothing is filled in."""
+        return None
+
+
+class BlockGeometry(_Usual):
+    """A draft that fills a block of `block_size` slots at once."""
+
+    __slots__ = ()
+
+    block_size: int
+    mask_token_id: int
+
+    @property
+    def proposes_from_anchor(self) -> bool:
+        """True if the anchor's slot proposes the first token, and not the slot behind it."""
+        return False
+
+    @property
+    @override
+    def most_draft_tokens(self) -> int:
+        return self.block_size - (not self.proposes_from_anchor)
+
+    @property
+    @override
+    def token_limit(self) -> TokenLimit:
+        given = "" if self.proposes_from_anchor else ", and the first of them is given"
+        return TokenLimit(
+            self.most_draft_tokens, f"the draft fills blocks of {self.block_size} tokens{given}"
+        )
+
+
+class LastStateGeometry(ChainGeometry):
+    """A chain over the target's whole vocabulary and width, without an fc over its layers.
+
+    It reads the target's last hidden state, behind the final norm, or its tokens alone.
+    """
+
+    __slots__ = ()
+
+    hidden_size: int
+    vocab_size: int
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """All of the target's tokens."""
+        return self.vocab_size
+
+    @property
+    def target_hidden_size(self) -> int:
+        """The draft is as wide as the target."""
+        return self.hidden_size
+
+    @property
+    def num_aux_layers(self) -> int:
+        """One: the target's last hidden state."""
+        return 1
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...] | None:
+        """None: no output of a layer is read."""
+        return None
+
+    @property
+    def fuses(self) -> bool:
+        """False: there is no fc over layers."""
+        return False
+
+    @property
+    @override
+    def reads_layers(self) -> bool:
+        return False
+
+
+class HeadsGeometry(LastStateGeometry):
+    """A draft of several heads, a token each, all from one state of the target.
+
+    Attributes:
+        num_heads: how many. shared_head: one lm_head stands behind all of them.
+    """
+
+    __slots__ = ()
+
+    num_heads: int
+    shared_head: bool
+
+    @property
+    @override
+    def most_draft_tokens(self) -> int:
+        return self.num_heads
+
+    @property
+    @override
+    def token_limit(self) -> TokenLimit:
+        return TokenLimit(self.num_heads, f"the draft has {self.num_heads} heads, a token each")
+
+
+def usual_draft_tokens(geometry: Geometry) -> int:
+    """K where nobody says it: a whole block, all heads, or a chain of `CHAIN_LENGTH`."""
+    return geometry.most_draft_tokens or CHAIN_LENGTH

@@ -1,0 +1,100 @@
+"""Building blocks of the drafts' forward maths, in torch.
+
+Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs on the device of
+the weights that it is given, in the dtype of their vectors: the norms. A matrix may be held in
+another dtype: products are computed in the wider one of its own and its input's. Norms and
+attention run in at least float32, as in engines. Everything may be differentiated, with respect to
+weights and inputs.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from .rope import RopeConfig, rope_frequencies
+
+MAX_WIDENED = 2**24
+"""Elements of a weight that are widened at a time: 64 MB in float32."""
+
+
+def target_ids(d2t: Tensor | None) -> Tensor | None:
+    """Target id of every draft id, from the offsets that d2t holds: id + d2t[id]; None = equal."""
+    if d2t is None:
+        return None
+    return torch.arange(d2t.numel(), device=d2t.device) + d2t.to(torch.int64)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """The product x weight^T in the wider of the two dtypes; a narrow weight is widened in parts.
+
+    Widening is exact, so the parts change the result by rounding only, and not at all where one
+    part is all: up to 16 M elements.
+
+    Args:
+        x: [..., in_features].
+        weight: [out_features, in_features].
+
+    Returns:
+        [..., out_features].
+    """
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    x = x.to(wide)
+    if weight.dtype == wide:
+        return F.linear(x, weight)
+    rows = max(1, MAX_WIDENED // weight.shape[1])
+    parts = [F.linear(x, part.to(wide)) for part in torch.split(weight, rows)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def embedding(token_ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [..., W] of a table [V, W] that may be held in a narrower dtype."""
+    return F.embedding(token_ids, table).to(dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Weight * x / sqrt(mean(x^2) + eps), the mean over the last axis in float32 or wider."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype)
+
+
+def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool = False) -> Tensor:
+    """Rotary embedding: every pair of dimensions i is turned by positions * frequency_i.
+
+    Args:
+        x: [B, H, T, D].
+        positions: [T] int64, or [B, T] where the sequences stand at different places.
+        rope: base and scaling of the frequencies.
+        interleaved: pairs are (2i, 2i + 1), as in DeepSeek; else (i, i + D/2), as in neox and
+            Llama.
+
+    Returns:
+        [B, H, T, D].
+    """
+    frequencies, factor = rope_frequencies(rope, x.shape[-1], x.device)
+    angles = positions.to(torch.float64)[..., None] * frequencies
+    if positions.ndim == 2:
+        angles = angles[:, None]  # one for all heads
+    cos, sin = (angles.cos() * factor).to(x.dtype), (angles.sin() * factor).to(x.dtype)
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    turned = (a * cos - b * sin, b * cos + a * sin)
+    return torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor) -> Tensor:
+    """softmax(q k^T * scale) v, key-value heads repeated to the number of query heads.
+
+    Args:
+        q: [B, H, T, D].
+        k: [B, KV, S, D].
+        v: [B, KV, S, D'].
+        scale: multiplies q k^T.
+        visible: [T, S] bool, True where a query may look.
+    """
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scores = (q @ k.transpose(-1, -2)) * scale
+    scores = scores.masked_fill(~visible, float("-inf"))
+    return (scores.softmax(-1) @ v).to(dtype)

@@ -1,0 +1,55 @@
+"""`clean`: remove what killed runs left beside outputs."""
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ...recipes.decode import MisfitError
+from ...recipes.errors import short
+from . import reports
+from .option import Argument, Option
+from .settings import Settings
+from .verb import verb
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not hours >= 0:
+        raise MisfitError(f"expected hours, such as 24, got {short(text)}")
+    return hours
+
+
+@dataclass(frozen=True, slots=True)
+class CleanSettings(Settings):
+    """Which folder, and how long others may have been away."""
+
+    folder: Annotated[str | Path, Argument("that outputs were written to", "FOLDER")]
+    _: KW_ONLY
+    older_than: Annotated[
+        float | None,
+        Option(
+            "also what runs on other machines have not touched for so long; without it only what"
+            " died here",
+            "HOURS",
+            reads=_hours,
+            at_least=0,
+        ),
+    ] = None
+
+
+@verb(CleanSettings)
+def clean(settings: CleanSettings) -> "reports.CleanReport":
+    """Remove what killed runs left beside outputs.
+
+    Returns:
+        What was removed, and what was left, and why.
+
+    Raises:
+        DraftQuantError: there is no such folder.
+    """
+    from ...quantize.files.stale import clean_folder
+
+    return clean_folder(Path(settings.folder), settings.older_than)

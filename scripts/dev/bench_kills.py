@@ -1,0 +1,173 @@
+"""Kill runs at random moments, and look at what they leave.
+
+    python -m draftquant.scripts.dev.bench_kills [--kills 60] [--signals 12] [--seed 0] [--divide 8]
+
+Over quantize, dequantize, check --fix and record. After SIGKILL the output is absent or complete,
+beside it lies nothing but the staging folder of the dead process, which does not look like what it
+was to become, the source is unchanged, and the next run succeeds and removes that folder. After
+SIGTERM, SIGHUP and SIGINT nothing is left at all.
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...quantize.files.stale import find_staging
+from ..console import print_table, stdout, table
+from .publishers import FAILED, Publisher, contents, exit_code, make_publishers, quiet
+
+SOFT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_OUTCOMES = ("published whole", "staging left", "staging left, verified and whole", "nothing left")
+_LATEST = 1.05  # of the duration of an undisturbed run
+
+
+@dataclass(slots=True, kw_only=True)
+class Kills:
+    """What was found; `problems` says what should not be.
+
+    Attributes:
+        outcomes: by command and by what was left.
+    """
+
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Undisturbed:
+    """A run that nobody killed."""
+
+    seconds: float
+    code: int
+    published: dict[str, str]
+    source: dict[str, str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0 if everything was as it should be."""
+    parser = argparse.ArgumentParser(prog="draftquant.scripts.dev.bench_kills")
+    parser.add_argument("--kills", type=int, default=60, help="SIGKILLs, over four commands")
+    parser.add_argument("--signals", type=int, default=12, help="SIGTERM, SIGHUP and SIGINT alike")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--divide", type=int, default=8, help="so many times smaller a draft")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="draftquant-kills-") as folder:
+        found = kill_runs(
+            Path(folder) / "work",
+            kills=options.kills,
+            signals=options.signals,
+            seed=options.seed,
+            divide=options.divide,
+        )
+    _print(found)
+    return 1 if found.problems else 0
+
+
+def kill_runs(
+    work: Path, *, kills: int, signals: int, seed: int, divide: int, new_tokens: int = 192
+) -> Kills:
+    """Kill runs in a new folder `work`; see the module."""
+    chance, found = random.Random(seed), Kills()
+    log = work.with_suffix(".log")
+    publishers = make_publishers(work, divide=divide, log=log, new_tokens=new_tokens)
+    undisturbed = {one.name: _undisturbed(one, log) for one in publishers}
+    rounds = [signal.SIGKILL] * kills + [SOFT_SIGNALS[i % 3] for i in range(signals)]
+    for turn, number in enumerate(rounds):
+        publisher = publishers[turn % len(publishers)]
+        whole = undisturbed[publisher.name]
+        delay = chance.uniform(0, _LATEST * whole.seconds)
+        seen = found.outcomes.setdefault(f"{publisher.name}, {number.name}", Counter())
+        seen["runs"] += 1
+        problems = _kill(publisher, whole, number, delay, log, seen)
+        found.problems += [
+            f"{publisher.name}, {number.name} after {delay:.3f} s: {problem}"
+            for problem in problems
+        ]
+        publisher.remove()
+    return found
+
+
+def _undisturbed(publisher: Publisher, log: Path) -> _Undisturbed:
+    exit_code(publisher.start(quiet(log)))  # the first one reads from the disk
+    publisher.remove()
+    began = time.perf_counter()
+    code = exit_code(publisher.start(quiet(log)))
+    seconds = time.perf_counter() - began
+    if not publisher.out.exists():
+        raise RuntimeError(f"{publisher.name} published nothing; see {log}")
+    published = contents(publisher.out)
+    publisher.remove()
+    source = contents(publisher.source)
+    return _Undisturbed(seconds=seconds, code=code, published=published, source=source)
+
+
+def _kill(
+    publisher: Publisher,
+    whole: _Undisturbed,
+    number: signal.Signals,
+    delay: float,
+    log: Path,
+    seen: Counter[str],
+) -> list[str]:
+    """Kill one run, and look."""
+    pid = publisher.start(quiet(log))
+    time.sleep(delay)
+    os.kill(pid, number)  # not yet waited for, so the number is still its own
+    code = exit_code(pid)
+    problems = [] if code != FAILED else ["a traceback"]
+    if publisher.out.exists():
+        seen["published whole"] += 1
+        if contents(publisher.out) != whole.published:
+            problems.append("the output is not whole")
+    beside = [path for path in publisher.out.parent.iterdir() if path != publisher.out]
+    staged = [one for one in find_staging(publisher.out.parent) if one.path in beside]
+    if len(staged) != len(beside):
+        problems.append(f"beside the output: {', '.join(path.name for path in beside)}")
+    for staging in staged:
+        seen["staging left"] += 1
+        if staging.is_live or staging.out != publisher.out.name:
+            problems.append(f"{staging.path.name} does not say that its process is dead")
+        if (staging.path / publisher.last).exists():
+            seen["staging left, verified and whole"] += 1
+            if contents(staging.path) != whole.published:
+                problems.append(f"{publisher.last} in a staging folder that is not whole")
+    if number != signal.SIGKILL and staged:
+        problems.append("a staging folder is left")
+    if not beside and not publisher.out.exists():
+        seen["nothing left"] += 1
+    if contents(publisher.source) != whole.source:
+        problems.append("the source changed")
+    return problems + _next_run(publisher, whole, log)
+
+
+def _next_run(publisher: Publisher, whole: _Undisturbed, log: Path) -> list[str]:
+    """It succeeds, and leaves its output alone in the folder."""
+    if not publisher.out.exists() and exit_code(publisher.start(quiet(log))) != whole.code:
+        return ["the next run failed"]
+    if not publisher.out.exists() or contents(publisher.out) != whole.published:
+        return ["the next run published something else"]
+    left = [path.name for path in publisher.out.parent.iterdir() if path != publisher.out]
+    return [f"the next run left {', '.join(left)}"] if left else []
+
+
+def _print(found: Kills) -> None:
+    names = ("runs", *_OUTCOMES)
+    rows = table("Killed runs", "command, signal", *names, right=names)
+    for name, seen in found.outcomes.items():
+        rows.row(name, *(str(seen[outcome]) for outcome in names))
+    print_table(rows)
+    for problem in found.problems:
+        stdout().line(f"WRONG: {problem}")
+    stdout().line(f"{len(found.problems)} problem(s)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

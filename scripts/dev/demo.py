@@ -1,0 +1,104 @@
+"""The demo: quantize the shipped pair, verify it, replay acceptance, print the gate's verdict.
+
+`./scripts/demo` sets everything up and runs this. Each step is one `draftquant` command, printed as
+a user would type it; everything runs offline, in a folder that is removed at the end.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ...quantize.backends import get_backend
+from ...quantize.errors import BackendError
+from ...recipes import load_recipe
+from ...validate.report.document import read_report
+from ...validate.report.judged_again import Judgement
+from ..cli import main as draftquant
+from ..console import stdout
+from . import PAIRS
+
+PAIR = PAIRS / "eagle3-llama"
+RECIPES = {"int4": "mi325x-w4a8", "int4-gptq": "mi325x-w4a8-gptq", "fp8": "blackwell-fp8"}
+VERDICTS = (0, 1, 3)
+"""Exit codes of a gate that judged."""
+
+
+def main() -> int:
+    """Run every step; returns 0 when all of them ran, whatever the verdicts are."""
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR and leave it there")
+    parser.add_argument("--pair", type=Path, default=PAIR, help="folder of a trained pair")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    if options.keep:
+        options.keep.mkdir(parents=True)
+        verdicts = _steps(options.pair, options.keep)
+    else:
+        with tempfile.TemporaryDirectory(prefix="draftquant-demo-") as folder:
+            verdicts = _steps(options.pair, Path(folder))
+    out = stdout()
+    out.rule("verdicts")
+    for name, judgement in verdicts.items():
+        out.line(f"{name} ({RECIPES[name]}) {judgement.verdict}: {judgement.reason}")
+    if options.keep:
+        out.line(
+            f"as pages for a browser: {', '.join(f'{options.keep}/{n}.html' for n in RECIPES)}"
+        )
+    out.line(f"finished in {time.perf_counter() - began:.0f} s")
+    return 0
+
+
+def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
+    """The demo's commands; returns what the gate says of each quantized draft."""
+    pair = Path(os.path.relpath(pair))
+    draft, target = str(pair / "draft"), str(pair / "target")
+    traces, calibration = str(work / "traces"), str(work / "calibration")
+    _run("inspect", draft)
+    _run("plan", draft, "--recipe", RECIPES["int4"])
+    # With the target's tables, so that a draft without embedding and head needs the traces alone.
+    record = ("record", "--target", target, "--draft", draft, "--tables")
+    _run(*record, "--prompts", str(pair / "prompts.jsonl"), "--out", traces)
+    _run(*record, "--prompts", str(pair / "calibration.jsonl"), "--out", calibration)
+    quantized = {name: str(work / name) for name in RECIPES}
+    for name, recipe in RECIPES.items():
+        needed = () if name == "int4" else ("--traces", calibration)
+        options = ("--out", quantized[name], "--fix-config", *needed)
+        _run("quantize", draft, "--recipe", recipe, *_backend(recipe), *options)
+    for folder in quantized.values():
+        _run("verify", folder, "--against", draft)
+    _run("replay", draft, *quantized.values(), "--traces", traces)
+    reports = {name: work / f"{name}.json" for name in RECIPES}
+    for name, folder in quantized.items():
+        written = ("--report", str(reports[name]), "--html", str(work / f"{name}.html"))
+        _run("gate", draft, folder, "--traces", traces, *written, expected=VERDICTS)
+    return {name: read_report(path).judgement for name, path in reports.items()}
+
+
+def _backend(recipe: str) -> tuple[str, ...]:
+    """`--backend torch` where the vendor toolkit cannot run here (Quark needs a C++ compiler)."""
+    chosen = load_recipe(recipe)
+    try:
+        get_backend(chosen.backend, chosen.algorithm).check(chosen.weights)
+    except BackendError as exc:
+        stdout().line("")
+        what = f"{exc.what}: using our own numerics, which give the same bits"
+        stdout().line(what, style="yellow")
+        return ("--backend", "torch")
+    return ()
+
+
+def _run(*arguments: str, expected: tuple[int, ...] = (0,)) -> None:
+    """Print and run one `draftquant` command; stop the demo if it fails."""
+    stdout().line("")
+    stdout().line(f"$ draftquant {shlex.join(arguments)}", style="bold cyan")
+    code = draftquant(arguments)
+    if code not in expected:
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The page of the trace format, from the manifest's dataclasses and the folder's own words."""
+
+import dataclasses
+import inspect
+import json
+import re
+import typing
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any
+
+from ....calibration.traces import manifest, trace_folder
+from .markdown import code, page, table, text
+
+_PARTS = (
+    manifest.TraceManifest,
+    manifest.TargetIdentity,
+    manifest.FeatureSpec,
+    manifest.Sampling,
+    manifest.LogprobSpec,
+    manifest.TraceEntry,
+    manifest.Shard,
+    manifest.TablesFile,
+)
+_JSON_TYPES = {str: "text", int: "whole number", float: "number", NoneType: "null"}
+
+
+def traces_page() -> str:
+    """Files of a trace folder, and every key of trace.json."""
+    layout = inspect.cleandoc(trace_folder.__doc__ or "")
+    return page(
+        "Trace format",
+        "A trace folder is what `draftquant record` and `draftquant traces import` write. It is"
+        " read as hostile input: an unknown, missing or contradicting key is an error.",
+        "```text\n" + layout + "\n```",
+        "## trace.json",
+        "The whole file is a `TraceManifest`; keys whose value is none are left out.",
+        *(_part(each) for each in _PARTS),
+    )
+
+
+def _part(cls: type) -> str:
+    hints = typing.get_type_hints(cls)
+    meanings = attributes(cls)
+    rows = (
+        [code(field.name), _type(hints[field.name]), text(meanings.get(field.name, ""))]
+        for field in dataclasses.fields(cls)
+    )
+    about = inspect.cleandoc(cls.__doc__ or "").partition("\nAttributes:")[0]
+    heading = f"### {cls.__name__}\n\n{text(about)}\n\n"
+    return heading + table(["key", "type", "meaning"], rows)
+
+
+def _type(hint: Any) -> str:
+    """A type as JSON has it."""
+    inner = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return f"list of {_type(inner[0])}s".replace("Entrys", "Entries")
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(f"`{json.dumps(value)}`" for value in inner)
+    if inner:
+        return " or ".join(map(_type, inner))
+    return _JSON_TYPES.get(hint) or str(hint.__name__)
+
+
+def attributes(cls: type) -> Mapping[str, str]:
+    """What the docstring of a dataclass says of its fields; `a, b: x` is said of both."""
+    described = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in described.splitlines():
+        entry = re.fullmatch(r"    ([a-z_0-9, ]+): (.*)", line)
+        if entry and all(name.isidentifier() for name in entry[1].split(", ")):
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, entry[2])
+        else:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    fields = [field.name for field in dataclasses.fields(cls)]
+    return {name: _up_to_next(found[name], fields) for name in fields if name in found} | {
+        name: rest for text_ in found.values() for name, rest in _inner(text_, fields)
+    }
+
+
+def _inner(description: str, fields: list[str]) -> list[tuple[str, str]]:
+    """Fields that are described behind another one: "layers. vocab_size: token ids lie in"."""
+    pieces = re.split(rf"\. ({'|'.join(fields)}): ", description)
+    return list(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+def _up_to_next(description: str, fields: list[str]) -> str:
+    return re.split(rf"\. (?:{'|'.join(fields)}): ", description)[0]

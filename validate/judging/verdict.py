@@ -1,0 +1,36 @@
+"""The four verdicts, which of several counts, and in what words one is given."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
+EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}
+_WORST_FIRST: tuple[Verdict, ...] = ("ANOMALOUS", "FAIL", "INCONCLUSIVE", "PASS")
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """ANOMALOUS before FAIL before INCONCLUSIVE before PASS; at least one is given."""
+    return min(verdicts, key=_WORST_FIRST.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """What a verdict calls the way in which drafts were counted.
+
+    Attributes:
+        both_again: how both drafts are counted so that they can be compared, a sentence.
+        take: what is done with a fresh set of prompts, capital letter.
+        longer: how a prompt gets more verify steps.
+    """
+
+    both_again: str
+    take: str
+    longer: str
+
+
+REPLAYED = Wording(
+    both_again="Replay both drafts in one run, with one K.",
+    take="Record",
+    longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
+)
