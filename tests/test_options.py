@@ -17,23 +17,23 @@ TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
 FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
 
 OPEN = "calibration.traces.trace_folder.TraceFolder.open"
-ON_TRACES = "scripts.api.opening.draft_on_traces"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
 PAGES = "scripts.api.pages.write_reports"
 FINDINGS = "validate.parity.finding.write_findings"
-DRAFTS = "scripts.api.replay.load_for_replay"
+DRAFTS = "scripts.api.parity_draft.load_for_replay"
 COMPARED = "scripts.commands.compare"
 
 
-def on_traces() -> tuple[Row, ...]:
+def on_traces(verb: str) -> tuple[Row, ...]:
     """Of drafts that run along traces, by `draft_on_traces`."""
+    loaded = f"scripts.api.{verb}.draft_on_traces"
     return (
         Row("--traces", "other", "folder", Path("other"), OPEN),
-        Row("--num-draft-tokens", "5", "num_draft_tokens", 5, ON_TRACES),
-        Row("--device", "cuda:1", "device", "cuda:1", ON_TRACES),
-        Row("--target", "M", "target", Path("M"), ON_TRACES),
+        Row("--num-draft-tokens", "5", "num_draft_tokens", 5, loaded),
+        Row("--device", "cuda:1", "device", "cuda:1", loaded),
+        Row("--target", "M", "target", Path("M"), loaded),
     )
 
 
@@ -69,7 +69,7 @@ def pages() -> tuple[Row, ...]:
 
 
 def findings() -> tuple[Row, ...]:
-    """Of `add_report_arguments`."""
+    """Of `FindingsFile`."""
     return (
         Row("--report", "r.json", "path", Path("r.json"), FINDINGS),
         Row("--overwrite", "", "overwrite", True, FINDINGS, "--report r.json"),
@@ -87,18 +87,18 @@ FIX = "quantize.engines.repairs"
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
-    Command("recipes list", "scripts.commands.recipes._loads", (
-        Row("--engine", "sglang", "engine", "sglang"),
+    Command("recipes list", "scripts.api.recipes._loads", (
+        Row("--engine", "sglang", "asked.engine", "sglang"),
         Row("--arch", "b200", "arch", "sm100"),
-        Row("--family", "eagle3-mla", "family", "eagle3-mla"),
+        Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
     )),
-    Command("recipes show RECIPE", "scripts.commands.recipes.named_recipe", (
+    Command("recipes show RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("recipes check RECIPE", "scripts.commands.recipes.named_recipe", (
+    Command("recipes check RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("inspect DRAFT", "scripts.commands.inspect.resolve_draft", (
+    Command("inspect DRAFT", "scripts.api.inspect.resolve_draft", (
         Row("DRAFT", "a/b", "reference", "a/b"),
         Row("--subtree", "mtp", "subtree", "mtp"),
     )),
@@ -135,14 +135,14 @@ COMMANDS = (
     }),
     Command("calibrate DRAFT --traces TRACES",
             "validate.counting.activation_scales.compare_scales", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.calibrate.resolve_draft"),
-        *on_traces(),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.calibrate.resolve_draft"),
+        *on_traces("calibrate"),
         Row("--compare", "", ""),
         Row("--plot", "p.svg", "path", Path("p.svg"),
             "calibration.linear_inputs.range_plot.draw_ranges"),
     ), {
-        ON_TRACES: THREE,
-        **stubs(OPEN, "scripts.commands.calibrate.resolve_draft",
+        "scripts.api.calibrate.draft_on_traces": THREE,
+        **stubs(OPEN, "scripts.api.calibrate.resolve_draft",
                 "calibration.linear_inputs.chain_ranges.measure_ranges",
                 "calibration.linear_inputs.chain_ranges.merged",
                 "calibration.linear_inputs.static_error.static_errors",
@@ -152,8 +152,8 @@ COMMANDS = (
     Command("tune DRAFT --traces TRACES --engine vllm --arch h200 --out tuned.yaml"
             " --recipe int4-channel",
             "validate.tuning.tune_draft.tune_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.tune.open_draft"),
-        *on_traces(),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.tune.open_draft"),
+        *on_traces("tune"),
         Row("--engine", "sglang", "candidates.serving.engine", "sglang"),
         Row("--arch", "b200", "candidates.serving.arch", "sm100"),
         Row("--recipe", "fp8-ptpc", "candidates.base.name", "fp8-ptpc"),
@@ -164,16 +164,17 @@ COMMANDS = (
         Row("--target-layers", "61", "candidates.serving.target_layers", 61),
         Row("--allow-zero-rows", "", "candidates.allow_zero_rows"),
         Row("--fix-config", "", "candidates.fix_config"),
-        Row("--out", "other.yaml", "path", Path("other.yaml"), "scripts.commands.tune.write_text"),
+        Row("--out", "other.yaml", "path", Path("other.yaml"), "scripts.api.tune.write_text"),
         Row("--plot", "p.svg", "path", Path("p.svg"), "validate.tuning.path_plot.draw_path"),
     ), {
-        "scripts.commands.tune.open_draft": TWO,
-        ON_TRACES: THREE,
-        **stubs(OPEN, "scripts.commands.tune.make_plan", "validate.tuning.draft_mixture.units_of",
-                "calibration.rounding.sequences.split_prompts",
+        "scripts.api.tune.open_draft": TWO,
+        "scripts.api.tune.draft_on_traces": THREE,
+        **stubs(OPEN, "scripts.api.tune.make_plan", "validate.tuning.draft_mixture.units_of",
+                "validate.tuning.candidates.split_prompts",
                 "validate.tuning.tune_draft.tune_draft",
                 "validate.tuning.candidates.Candidates.recipe",
-                "scripts.commands.tune.recipe_document", "scripts.commands.tune.write_text",
+                "validate.tuning.tune_draft.recipe_document", "scripts.api.tune.write_text",
+                "scripts.api.tune.replace",
                 "scripts.commands.tune.print_report", "scripts.commands.tune.print_choice"),
     }),
     Command("quantize DRAFT --recipe int4-channel --out OUT",
@@ -195,17 +196,17 @@ COMMANDS = (
     )),
     Command("retune DRAFT --recipe int4-channel --traces TRACES --out OUT --baseline BASE",
             "calibration.rounding.retune_draft.retune_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.retune.open_draft"),
-        *on_traces(),
-        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc", "scripts.commands.retune.make_plan"),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.retune.open_draft"),
+        *on_traces("retune"),
+        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc", "scripts.api.retune.make_plan"),
         Row("--out", "other", "out", Path("other")),
         Row("--baseline", "other", "baseline", Path("other")),
-        Row("--target-layers", "61", "target_layers", 61, "scripts.commands.retune.make_plan"),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.api.retune.make_plan"),
         Row("--allow-zero-rows", "", "allow_zero_rows"),
     ), {
-        "scripts.commands.retune.open_draft": TWO,
-        ON_TRACES: THREE,
-        **stubs(OPEN, "scripts.commands.retune.make_plan"),
+        "scripts.api.retune.open_draft": TWO,
+        "scripts.api.retune.draft_on_traces": THREE,
+        **stubs(OPEN, "scripts.api.retune.make_plan"),
     }),
     Command("verify QUANT --against DRAFT", "quantize.verify.folder.verify", (
         Row("QUANT", "a/b", "settings.output", "a/b", "scripts.commands.verify.verify.run"),
@@ -309,7 +310,7 @@ COMMANDS = (
         Row("--from", "vllm", "written_by", "vllm"),
         Row("--target", "other", "target", Path("other")),
         Row("--out", "other", "out", Path("other")),
-        Row("--draft", "a/b", "reference", "a/b", "scripts.commands.traces_import.resolve_draft"),
+        Row("--draft", "a/b", "reference", "a/b", "scripts.api.traces.resolve_draft"),
         Row("--aux-layers", "2,30", "declared.layer_ids", (2, 30)),
         Row("--prompts", "P", "prompts.given", Path("P")),
         Row("--greedy", "", "declared.greedy"),
@@ -324,7 +325,7 @@ COMMANDS = (
         Row("--out", "P Q", "second", Path("Q")),
         Row("--count", "5", "count", 5),
         Row("--fraction", "25%", "count", 0, without=("--count",)),  # of no traces
-        Row("--category", "code chat", "categories", ["code", "chat"], without=("--count",)),
+        Row("--category", "code chat", "categories", ("code", "chat"), without=("--count",)),
         Row("--seed", "5", "seed", 5),
     ), stubs(OPEN)),
     Command("traces merge TRACES --out OUT", "calibration.traces.sets.merge_traces", (
@@ -351,7 +352,7 @@ COMMANDS = (
         Row("--tokenizer", "M", "target", Path("M"),
             "calibration.prompts.prompt_file.PromptEncoder"),
         Row("--draft", "a/b", "plan.draft.given", "a/b"),
-        Row("--served-as", "/d", "served_as", "/d", "scripts.commands.measure.draft_identity",
+        Row("--served-as", "/d", "served_as", "/d", "scripts.api.measure.draft_identity",
             "--draft DRAFT"),
         Row("--model", "m", "plan.model", "m"),
         Row("--max-new-tokens", "7", "plan.ask.max_new_tokens", 7),
@@ -370,33 +371,33 @@ COMMANDS = (
         **stubs(PROMPTS, "calibration.prompts.prompt_file.PromptEncoder",
                 "validate.measure.measuring.measure", "scripts.commands.measure._print",
                 "validate.measure.protocols.get_protocol",
-                "scripts.commands.measure.draft_identity", "validate.launch.matrix.load_matrix",
-                "scripts.commands.measure_launch.CellMeasurer",
+                "scripts.api.measure.draft_identity", "validate.launch.matrix.load_matrix",
+                "validate.launch.cell_measurer.CellMeasurer",
                 "validate.launch.launch.launch_matrix", "validate.launch.speed.speed_report",
-                "scripts.commands.measure_launch._runs",
-                "scripts.commands.measure_launch.print_speed"),
+                "validate.launch.cell_measurer.measured_runs",
+                "scripts.commands.measure.print_speed"),
     }),
     Command("reconcile TRACES MEASUREMENT --draft DRAFT",
             "validate.served.reconciliation.reconcile", (
         Row("TRACES", "other", "traces.given", Path("other")),
         Row("MEASUREMENT", "other", "measurement.given", Path("other")),
-        Row("--draft", "a/b", "reference", "a/b", "scripts.commands.reconcile.resolve_draft"),
-        Row("--target", "M", "target", Path("M"), "scripts.commands.reconcile.shared_tables"),
+        Row("--draft", "a/b", "reference", "a/b", "scripts.api.reconcile.resolve_draft"),
+        Row("--target", "M", "target", Path("M"), "scripts.api.reconcile.shared_tables"),
         Row("--device", "cuda:1", "name", "cuda:1", DEVICE),
         Row("--max-gap", "0.2", "max_gap", 0.2),
         Row("--limit", "7", "limit", 7),
         Row("--report", "r.json", "documents.*", (Path("r.json"),),
-            "scripts.commands.reconcile.write_reports"),
-        Row("--overwrite", "", "overwrite", True, "scripts.commands.reconcile.write_reports",
+            "scripts.api.reconcile.write_reports"),
+        Row("--overwrite", "", "overwrite", True, "scripts.api.reconcile.write_reports",
             "--report r.json"),
     ), {
         "validate.served.reconciliation.reconcile": MagicMock(**{"to_mapping.return_value": {}}),
         **stubs(MEASURED, OPEN, DEVICE, "validate.served.reconciliation.check_reconcilable",
-                "scripts.commands.reconcile._kept",
+                "validate.served.reconciling_folder.kept_places",
                 "validate.judging.candidate_origin.DraftFolder.read",
-                "scripts.commands.reconcile.resolve_draft",
-                "scripts.commands.reconcile.shared_tables",
-                "scripts.commands.reconcile._in_both_dtypes",
+                "scripts.api.reconcile.resolve_draft",
+                "scripts.api.reconcile.shared_tables",
+                "scripts.api.reconcile._in_both_dtypes",
                 "scripts.commands.reconcile.print_reconciliation"),
     }),
     Command("gate BF16 QUANT --traces TRACES", "scripts.api.gate.judge_on_traces", (
@@ -509,8 +510,8 @@ COMMANDS = (
         Row("A_SAMPLES", "other", "first.given", Path("other")),
         Row("B_SAMPLES", "other", "second.given", Path("other")),
         Row("--max-score-drop", "2%", "max_score_drop", 0.02),
-        Row("--higher-is-better", "f1 em", "directions.higher", ["f1", "em"]),
-        Row("--lower-is-better", "f1 em", "directions.lower", ["f1", "em"]),
+        Row("--higher-is-better", "f1 em", "directions.higher", ("f1", "em")),
+        Row("--lower-is-better", "f1 em", "directions.lower", ("f1", "em")),
         Row("--confidence", "90%", "confidence", 0.9),
         *findings(),
     ), {
