@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
+    from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
+    from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
     from ...quantize.files.stale import CleanReport as CleanReport
     from ...quantize.files.unpickle import Unpickled as Unpickled
     from ...quantize.quantize import QuantizeReport as QuantizeReport
@@ -28,6 +30,7 @@ _HOMES = {
     "ComparisonReport": "validate.comparison.draft_comparison",
     "DequantizeReport": "quantize.dequantize",
     "Document": "validate.report.document",
+    "EstimateReport": "quantize.estimate.estimate_report",
     "Findings": "validate.parity.finding",
     "ImportReport": "calibration.dumps.findings",
     "Measurement": "validate.measure.measurement",
@@ -38,6 +41,7 @@ _HOMES = {
     "SpeedReport": "validate.launch.speed",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
+    "TraceFolder": "calibration.traces.trace_folder",
     "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode",
     "TuneReport": "validate.tuning.tune_draft",
