@@ -79,13 +79,14 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
     check_limits(allowed)
     traces = TraceFolder.open(Path(settings.traces))
     how = OnTracesSettings(
+        watch=settings.watch,
         num_draft_tokens=settings.num_draft_tokens,
         target=optional_path(settings.target),
         device=settings.device,
         dtype=settings.dtype,
         batch_size=1,
     )
-    loaded = load_for_replay([settings.baseline, settings.candidate], traces, how, settings.watch)
+    loaded = load_for_replay([settings.baseline, settings.candidate], traces, how)
     with settings.watch.bar("compare", len(traces)) as bar:
         prompts = draft_agreement(
             *loaded.both,

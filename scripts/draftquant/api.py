@@ -21,6 +21,7 @@ from .scripts.api.check import check
 from .scripts.api.clean import clean
 from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
+from .scripts.api.estimate import estimate
 from .scripts.api.gate import gate
 from .scripts.api.inspect import inspect
 from .scripts.api.measure import measure
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         Document,
         DraftReplay,
         EngineCheck,
+        EstimateReport,
         Findings,
         GateReport,
         ImportReport,
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
         SpeedReport,
         SplitReport,
         TaskSamples,
+        TraceFolder,
         TraceInfo,
         TranscodeReport,
         TuneReport,
@@ -85,6 +88,7 @@ VERBS = (
     "clean",
     "completion",
     "dequantize",
+    "estimate",
     "gate",
     "inspect",
     "measure",
@@ -126,6 +130,7 @@ __all__ = [
     "DraftQuantWarning",
     "DraftReplay",
     "EngineCheck",
+    "EstimateReport",
     "Findings",
     "GateReport",
     "ImportReport",
@@ -143,6 +148,7 @@ __all__ = [
     "SpeedReport",
     "SplitReport",
     "TaskSamples",
+    "TraceFolder",
     "TraceInfo",
     "TranscodeReport",
     "TuneReport",
@@ -156,6 +162,7 @@ __all__ = [
     "clean",
     "completion",
     "dequantize",
+    "estimate",
     "gate",
     "inspect",
     "measure",
