@@ -44,6 +44,7 @@ VENDORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VENDORS)
 def test_a_run_tells_that_a_toolkit_is_loaded(name: BackendName, tmp_path: Path) -> None:
     """It takes longer than all the rest of a small draft."""
@@ -229,6 +230,7 @@ with quark_process_state():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.vendor
 @needs("quark")
 def test_a_build_that_was_killed_does_not_block_the_next_import(

@@ -96,6 +96,7 @@ def answers(folders: Path) -> list[tuple[Outcome, EngineCheck]]:
     ]
 
 
+@pytest.mark.slow
 def test_predictions_are_what_the_engines_did(answers: list[tuple[Outcome, EngineCheck]]) -> None:
     faults = []
     for outcome, answer in answers:
@@ -114,6 +115,7 @@ def test_predictions_are_what_the_engines_did(answers: list[tuple[Outcome, Engin
     assert len(mixed) == len(FAMILIES) * 10  # on every GPU, in 1 and 2 shards
 
 
+@pytest.mark.slow
 def test_linears_have_the_shapes_that_the_engines_built(
     answers: list[tuple[Outcome, EngineCheck]],
 ) -> None:
@@ -125,6 +127,7 @@ def test_linears_have_the_shapes_that_the_engines_built(
     assert len(served) > 400
 
 
+@pytest.mark.slow
 def test_a_parameter_of_another_shape_or_name_is_a_mismatch(
     answers: list[tuple[Outcome, EngineCheck]],
 ) -> None:
