@@ -1,19 +1,20 @@
 """`draftquant measure --launch`: servers that really decode, started, measured, compared."""
 
-import argparse
 import asyncio
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from draftquant.calibration.server_client import ServerClient
+from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.measure_launch import CellMeasurer, print_speed
+from draftquant.scripts.commands.speed_report import print_speed
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.launch.cell_measurer import CellMeasurer
 from draftquant.validate.launch.matrix import load_matrix
 from draftquant.validate.launch.speed import speed_report
 from draftquant.validate.measure import protocols
+from draftquant.validate.measure.measure_plan import ServerAddress
 from draftquant.validate.measure.measurement import ServerIdentity
 from draftquant.validate.measure.measurement_file import read_measurement
 from stand.decoder import PAIRS
@@ -158,7 +159,8 @@ def test_answers_that_cannot_be_told_apart_are_refused_before_anything_is_measur
 ) -> None:
     monkeypatch.setattr(protocols, "get_protocol", lambda _: OneAtATime())
     matrix = load_matrix(written(tmp_path))
-    measurer = CellMeasurer(argparse.Namespace(attempts=1, timeout=1), matrix)
+    server = ServerAddress(url=matrix.url, patience=Patience(attempts=1, seconds=1))
+    measurer = CellMeasurer(matrix, server, {})
     with pytest.raises(MeasureError, match=r"none: only 1 request\(s\) at a time") as caught:
         asyncio.run(measurer.first_answer(matrix.variants[0]))
     assert caught.value.fix == "see 'concurrencies:'"

@@ -23,7 +23,7 @@ PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
 PAGES = "scripts.api.pages.write_reports"
 FINDINGS = "validate.parity.finding.write_findings"
-DRAFTS = "scripts.api.replay.load_for_replay"
+DRAFTS = "scripts.api.parity_draft.load_for_replay"
 COMPARED = "scripts.commands.compare"
 
 
@@ -69,7 +69,7 @@ def pages() -> tuple[Row, ...]:
 
 
 def findings() -> tuple[Row, ...]:
-    """Of `add_report_arguments`."""
+    """Of `FindingsFile`."""
     return (
         Row("--report", "r.json", "path", Path("r.json"), FINDINGS),
         Row("--overwrite", "", "overwrite", True, FINDINGS, "--report r.json"),
@@ -348,7 +348,7 @@ COMMANDS = (
         Row("--tokenizer", "M", "target", Path("M"),
             "calibration.prompts.prompt_file.PromptEncoder"),
         Row("--draft", "a/b", "plan.draft.given", "a/b"),
-        Row("--served-as", "/d", "served_as", "/d", "scripts.commands.measure.draft_identity",
+        Row("--served-as", "/d", "served_as", "/d", "scripts.api.measure.draft_identity",
             "--draft DRAFT"),
         Row("--model", "m", "plan.model", "m"),
         Row("--max-new-tokens", "7", "plan.ask.max_new_tokens", 7),
@@ -367,33 +367,33 @@ COMMANDS = (
         **stubs(PROMPTS, "calibration.prompts.prompt_file.PromptEncoder",
                 "validate.measure.measuring.measure", "scripts.commands.measure._print",
                 "validate.measure.protocols.get_protocol",
-                "scripts.commands.measure.draft_identity", "validate.launch.matrix.load_matrix",
-                "scripts.commands.measure_launch.CellMeasurer",
+                "scripts.api.measure.draft_identity", "validate.launch.matrix.load_matrix",
+                "validate.launch.cell_measurer.CellMeasurer",
                 "validate.launch.launch.launch_matrix", "validate.launch.speed.speed_report",
-                "scripts.commands.measure_launch._runs",
-                "scripts.commands.measure_launch.print_speed"),
+                "validate.launch.cell_measurer.measured_runs",
+                "scripts.commands.measure.print_speed"),
     }),
     Command("reconcile TRACES MEASUREMENT --draft DRAFT",
             "validate.served.reconciliation.reconcile", (
         Row("TRACES", "other", "traces.given", Path("other")),
         Row("MEASUREMENT", "other", "measurement.given", Path("other")),
-        Row("--draft", "a/b", "reference", "a/b", "scripts.commands.reconcile.resolve_draft"),
-        Row("--target", "M", "target", Path("M"), "scripts.commands.reconcile.shared_tables"),
+        Row("--draft", "a/b", "reference", "a/b", "scripts.api.reconcile.resolve_draft"),
+        Row("--target", "M", "target", Path("M"), "scripts.api.reconcile.shared_tables"),
         Row("--device", "cuda:1", "name", "cuda:1", DEVICE),
         Row("--max-gap", "0.2", "max_gap", 0.2),
         Row("--limit", "7", "limit", 7),
         Row("--report", "r.json", "documents.*", (Path("r.json"),),
-            "scripts.commands.reconcile.write_reports"),
-        Row("--overwrite", "", "overwrite", True, "scripts.commands.reconcile.write_reports",
+            "scripts.api.reconcile.write_reports"),
+        Row("--overwrite", "", "overwrite", True, "scripts.api.reconcile.write_reports",
             "--report r.json"),
     ), {
         "validate.served.reconciliation.reconcile": MagicMock(**{"to_mapping.return_value": {}}),
         **stubs(MEASURED, OPEN, DEVICE, "validate.served.reconciliation.check_reconcilable",
-                "scripts.commands.reconcile._kept",
+                "validate.served.reconciling_folder.kept_places",
                 "validate.judging.candidate_origin.DraftFolder.read",
-                "scripts.commands.reconcile.resolve_draft",
-                "scripts.commands.reconcile.shared_tables",
-                "scripts.commands.reconcile._in_both_dtypes",
+                "scripts.api.reconcile.resolve_draft",
+                "scripts.api.reconcile.shared_tables",
+                "scripts.api.reconcile._in_both_dtypes",
                 "scripts.commands.reconcile.print_reconciliation"),
     }),
     Command("gate BF16 QUANT --traces TRACES", "scripts.commands.gate.judge_on_traces", (
@@ -506,8 +506,8 @@ COMMANDS = (
         Row("A_SAMPLES", "other", "first.given", Path("other")),
         Row("B_SAMPLES", "other", "second.given", Path("other")),
         Row("--max-score-drop", "2%", "max_score_drop", 0.02),
-        Row("--higher-is-better", "f1 em", "directions.higher", ["f1", "em"]),
-        Row("--lower-is-better", "f1 em", "directions.lower", ["f1", "em"]),
+        Row("--higher-is-better", "f1 em", "directions.higher", ("f1", "em")),
+        Row("--lower-is-better", "f1 em", "directions.lower", ("f1", "em")),
         Row("--confidence", "90%", "confidence", 0.9),
         *findings(),
     ), {

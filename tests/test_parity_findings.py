@@ -1,16 +1,21 @@
 """Findings and their file."""
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.scripts.commands.parity_report import report_findings
+from draftquant.scripts.commands.parity_report import show_findings
 from draftquant.validate.errors import ParityError
 from draftquant.validate.judging.verdict import worst
-from draftquant.validate.parity.finding import Finding, read_findings, to_mapping, write_findings
+from draftquant.validate.parity.finding import (
+    Finding,
+    Findings,
+    read_findings,
+    to_mapping,
+    write_findings,
+)
 from draftquant.validate.parity.lm_eval_samples import read_samples
 from test_hostile_files import bounded, endless, fifo, gigabyte
 
@@ -42,8 +47,7 @@ def test_findings_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_bounds_are_printed_under_their_names(capsys: pytest.CaptureFixture[str]) -> None:
-    options = argparse.Namespace(report=None, json=False, overwrite=False)
-    assert report_findings([FOUND], options) == 0
+    assert show_findings(Findings(findings=(FOUND,)), as_json=False) == 0
     printed = capsys.readouterr().out
     names = [printed.index(name) for name in ("lower bound", "upper bound", "threshold")]
     (row,) = [line for line in printed.splitlines() if "gsm8k" in line and "0.01" in line]

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from draftquant.scripts.api.measure import draft_identity
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.common import draft_identity
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.served_draft import DraftIdentity, identified

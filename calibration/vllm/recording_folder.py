@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...quantize.files.resumable import resumable_folder
-from ...quantize.files.staging import write_text
+from ...quantize.files.resumable import resumable_folder, write_whole
 from ...recipes.errors import short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -90,9 +89,7 @@ class KeptRecording:
         engine = check_states(written, self._expected, read)
         shutil.move(written, self.states(position))
         text = json.dumps(dataclasses.asdict(answer) | {"engine": engine})
-        unfinished = self._folder / f"{position:05d}.unfinished"
-        write_text(unfinished, text)
-        unfinished.rename(unfinished.with_suffix(".json"))
+        write_whole(self._folder / f"{position:05d}.json", text)
 
     def answer(self, position: int) -> tuple[Answer, str]:
         """What was kept of a prompt, and the engine that gave it.

@@ -1,12 +1,12 @@
-"""A folder beside an output that keeps what long work has done, for the run that goes on with it.
+"""What long work has done, kept beside its output for the run that goes on with it.
 
-It holds one JSON file that says what is being done; another command is refused.
+Mostly a folder with one JSON file that says what is being done; another command is refused.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,40 +34,83 @@ def resumable_folder(folder: Path, work: str, plan: Mapping[str, Any]) -> Iterat
     path = folder / f"{work}.json"
     if not path.exists():
         folder.mkdir(exist_ok=True)
-        unfinished = folder / f"{path.name}.{os.getpid()}"
+        unfinished = folder / f"{path.name}.{os.getpid()}"  # nobody has the folder yet
         write_text(unfinished, json.dumps(plan, indent=1) + "\n")
         unfinished.rename(path)
     descriptor = open_regular(path)
     try:
+        take_alone(path, descriptor, folder, work)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise OutputError(
-                folder,
-                f"another process is {work} there",
-                fix="wait until it is done, or give another --out",
-            ) from exc
-        _check_plan(path, work, plan)
+            begun = parse_object(read_text(path))
+        except (OSError, JsonProblem) as exc:
+            raise OutputError(path, f"is no {work} that was begun: {exc}",
+                              fix=f"rm -r {folder}") from exc  # fmt: skip
+        refuse_other_work(folder, work, differences(begun, plan), remove=f"rm -r {folder}")
         yield
     finally:
         os.close(descriptor)
 
 
-def _check_plan(path: Path, work: str, plan: Mapping[str, Any]) -> None:
+def take_alone(path: Path, descriptor: int, where: Path, work: str) -> None:
+    """Take a file; it is nobody else's, and not one that a run has just finished and removed.
+
+    Args:
+        path: the file.
+        descriptor: of it, opened; whoever closes it gives the file back.
+        where: for errors.
+        work: what is done there, in one word.
+
+    Raises:
+        OutputError: another process is at it.
+    """
     try:
-        begun = parse_object(read_text(path))
-    except (OSError, JsonProblem) as exc:
-        raise OutputError(path, f"is no {work} that was begun: {exc}",
-                          fix=f"rm -r {path.parent}") from exc  # fmt: skip
-    differences = [
-        f"  {key}: begun with {short(begun.get(key))}, now {short(plan.get(key))}"
-        for key in sorted(begun.keys() | plan.keys())
-        if begun.get(key) != plan.get(key)
-    ]
-    if differences:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_there = os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        is_there = False
+    if not is_there:
         raise OutputError(
-            path.parent,
-            f"holds another {work} that was begun, of which something is kept",
-            details=differences,
-            fix=f"give the same arguments again, another --out, or rm -r {path.parent}",
+            where,
+            f"another process is {work} there",
+            fix="wait until it is done, or give another --out",
         )
+
+
+def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """In what work that was begun is not what is to be done now, a line for each key."""
+    return tuple(
+        f"  {key}: begun with {short(begun.get(key))}, now {short(now.get(key))}"
+        for key in sorted(begun.keys() | now.keys())
+        if begun.get(key) != now.get(key)
+    )
+
+
+def refuse_other_work(
+    where: Path, work: str, differing: Sequence[str], *, given: str = "arguments", remove: str
+) -> None:
+    """Go on with equal work alone.
+
+    Args:
+        where: what is kept lies.
+        work: what is done, in one word.
+        differing: see `differences`.
+        given: what has to be given again.
+        remove: the command that removes what is kept.
+
+    Raises:
+        OutputError: something differs.
+    """
+    if differing:
+        raise OutputError(
+            where,
+            f"holds another {work} that was begun, of which something is kept",
+            details=tuple(differing),
+            fix=f"give the same {given} again, another --out, or {remove}",
+        )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Keep a file; it has its name when it is whole."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    write_text(unfinished, text)
+    unfinished.rename(path)

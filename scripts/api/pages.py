@@ -12,7 +12,7 @@ from ...quantize.errors import OutputError
 from ...quantize.files.command_line import recorded_argv
 from ...quantize.files.report_files import ReportFormat, append_text, check_reports, write_reports
 from ...recipes.errors import visible
-from .arguments import Overwrite
+from .arguments import AnyPath, Overwrite
 from .option import Option
 from .settings import Settings
 
@@ -30,10 +30,10 @@ class Pages(Settings):
     """Which report files a verb writes for people and for CI, beside its result."""
 
     html: Annotated[
-        str | Path | None, Option("write the report as one self-contained page", "F.html")
+        AnyPath | None, Option("write the report as one self-contained page", "F.html")
     ] = None
-    markdown: Annotated[str | Path | None, Option("write it for a pull request", "F.md")] = None
-    junit: Annotated[str | Path | None, Option("write it as test cases for CI", "F.xml")] = None
+    markdown: Annotated[AnyPath | None, Option("write it for a pull request", "F.md")] = None
+    junit: Annotated[AnyPath | None, Option("write it as test cases for CI", "F.xml")] = None
     junit_inconclusive: Annotated[
         Literal["error", "skipped"],
         Option("what an INCONCLUSIVE verdict is in --junit: skipped where it fails no job"),
@@ -51,7 +51,7 @@ class Pages(Settings):
         """Whether there is anything to write but JSON."""
         return self.github or bool(self._pages())
 
-    def check_pages(self, report: str | Path | None = None) -> None:
+    def check_pages(self, report: AnyPath | None = None) -> None:
         """Check all report files that are asked for.
 
         Args:
@@ -99,7 +99,7 @@ class Pages(Settings):
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
 
 
-def given(files: Mapping[ReportFormat, str | Path | None]) -> dict[ReportFormat, Path]:
+def given(files: Mapping[ReportFormat, AnyPath | None]) -> dict[ReportFormat, Path]:
     """The report files that are asked for."""
     return {kind: Path(path) for kind, path in files.items() if path is not None}
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from . import reports
+from .arguments import AnyPath
 from .option import Argument
 from .pages import Pages
 from .verb import verb
@@ -14,7 +15,7 @@ from .verb import verb
 class ReportSettings(Pages):
     """Of which report, and into which files; without any the command prints Markdown."""
 
-    gate: Annotated[str | Path, Argument("what 'gate --report' wrote", "G.json")]
+    gate: Annotated[AnyPath, Argument("what 'gate --report' wrote", "G.json")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

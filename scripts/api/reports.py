@@ -9,13 +9,25 @@ if TYPE_CHECKING:
     from ...quantize.files.unpickle import Unpickled as Unpickled
     from ...quantize.quantize import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
+    from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
+    from ...validate.launch.speed import SpeedReport as SpeedReport
+    from ...validate.measure.measurement import Measurement as Measurement
+    from ...validate.parity.finding import Findings as Findings
+    from ...validate.parity.lm_eval_samples import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
+    from ...validate.served.reconciliation import Reconciliation as Reconciliation
 
 _HOMES = {
     "CleanReport": "quantize.files.stale",
+    "ComparisonReport": "validate.comparison.draft_comparison",
     "DequantizeReport": "quantize.dequantize",
     "Document": "validate.report.document",
+    "Findings": "validate.parity.finding",
+    "Measurement": "validate.measure.measurement",
     "QuantizeReport": "quantize.quantize",
+    "Reconciliation": "validate.served.reconciliation",
+    "SpeedReport": "validate.launch.speed",
+    "TaskSamples": "validate.parity.lm_eval_samples",
     "TranscodeReport": "quantize.transcoding.transcode",
     "Unpickled": "quantize.files.unpickle",
 }

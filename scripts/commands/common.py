@@ -5,7 +5,6 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.hub import resolve_draft
 from ...recipes import Recipe, aliases, load_recipe
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
@@ -18,27 +17,6 @@ from ..console import note
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
-    from ...validate.measure.served_draft import DraftIdentity
-
-
-def draft_identity(reference: str, served_as: str | None = None) -> "DraftIdentity":
-    """A draft's identity, as the gate knows it, and what its server calls it."""
-    from ...validate.judging.candidate_origin import DraftFolder
-    from ...validate.measure.served_draft import DraftIdentity
-
-    folder = DraftFolder.read(resolve_draft(reference).folder)
-    quantization = "of another tool" if folder.quantized else "none"
-    if folder.quantized_by is not None:
-        quantization = folder.quantized_by.recipe.name
-    given = Path(reference)
-    return DraftIdentity(
-        draft=given.resolve().name if given.is_dir() else reference,
-        draft_sha256=folder.sha256,
-        draft_quantization=quantization,
-        quantized=folder.quantized,
-        folder=folder.folder,
-        served_as=served_as,
-    )
 
 
 def add_subtree(parser: argparse.ArgumentParser) -> None:

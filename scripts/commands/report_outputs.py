@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.report_files import check_reports
-from ..api.pages import NOTHING, Pages, given
+from ..api.pages import NOTHING, Pages
 from ..api.pages import asked_for as asked_for
 from ..console import OnTerminal
 
@@ -19,15 +18,6 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace report files that exist already"
     )
-
-
-def check_report_file(options: argparse.Namespace) -> None:
-    """Check `--report` of a command that writes nothing else.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    check_reports(given({"report": options.report}), overwrite=options.overwrite)
 
 
 def add_page_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,15 +6,14 @@ wrote.
 """
 
 import dataclasses
-import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...quantize.errors import OutputError
+from ...quantize.files.resumable import differences, refuse_other_work, take_alone
 from ...quantize.files.staging import check_output, sync, write_text
-from ...recipes.errors import short
 from ...recipes.regular_file import open_kept
 from ..errors import MeasureError
 from .measurement import Measurement, RequestRecord, Setup
@@ -105,14 +104,13 @@ class KeptRecords:
             self._append(line_of(self._setup))
 
     def _check_plan(self, begun: Setup) -> None:
-        differences = setup_differences(begun, self._setup)
-        if differences:
-            raise OutputError(
-                self.path,
-                "holds another measurement that was begun, of which something is kept",
-                details=differences,
-                fix=f"give the same arguments and server again, another --out, or rm {self.path}",
-            )
+        refuse_other_work(
+            self.path,
+            "measurement",
+            setup_differences(begun, self._setup),
+            given="arguments and server",
+            remove=f"rm {self.path}",
+        )
 
     def _append(self, line: str) -> None:
         """Write a line; behind one that is cut off nothing may follow."""
@@ -147,7 +145,7 @@ def kept_records(out: Path, setup: Setup) -> Iterator[KeptRecords]:
     except OSError as exc:
         raise _unwritable(path, exc) from exc
     try:
-        _lock(path, descriptor)
+        take_alone(path, descriptor, path, "measuring")
         kept = KeptRecords(out, descriptor, setup)
         try:
             yield kept
@@ -160,12 +158,11 @@ def kept_records(out: Path, setup: Setup) -> Iterator[KeptRecords]:
 
 def setup_differences(begun: Setup, now: Setup) -> tuple[str, ...]:
     """In what two setups differ, a line for each; the version of draftquant may."""
-    one, other = dict(_leaves(begun)), dict(_leaves(now))
-    return tuple(
-        f"  {key}: begun with {short(one.get(key))}, now {short(other.get(key))}"
-        for key in sorted(one.keys() | other.keys())
-        if key != "draftquant" and one.get(key) != other.get(key)
+    one, other = (
+        {key: value for key, value in _leaves(setup) if key != "draftquant"}
+        for setup in (begun, now)
     )
+    return differences(one, other)
 
 
 def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
@@ -177,21 +174,6 @@ def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
         return
     for name, item in value.items():
         yield from _leaves(item, f"{key}.{name}" if key else name)
-
-
-def _lock(path: Path, descriptor: int) -> None:
-    """Take the file; it is nobody else's, and not one that a run has just finished and removed."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_there = os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        is_there = False
-    if not is_there:
-        raise OutputError(
-            path,
-            "another process is measuring there",
-            fix="wait until it is done, or give another --out",
-        )
 
 
 def _unwritable(path: Path, exc: OSError) -> OutputError:

@@ -16,7 +16,7 @@ from ...quantize.files.report_files import write_reports
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import ParityError
-from ..judging.verdict import Verdict
+from ..judging.verdict import EXIT_CODES, Verdict, worst
 
 CheckName = Literal["divergence", "task", "sampled", "draft"]
 
@@ -107,3 +107,20 @@ def read_findings(path: Path) -> tuple[Finding, ...]:
             fix="give what 'draftquant parity' --report wrote",
         ) from exc
     return report.findings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """All that one check found, at least one figure."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst."""
+        return worst([found.verdict for found in self.findings])
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command."""
+        return EXIT_CODES[self.verdict]

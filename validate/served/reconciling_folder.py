@@ -4,11 +4,15 @@ A replay over all places of many prompts in two dtypes takes long; a run that is
 """
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...calibration.traces.trace_folder import TraceFolder, file_sha256
 from ...quantize.errors import OutputError
-from ...quantize.files.staging import write_text
+from ...quantize.files.resumable import resumable_folder, write_whole
 from ...recipes.decode import encode
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -56,10 +60,38 @@ class KeptPlaces:
 
     def keep(self, position: int, both: BothPlaces) -> None:
         """Keep a prompt; it has its name when it is whole."""
-        path = self._path(position)
-        unfinished = path.with_suffix(".unfinished")
-        write_text(unfinished, json.dumps(encode(both)))
-        unfinished.rename(path)
+        write_whole(self._path(position), json.dumps(encode(both)))
+
+    def remove(self) -> None:
+        """There is a report."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, position: int) -> Path:
         return self.folder / f"{position:06d}{_ENDING}"
+
+
+@contextmanager
+def kept_places(
+    report: Path | None, measured: Path, traces: TraceFolder, draft_sha256: str
+) -> Iterator[KeptPlaces | None]:
+    """Where the prompts that are replayed are kept until there is a report; None without one.
+
+    Raises:
+        OutputError: those of another reconciliation are there, or another process is at it.
+    """
+    if report is None:
+        yield None
+        return
+    folder = report.with_name(f"{report.name}.{RECONCILING}")
+    plan = {
+        "measurement_sha256": file_sha256(measured),
+        "traces_sha256": traces.sha256,
+        "draft_sha256": draft_sha256,
+    }
+    with resumable_folder(folder, RECONCILING, plan):
+        kept = KeptPlaces(folder=folder)
+        try:
+            yield kept
+        finally:
+            if kept.empty:
+                kept.remove()

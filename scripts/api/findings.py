@@ -1,0 +1,59 @@
+"""What the verbs of `parity` share: their report file, and what they return."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ...quantize.files.report_files import check_reports
+from . import reports
+from .arguments import AnyPath, Overwrite, share
+from .option import Option
+from .pages import given
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from ...validate.parity.finding import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingsFile(Settings):
+    """Where findings are written to, for the gate."""
+
+    report: Annotated[
+        AnyPath | None, Option("also write the findings here, for 'gate'", "F.json")
+    ] = None
+    overwrite: Overwrite = False
+
+    def check(self) -> None:
+        """The file can be written, which is known before any work."""
+        check_reports(given({"report": self.report}), overwrite=self.overwrite)
+
+    def write(self, findings: "Sequence[Finding]") -> "reports.Findings":
+        """The findings of a verb, written where that is asked for."""
+        from ...validate.parity.finding import Findings, write_findings
+
+        if self.report is not None:
+            write_findings(Path(self.report), findings, overwrite=self.overwrite)
+        return Findings(findings=tuple(findings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedFindings(FindingsFile):
+    """Of figures that have bounds."""
+
+    confidence: Annotated[
+        float, Option("of each one-sided bound (default 0.95)", "SHARE", reads=share)
+    ] = 0.95
+
+    def check(self) -> None:
+        """A bound is one-sided, and says something."""
+        from ...validate.errors import ParityError
+
+        FindingsFile.check(self)
+        if not 0.5 < self.confidence < 1:
+            raise ParityError(
+                "--confidence",
+                f"expected a share in (0.5, 1), got {self.confidence}",
+                fix="write 95 % as 0.95",
+            )

@@ -1,0 +1,298 @@
+"""`measure`: what running servers accept on prompts, and how long it takes."""
+
+import os
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ...quantize.files.hub import resolve_draft
+from ...quantize.files.staging import check_output
+from ...validate.errors import MeasureError
+from ...validate.measure.measurement import EngineName
+from . import reports
+from .arguments import AnyPath
+from .opening import Reference, optional_path
+from .option import Option
+from .settings import Settings
+from .verb import verb
+from .watch import Bar, Watch
+
+if TYPE_CHECKING:
+    from ...validate.launch.launch import Cell
+    from ...validate.measure.measure_plan import Plan, ServerAddress
+    from ...validate.measure.measuring import Progress
+    from ...validate.measure.served_draft import DraftIdentity
+
+_NEEDED = ("server", "engine", "prompts", "out")
+_OF_ONE_SERVER = ("server", "engine", "prompts")
+"""Fields that a matrix says itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureSettings(Settings):
+    """Which server is asked what; or which matrix of servers; or which measurement is shown."""
+
+    _: KW_ONLY
+    launch: Annotated[
+        AnyPath | None,
+        Option(
+            "instead of asking a server that runs: start those of this .yaml file one after the"
+            " other, measure each at every concurrency into the folder --out, and compare their"
+            " speed",
+            "MATRIX.yaml",
+        ),
+    ] = None
+    plot: Annotated[
+        AnyPath | None, Option("with --launch: draw speeds (.svg, .png, .pdf)", "FILE")
+    ] = None
+    server: Annotated[
+        str | None,
+        Option(
+            "http://HOST:PORT; its key, if it asks for one, is read from DRAFTQUANT_SERVER_KEY",
+            "URL",
+        ),
+    ] = None
+    engine: Annotated[EngineName | None, Option("that runs there")] = None
+    prompts: Annotated[
+        AnyPath | None, Option("as of 'record'; of conversations the first turn", "PROMPTS")
+    ] = None
+    out: Annotated[AnyPath | None, Option("file to create, JSON lines", "FILE")] = None
+    show: Annotated[
+        AnyPath | None, Option("only print the figures of a measurement", "MEASUREMENT")
+    ] = None
+    tokenizer: Annotated[
+        AnyPath | None,
+        Option("of the target, for prompts that are text or messages", "FOLDER"),
+    ] = None
+    draft: Annotated[
+        Reference | None,
+        Option(
+            "the draft that the server runs: its identity is recorded with the figures", "DRAFT"
+        ),
+    ] = None
+    served_as: Annotated[
+        str | None,
+        Option(
+            "with --draft: what the server calls this draft, where its own path or id is another"
+            " name of the same one",
+            "NAME",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, Option("refuse a server that serves its target by another name", "NAME")
+    ] = None
+    max_new_tokens: Annotated[int, Option("default 128", "TOKENS")] = 128
+    ignore_eos: Annotated[bool, Option("continue each prompt to --max-new-tokens")] = False
+    temperature: Annotated[float, Option("draw tokens (default 0: greedy)", "TEMPERATURE")] = 0
+    top_p: Annotated[float, Option("default 1: all tokens", "SHARE")] = 1
+    top_k: Annotated[int, Option("default 0: all tokens", "TOKENS")] = 0
+    seed: Annotated[int, Option("of the draws (default 0)", "SEED")] = 0
+    top_logprobs: Annotated[
+        int,
+        Option(
+            "keep log-probabilities, and with N > 1 the gap of the two most likely tokens", "TOKENS"
+        ),
+    ] = 0
+    concurrency: Annotated[int, Option("requests in flight (default 8)", "REQUESTS")] = 8
+    warm_up: Annotated[
+        int, Option("requests before, which are not recorded (default 0)", "REQUESTS")
+    ] = 0
+    max_requests_per_second: Annotated[float | None, Option("begin no more than that", "RATE")] = (
+        None
+    )
+    timeout: Annotated[float, Option("of a request (default 600)", "SECONDS")] = 600
+    attempts: Annotated[
+        int,
+        Option("per request, where the server is overloaded or breaks off (default 6)", "ATTEMPTS"),
+    ] = 6
+
+    def check(self) -> None:
+        """One of the three is asked for, and it has what it needs."""
+        if self.show is not None:
+            return
+        if self.launch is not None:
+            if self.out is None:
+                raise MeasureError(
+                    "--out", "is needed with --launch", fix="give a folder to create"
+                )
+            for name in _OF_ONE_SERVER:
+                if getattr(self, name) is not None:
+                    raise MeasureError(f"--{name}", "is said by the matrix", fix="leave it out")
+            return
+        if self.plot is not None:
+            raise MeasureError("--plot", "draws what --launch measures", fix="add --launch MATRIX")
+        if self.served_as is not None and not self.draft:
+            raise MeasureError("--served-as", "is another name of --draft", fix="add --draft DRAFT")
+        missing = [name for name in _NEEDED if getattr(self, name) is None]
+        if missing:
+            raise MeasureError(f"--{missing[0]}", "is needed to measure a server",
+                               fix="give it, or --show MEASUREMENT to look at one")  # fmt: skip
+
+
+@verb(MeasureSettings)
+def measure(settings: MeasureSettings) -> "reports.Measurement | reports.SpeedReport":
+    """Measure what running servers accept on prompts, and how long it takes.
+
+    Returns:
+        What was measured of a server; of a matrix of servers how fast each is.
+
+    Raises:
+        DraftQuantError: a server cannot be measured; what was measured before stays, and the same
+            call goes on with it.
+    """
+    if settings.show is not None:
+        from ...validate.measure.measurement_file import read_measurement
+
+        return read_measurement(Path(settings.show))
+    return _one_server(settings) if settings.launch is None else _launched(settings)
+
+
+def _one_server(settings: MeasureSettings) -> "reports.Measurement":
+    from ...validate.measure import measuring
+    from ...validate.measure.protocols import get_protocol
+
+    out, engine, url = settings.out, settings.engine, settings.server
+    assert out is not None  # see `check`, and for the others too
+    assert engine is not None
+    assert url is not None
+    check_output(Path(out))
+    server, plan = _address(settings, url), _plan(settings)
+    with settings.watch.bar("measure", len(plan.prompts)) as bar:
+        teller = _Teller(bar, settings.watch, settings.concurrency)
+        return measuring.measure(Path(out), server, get_protocol(engine), plan, on_progress=teller)
+
+
+def _address(settings: MeasureSettings, url: str) -> "ServerAddress":
+    from ...calibration.server_client import KEY_VARIABLE, Patience
+    from ...validate.measure.measure_plan import ServerAddress
+
+    return ServerAddress(
+        url=url,
+        key=os.environ.get(KEY_VARIABLE) or None,
+        patience=Patience(attempts=settings.attempts, seconds=settings.timeout),
+        most_per_second=None if settings.launch else settings.max_requests_per_second,
+    )
+
+
+def _plan(settings: MeasureSettings) -> "Plan":
+    from ...calibration.prompts.prompt_file import PromptEncoder, read_prompts
+    from ...calibration.recording.decoding import Decoding
+    from ...validate.measure.measure_plan import Plan
+    from ...validate.measure.protocols.protocol import Ask
+
+    decoding = Decoding(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        seed=settings.seed,
+        num_top_logprobs=settings.top_logprobs,
+    )
+    encoder, path = PromptEncoder(optional_path(settings.tokenizer)), settings.prompts
+    assert path is not None  # see `check`
+    prompts = read_prompts(Path(path), encoder=encoder)
+    if longer := sum(bool(prompt.later_turns) for prompt in prompts):
+        settings.watch.note(
+            f"{path}: {longer} of {len(prompts)} prompts have later turns of the user,"
+            " which follow the target's answer: the first turn is measured"
+        )
+    return Plan(
+        prompts=prompts,
+        ask=Ask(
+            decoding=decoding,
+            max_new_tokens=settings.max_new_tokens,
+            ignore_eos=settings.ignore_eos,
+        ),
+        concurrency=settings.concurrency,
+        num_warm_up=settings.warm_up,
+        template_sha256=encoder.template_sha256,
+        draft=draft_identity(settings.draft, settings.served_as) if settings.draft else None,
+        model=settings.model,
+    )
+
+
+class _Teller:
+    """Moves the bar, and says once what a user has to know."""
+
+    def __init__(self, bar: Bar, watch: Watch, concurrency: int) -> None:
+        self._bar, self._watch = bar, watch
+        self._concurrency = concurrency
+        self._has_begun = False
+
+    def __call__(self, progress: "Progress") -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._say(progress)
+        if progress.counts is not None and progress.counts.num_steps:
+            self._bar.label(f"measure {progress.counts.mean_acceptance_length:.3f}")
+        self._bar.set(progress.num_done, progress.num_prompts)
+
+    def _say(self, progress: "Progress") -> None:
+        setup = progress.setup
+        if progress.num_done:
+            cut = ", whose last line was cut off and is asked for again"
+            self._watch.note(
+                f"goes on with {progress.num_done} of {progress.num_prompts} requests that are kept"
+                + (cut if progress.dropped_line else "")
+            )
+        if setup.asked.concurrency < self._concurrency:
+            self._watch.note(
+                f"{setup.asked.concurrency} request(s) in flight, not {self._concurrency}: only the"
+                " server's counters tell what is accepted"
+            )
+
+
+def _launched(settings: MeasureSettings) -> "reports.SpeedReport":
+    """Of options for one server, `timeout` and `attempts` count."""
+    from ...calibration.plot_file import check_plot_path
+    from ...validate.launch.cell_measurer import CellMeasurer, measured_runs
+    from ...validate.launch.launch import Folder, launch_matrix
+    from ...validate.launch.matrix import load_matrix
+    from ...validate.launch.speed import speed_report
+    from ...validate.launch.speed_plot import draw_speed
+
+    plot, out, path = optional_path(settings.plot), settings.out, settings.launch
+    assert out is not None  # see `check`, and for the other too
+    assert path is not None
+    if plot is not None:
+        check_output(plot)
+        check_plot_path(plot)
+    matrix, folder = load_matrix(Path(path)), Folder(path=Path(out))
+    drafts = {v.name: draft_identity(v.draft, v.served_as) for v in matrix.variants if v.draft}
+    measurer = CellMeasurer(matrix, _address(settings, matrix.url), drafts)
+
+    def measure_cell(cell: "Cell", out: Path) -> None:
+        with settings.watch.bar(cell.name, len(measurer.prompts)) as bar:
+            measurer.measure(cell, out, lambda seen: bar.set(seen.num_done, seen.num_prompts))
+
+    launch_matrix(
+        matrix,
+        folder,
+        plan=measurer.identity(),
+        ready=measurer.first_answer,
+        measure=measure_cell,
+        on_progress=settings.watch.note,
+    )
+    report = speed_report(measured_runs(matrix, folder))
+    if plot is not None:
+        draw_speed(report, plot)
+    return report
+
+
+def draft_identity(reference: Reference, served_as: str | None = None) -> "DraftIdentity":
+    """A draft's identity, as the gate knows it, and what its server calls it."""
+    from ...validate.judging.candidate_origin import DraftFolder
+    from ...validate.measure.served_draft import DraftIdentity
+
+    folder = DraftFolder.read(resolve_draft(str(reference)).folder)
+    quantization = "of another tool" if folder.quantized else "none"
+    if folder.quantized_by is not None:
+        quantization = folder.quantized_by.recipe.name
+    given = Path(reference)
+    return DraftIdentity(
+        draft=given.resolve().name if given.is_dir() else str(reference),
+        draft_sha256=folder.sha256,
+        draft_quantization=quantization,
+        quantized=folder.quantized,
+        folder=folder.folder,
+        served_as=served_as,
+    )

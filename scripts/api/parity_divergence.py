@@ -1,0 +1,73 @@
+"""`parity_divergence`: greedy output with a draft against output without one."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from . import reports
+from .arguments import AnyPath
+from .findings import FindingsFile
+from .option import Argument, Option
+from .verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceSettings(FindingsFile):
+    """Of which measurements, and what is noise."""
+
+    plain: Annotated[
+        AnyPath,
+        Argument("measured without a draft, at temperature 0, with --top-logprobs 2", "PLAIN"),
+    ]
+    speculative: Annotated[
+        Sequence[AnyPath],
+        Argument("the same prompts with a draft: BF16, quantized", "SPECULATIVE"),
+    ]
+    _: KW_ONLY
+    plain_again: Annotated[
+        AnyPath | None,
+        Option("PLAIN measured again at another concurrency: what numeric noise does there",
+               "MEASUREMENT"),
+    ] = None  # fmt: skip
+    max_gap: Annotated[
+        float | None,
+        Option(
+            "nats between the target's two most likely tokens up to which a difference is noise"
+            " (default 0.25, or twice what --plain-again shows, up to 0.5)",
+            "NATS",
+        ),
+    ] = None
+    max_hazard_ratio: Annotated[
+        float | None,
+        Option("speculation may part from PLAIN X times as often as --plain-again does", "RATIO"),
+    ] = None
+    min_prompts: Annotated[
+        int | None,
+        Option("distinct prompts with fewer of which nothing passes (default 30)", "PROMPTS"),
+    ] = None
+
+
+@verb(DivergenceSettings)
+def parity_divergence(settings: DivergenceSettings) -> "reports.Findings":
+    """Compare what a target writes greedily with a draft and without, to the first difference.
+
+    Returns:
+        A finding for each speculative measurement.
+
+    Raises:
+        DraftQuantError: the measurements cannot be read, or are not of the same prompts.
+    """
+    from ...validate.measure.measurement_file import read_measurement
+    from ...validate.parity.divergence_findings import MIN_PROMPTS, divergence_findings
+
+    again, fewest = settings.plain_again, settings.min_prompts
+    findings = divergence_findings(
+        read_measurement(Path(settings.plain)),
+        [read_measurement(Path(path)) for path in settings.speculative],
+        plain_again=None if again is None else read_measurement(Path(again)),
+        max_gap=settings.max_gap,
+        max_hazard_ratio=settings.max_hazard_ratio,
+        min_prompts=MIN_PROMPTS if fewest is None else fewest,
+    )
+    return settings.write(findings)

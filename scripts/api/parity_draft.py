@@ -1,0 +1,98 @@
+"""`parity_draft`: proposals of a quantized draft against those of BF16."""
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from . import reports
+from .arguments import AnyPath, Device, Dtype, NumDraftTokens, Target
+from .findings import BoundedFindings
+from .opening import Reference, optional_path
+from .option import Argument, Option
+from .replay import ReplaySettings, load_for_replay
+from .verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class DraftParitySettings(BoundedFindings):
+    """Of which drafts along which traces, and how far they may part."""
+
+    baseline: Annotated[Reference, Argument("the draft as released", "BF16")]
+    candidate: Annotated[Reference, Argument("the quantized draft", "QUANT")]
+    traces: Annotated[AnyPath, Option("trace folder", "TRACES")]
+    _: KW_ONLY
+    num_draft_tokens: NumDraftTokens = None
+    target: Target = None
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+    top: Annotated[int, Option("tokens of the set compared (default 5)", "TOKENS")] = 5
+    max_kl: Annotated[
+        float | None, Option("mean KL(BF16 || QUANT) per draft step, nats", "NATS")
+    ] = None
+    min_agreement: Annotated[
+        float | None, Option("share of steps with the same most likely token", "SHARE")
+    ] = None
+    min_top_agreement: Annotated[
+        float | None, Option("shared part of the --top most likely tokens", "SHARE")
+    ] = None
+    min_overlap: Annotated[
+        float | None, Option("mean sum of the smaller of both probabilities", "SHARE")
+    ] = None
+    max_right_drop: Annotated[
+        float | None,
+        Option("how much less often the most likely token may be the target's", "SHARE"),
+    ] = None
+    max_perplexity_rise: Annotated[
+        float | None,
+        Option("of the draft's perplexity on the target's tokens, 1 %% = 0.01", "SHARE"),
+    ] = None
+    max_alpha_drop: Annotated[
+        float | None,
+        Option("of the expected acceptance of drawn proposals (drawn traces)", "SHARE"),
+    ] = None
+
+
+@verb(DraftParitySettings)
+def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
+    """Compare the proposals of a quantized draft with those of BF16, step by step.
+
+    Returns:
+        A finding for each figure, with its parts by step and category.
+
+    Raises:
+        DraftQuantError: a draft or the traces cannot be read, or do not fit each other.
+    """
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.counting.trace_replay import chosen_num_draft_tokens
+    from ...validate.parity.draft_agreement import draft_agreement
+    from ...validate.parity.draft_findings import DraftLimits, check_limits, draft_findings
+
+    allowed = DraftLimits(
+        max_kl=settings.max_kl,
+        min_agreement=settings.min_agreement,
+        min_top_agreement=settings.min_top_agreement,
+        min_overlap=settings.min_overlap,
+        max_right_drop=settings.max_right_drop,
+        max_perplexity_rise=settings.max_perplexity_rise,
+        max_alpha_drop=settings.max_alpha_drop,
+    )
+    check_limits(allowed)
+    traces = TraceFolder.open(Path(settings.traces))
+    how = ReplaySettings(
+        num_draft_tokens=settings.num_draft_tokens,
+        target=optional_path(settings.target),
+        device=settings.device,
+        dtype=settings.dtype,
+        batch_size=1,
+    )
+    loaded = load_for_replay([settings.baseline, settings.candidate], traces, how, settings.watch)
+    with settings.watch.bar("compare", len(traces)) as bar:
+        prompts = draft_agreement(
+            *loaded.both,
+            traces,
+            num_draft_tokens=chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts),
+            top=settings.top,
+            on_progress=bar.set,
+        )
+    findings = draft_findings(prompts, allowed, top=settings.top, confidence=settings.confidence)
+    return settings.write(findings)

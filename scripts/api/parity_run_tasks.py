@@ -1,0 +1,90 @@
+"""`parity_run_tasks`: let lm_eval ask a server, for `parity_tasks`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ...validate.measure.measurement import EngineName
+from . import reports
+from .arguments import AnyPath, OutFolder
+from .opening import optional_path
+from .option import Option
+from .settings import Settings
+from .verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class RunTasksSettings(Settings):
+    """Which tasks, of which server, into which folder."""
+
+    _: KW_ONLY
+    server: Annotated[str, Option("http://HOST:PORT", "URL")]
+    engine: Annotated[
+        EngineName, Option("that runs there: it is asked who it is before lm_eval begins")
+    ]
+    model: Annotated[
+        str | None,
+        Option("that the server calls its target by (default: it is asked)", "NAME"),
+    ] = None
+    tokenizer: Annotated[AnyPath | None, Option("the target's folder", "FOLDER")] = None
+    tasks: Annotated[
+        Sequence[str], Option("by lm_eval's names, such as gsm8k", "TASK,...", several="commas")
+    ]
+    out: OutFolder
+    chat: Annotated[bool, Option("send messages; the server applies its chat template")] = False
+    include_path: Annotated[
+        AnyPath | None, Option("folder with task definitions of your own", "FOLDER")
+    ] = None
+    num_fewshot: Annotated[
+        int | None, Option("examples in each prompt (default: the task's own)", "EXAMPLES")
+    ] = None
+    limit: Annotated[int | None, Option("items per task (default: all)", "ITEMS")] = None
+    seed: Annotated[int, Option("of few-shot examples and draws (default 1234)", "SEED")] = 1234
+    concurrency: Annotated[int, Option("requests in flight (default 8)", "REQUESTS")] = 8
+    max_retries: Annotated[int, Option("attempts of each request (default 5)", "ATTEMPTS")] = 5
+    timeout: Annotated[int, Option("seconds of a request (default 600)", "SECONDS")] = 600
+    max_length: Annotated[
+        int, Option("tokens of prompt and answer together (default 4096)", "TOKENS")
+    ] = 4096
+    gen_kwargs: Annotated[
+        str | None, Option("how to generate (default: as the task says)", "KEY=VALUE,...")
+    ] = None
+    confirm_run_unsafe_code: Annotated[
+        bool, Option("tasks such as humaneval run the code that the model writes, here")
+    ] = False
+    lm_eval: Annotated[
+        str, Option("that starts lm_eval, of any environment (default lm_eval)", "COMMAND")
+    ] = "lm_eval"
+
+
+@verb(RunTasksSettings)
+def parity_run_tasks(settings: RunTasksSettings) -> "Mapping[str, reports.TaskSamples]":
+    """Let lm_eval ask a server, for `parity_tasks`.
+
+    Returns:
+        Task -> what lm_eval wrote of it.
+
+    Raises:
+        DraftQuantError: the server is another one, or lm_eval fails; what it said is told.
+    """
+    from ...validate.parity.run_tasks import TaskRun, run_tasks
+
+    asked = TaskRun(
+        server=settings.server,
+        model=settings.model,
+        tokenizer=optional_path(settings.tokenizer),
+        tasks=tuple(settings.tasks),
+        include_path=optional_path(settings.include_path),
+        chat=settings.chat,
+        num_fewshot=settings.num_fewshot,
+        limit=settings.limit,
+        seed=settings.seed,
+        gen_kwargs=settings.gen_kwargs,
+        concurrency=settings.concurrency,
+        max_retries=settings.max_retries,
+        timeout=settings.timeout,
+        max_length=settings.max_length,
+        unsafe_code=settings.confirm_run_unsafe_code,
+    )
+    return run_tasks(asked, Path(settings.out), engine=settings.engine, command=settings.lm_eval)

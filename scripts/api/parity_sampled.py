@@ -1,0 +1,141 @@
+"""`parity_sampled`: how likely drawn output is to the target, with a draft and without."""
+
+import os
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from . import reports
+from .arguments import AnyPath, ComputeDtype, Device
+from .findings import BoundedFindings
+from .opening import optional_path
+from .option import Argument, Option
+from .verb import verb
+from .watch import Bar
+
+if TYPE_CHECKING:
+    from ...validate.parity.text_scores import Scores, Text
+
+    Scorer = Callable[[Sequence[Text]], list[Scores]]
+
+ScoringEngine = Literal["vllm", "sglang"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSettings(BoundedFindings):
+    """Of which measurements, and who says how likely they are."""
+
+    plain: Annotated[AnyPath, Argument("measured without a draft, with a --temperature", "PLAIN")]
+    speculative: Annotated[AnyPath, Argument("the same with a draft", "SPECULATIVE")]
+    _: KW_ONLY
+    prompts: Annotated[AnyPath, Option("that both were measured with", "PROMPTS")]
+    tokenizer: Annotated[
+        AnyPath | None,
+        Option("folder of the tokenizer, for prompts that are text (default: --target)", "FOLDER"),
+    ] = None
+    target: Annotated[AnyPath | None, Option("target folder: transformers scores", "TARGET")] = None
+    score_server: Annotated[
+        str | None, Option("server of the target without a draft: it scores", "URL")
+    ] = None
+    score_engine: Annotated[
+        ScoringEngine | None, Option("that runs at --score-server (default: PLAIN's)")
+    ] = None
+    device: Device = "auto"
+    dtype: Annotated[ComputeDtype, Option("of --target (default float32)")] = "float32"
+    concurrency: Annotated[
+        int, Option("requests in flight at --score-server (default 8)", "REQUESTS")
+    ] = 8
+    max_logprob_drop: Annotated[
+        float | None,
+        Option(
+            "nats per token by which output may be less likely, or more (which is as wrong)", "NATS"
+        ),
+    ] = None
+
+    exclusive: ClassVar = (("target", "score_server"),)
+
+    def check(self) -> None:
+        """One of the two scores."""
+        from ...validate.errors import ParityError
+
+        BoundedFindings.check(self)
+        if (self.target is None) == (self.score_server is None):
+            raise ParityError("--target", "expected one who scores: --target or --score-server",
+                              fix="give --target M, or --score-server URL")  # fmt: skip
+
+
+@verb(SampledSettings)
+def parity_sampled(settings: SampledSettings) -> "reports.Findings":
+    """Compare how likely drawn output is to the target, with a draft and without.
+
+    Returns:
+        One finding.
+
+    Raises:
+        DraftQuantError: the measurements do not fit each other, or nobody can score.
+    """
+    from ...calibration.prompts.prompt_file import read_prompts
+    from ...validate.measure.measurement_file import read_measurement
+    from ...validate.parity.limits import limits
+    from ...validate.parity.sampled_findings import check_sampled, sampled_finding, texts_of
+
+    allowed = limits("--max-logprob-drop", settings.max_logprob_drop, least=-1, most=1)
+    plain, speculative = (
+        read_measurement(Path(path)) for path in (settings.plain, settings.speculative)
+    )
+    check_sampled(plain, speculative)
+    engine = settings.score_engine or plain.setup.server.engine
+    tokenizer = optional_path(settings.tokenizer) or optional_path(settings.target)
+    prompts = read_prompts(Path(settings.prompts), target=tokenizer)
+    texts = [texts_of(measured, prompts) for measured in (plain, speculative)]
+    with settings.watch.bar("score", sum(map(len, texts))) as bar:
+        score = _scorer(settings, engine, bar)
+        scores = score([*texts[0], *texts[1]])
+    count = len(texts[0])
+    finding = sampled_finding(
+        plain,
+        speculative,
+        (scores[:count], scores[count:]),
+        max_logprob_drop=allowed,
+        confidence=settings.confidence,
+    )
+    return settings.write([finding])
+
+
+def _scorer(settings: SampledSettings, engine: str, bar: Bar) -> "Scorer":
+    """Whoever scores: the target itself, or a server of it.
+
+    Raises:
+        ParityError: no server can be asked so.
+    """
+    import torch
+
+    from ...calibration.passes.devices import resolve_device
+    from ...calibration.server_client import KEY_VARIABLE
+    from ...validate.errors import ParityError
+    from ...validate.parity.text_scores import score_by_server, score_by_target
+
+    target = optional_path(settings.target)
+    if target is not None:
+        device, dtype = resolve_device(settings.device), getattr(torch, settings.dtype)
+        return lambda texts: score_by_target(
+            target, texts, dtype=dtype, device=device, on_progress=bar.set
+        )
+    server = settings.score_server
+    assert server is not None  # see `SampledSettings.check`
+    if settings.concurrency < 1:
+        raise ParityError("--concurrency", f"expected at least 1, got {settings.concurrency}",
+                          fix="leave it out for 8")  # fmt: skip
+    if engine not in typing.get_args(ScoringEngine):
+        raise ParityError("--score-engine", f"{engine} does not score the tokens of a prompt",
+                          fix="give --target M, or a server of vLLM or SGLang")  # fmt: skip
+    return lambda texts: score_by_server(
+        server,
+        typing.cast(ScoringEngine, engine),
+        texts,
+        key=os.environ.get(KEY_VARIABLE) or None,
+        concurrency=settings.concurrency,
+        on_progress=bar.set,
+    )

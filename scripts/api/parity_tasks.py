@@ -1,0 +1,61 @@
+"""`parity_tasks`: scores that lm_eval gave the same items of two servers."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from . import reports
+from .arguments import AnyPath, share
+from .findings import BoundedFindings
+from .option import Argument, Option
+from .verb import verb
+
+_DIRECTION = "of metrics whose direction neither lm_eval's results nor their name says"
+
+
+@dataclass(frozen=True, slots=True)
+class TasksSettings(BoundedFindings):
+    """Of which samples, and what drop is too much."""
+
+    first: Annotated[
+        AnyPath,
+        Argument(
+            "of the server to be matched: folder of lm_eval's --log_samples, or one of its files",
+            "A_SAMPLES",
+        ),
+    ]
+    second: Annotated[AnyPath, Argument("of the other server", "B_SAMPLES")]
+    _: KW_ONLY
+    max_score_drop: Annotated[
+        float | None,
+        Option(
+            "margin in the metric's own unit: of right answers 0.01 or 1%%", "MARGIN", reads=share
+        ),
+    ] = None
+    higher_is_better: Annotated[Sequence[str], Option(_DIRECTION, "METRIC")] = ()
+    lower_is_better: Annotated[Sequence[str], Option(_DIRECTION, "METRIC")] = ()
+
+
+@verb(TasksSettings)
+def parity_tasks(settings: TasksSettings) -> "reports.Findings":
+    """Compare the scores that lm_eval gave the same items of two servers.
+
+    Returns:
+        A finding for each metric of each task.
+
+    Raises:
+        DraftQuantError: the samples cannot be read, or are not of the same items.
+    """
+    from ...validate.parity.lm_eval_samples import read_samples
+    from ...validate.parity.metric_directions import Directions
+    from ...validate.parity.task_findings import task_findings
+
+    findings = task_findings(
+        read_samples(Path(settings.first)),
+        read_samples(Path(settings.second)),
+        max_score_drop=settings.max_score_drop,
+        confidence=settings.confidence,
+        directions=Directions(higher=settings.higher_is_better, lower=settings.lower_is_better),
+    )
+    return settings.write(findings)

@@ -1,0 +1,148 @@
+"""`reconcile`: what a server accepted against what replay says of the same prompts."""
+
+import json
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ...quantize.files.hub import resolve_draft
+from ...quantize.files.report_files import check_reports, write_reports
+from . import reports
+from .arguments import AnyPath, Device, Overwrite, Target
+from .opening import Reference, optional_path, shared_tables
+from .option import Argument, Option
+from .pages import given
+from .settings import Settings
+from .verb import verb
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...calibration.traces.target_tables import SharedTables
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...quantize.stored.loading import LoadedDraft
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileSettings(Settings):
+    """Which measurement along which traces, by which draft."""
+
+    traces: Annotated[AnyPath, Argument("recorded from the target", "TRACES")]
+    measured: Annotated[AnyPath, Argument("what `measure` wrote", "MEASUREMENT")]
+    draft: Annotated[Reference, Option("that was served", "DRAFT")]
+    _: KW_ONLY
+    target: Target = None
+    device: Device = "auto"
+    max_gap: Annotated[
+        float | None,
+        Option(
+            "nats between two tokens of the target up to which either may be written (default"
+            " 0.5: four BF16 steps of a logit in [16, 32))",
+            "NATS",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        Option("only the first so many of the measurement that the traces hold", "PROMPTS"),
+    ] = None
+    report: Annotated[
+        AnyPath | None,
+        Option(
+            "also write the JSON report here; what is replayed is kept beside it, and a run that"
+            " was killed goes on with the same command",
+            "F.json",
+        ),
+    ] = None
+    overwrite: Overwrite = False
+
+    def check(self) -> None:
+        """The report can be written, and a gap and a limit are such."""
+        from ...validate.errors import MeasureError
+
+        check_reports(given({"report": self.report}), overwrite=self.overwrite)
+        if self.max_gap is not None and not self.max_gap >= 0:
+            raise MeasureError("--max-gap", f"expected nats of at least 0, got {self.max_gap}",
+                               fix="leave it out")  # fmt: skip
+        if self.limit is not None and self.limit < 1:
+            raise MeasureError("--limit", f"expected at least 1, got {self.limit}",
+                               fix="leave it out for all prompts")  # fmt: skip
+
+
+@verb(ReconcileSettings)
+def reconcile(settings: ReconcileSettings) -> "reports.Reconciliation":
+    """Hold what a server accepted against what replay says of the same prompts.
+
+    Returns:
+        Every difference, and what explains it.
+
+    Raises:
+        DraftQuantError: measurement, traces and draft do not fit each other, or do not fit in
+            memory.
+    """
+    from ...calibration.passes.devices import resolve_device
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.judging.candidate_origin import DraftFolder
+    from ...validate.measure.measurement_file import read_measurement
+    from ...validate.parity.divergence_findings import LARGEST_NOISE
+    from ...validate.served import reconciliation
+    from ...validate.served.reconciling_folder import kept_places
+
+    measured, report = Path(settings.measured), optional_path(settings.report)
+    measurement = read_measurement(measured)
+    traces = TraceFolder.open(Path(settings.traces))
+    speculation = reconciliation.check_reconcilable(measurement, traces)
+    folder = resolve_draft(str(settings.draft)).folder
+    served, known = speculation.draft_sha256, DraftFolder.read(folder).sha256
+    device = resolve_device(settings.device)
+    tables = shared_tables(traces, optional_path(settings.target), device)
+    drafts = _in_both_dtypes(folder, traces, tables, device)
+    with (
+        kept_places(report, measured, traces, known) as kept,
+        settings.watch.bar("reconcile", len(measurement.records)) as bar,
+    ):
+        found = reconciliation.reconcile(
+            measurement,
+            traces,
+            drafts,
+            tables=tables,
+            max_gap=LARGEST_NOISE if settings.max_gap is None else settings.max_gap,
+            other_draft=None if served is None else served != known,
+            limit=settings.limit,
+            kept=kept,
+            on_progress=bar.set,
+        )
+    if report is not None:
+        text = json.dumps(found.to_mapping(), indent=2) + "\n"
+        write_reports({report: text}, overwrite=settings.overwrite)
+    if kept is not None:
+        kept.remove()
+    return found
+
+
+def _in_both_dtypes(
+    folder: Path, traces: "TraceFolder", tables: "SharedTables", device: "torch.device"
+) -> "tuple[LoadedDraft, LoadedDraft]":
+    """As engines compute, and exactly.
+
+    Raises:
+        DeviceError: too little memory.
+        CheckpointError, VerifyError: see `load_draft`.
+    """
+    import torch
+
+    from ...calibration.passes.memory import estimate_replay
+    from ...quantize.stored.loading import load_draft
+
+    estimate_replay(
+        [folder, folder],
+        traces,
+        dtype=torch.float32,
+        device=device,
+        num_draft_tokens=None,
+        batch_size=None,
+    ).check()
+    as_served, exact = (
+        load_draft(folder, dtype=dtype, device=device, compact=True, shared=tables)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    return as_served, exact
