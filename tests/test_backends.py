@@ -230,6 +230,14 @@ with quark_process_state():
 """
 
 
+def test_the_lock_file_of_a_build_that_was_killed_is_removed(tmp_path: Path) -> None:
+    lock = tmp_path / quark_import.EXTENSION / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    with quark_import._alone_in(tmp_path):
+        assert not lock.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.vendor
 @needs("quark")

@@ -113,7 +113,6 @@ def proposals(draft: Any, traces: TraceFolder, trace: Any) -> Tensor:
     )
 
 
-@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "tied"])
 def test_replay_is_decoding_with_transformers(kind: str, folder: Path, tmp_path: Path) -> None:
     path = save_draft(tmp_path / "draft", folder / "target", kind)
