@@ -4,6 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...calibration.dumps.findings import ImportReport as ImportReport
+    from ...calibration.rounding.retune_draft import RetuneReport as RetuneReport
+    from ...calibration.traces.info import TraceInfo as TraceInfo
+    from ...calibration.traces.sets import MergeReport as MergeReport
+    from ...calibration.traces.sets import SplitReport as SplitReport
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
     from ...quantize.files.stale import CleanReport as CleanReport
     from ...quantize.files.unpickle import Unpickled as Unpickled
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
     from ...validate.parity.lm_eval_samples import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
+    from ...validate.tuning.tune_draft import TuneReport as TuneReport
 
 _HOMES = {
     "CleanReport": "quantize.files.stale",
@@ -23,12 +29,18 @@ _HOMES = {
     "DequantizeReport": "quantize.dequantize",
     "Document": "validate.report.document",
     "Findings": "validate.parity.finding",
+    "ImportReport": "calibration.dumps.findings",
     "Measurement": "validate.measure.measurement",
+    "MergeReport": "calibration.traces.sets",
     "QuantizeReport": "quantize.quantize",
     "Reconciliation": "validate.served.reconciliation",
+    "RetuneReport": "calibration.rounding.retune_draft",
     "SpeedReport": "validate.launch.speed",
+    "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
+    "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode",
+    "TuneReport": "validate.tuning.tune_draft",
     "Unpickled": "quantize.files.unpickle",
 }
 """Name -> the module that has it, below draftquant."""

@@ -8,7 +8,8 @@ from ...quantize.drafts import read_draft
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
-from ...quantize.files.provenance import QuantizedProvenance, read_provenance
+from ...quantize.files.provenance import QuantizedProvenance
+from ...quantize.files.provenance_file import read_provenance
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized
 from .opening import Reference, optional_path
