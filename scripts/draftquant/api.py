@@ -17,14 +17,23 @@ from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
 from .scripts.api.card import card
 from .scripts.api.check import check
+from .scripts.api.compare import compare
+from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
 from .scripts.api.gate import gate
+from .scripts.api.measure import measure
+from .scripts.api.parity_divergence import parity_divergence
+from .scripts.api.parity_draft import parity_draft
+from .scripts.api.parity_run_tasks import parity_run_tasks
+from .scripts.api.parity_sampled import parity_sampled
+from .scripts.api.parity_tasks import parity_tasks
 from .scripts.api.plan import plan
-from .scripts.api.push import push
+from .scripts.api.push import PushReport, push
 from .scripts.api.quantize import quantize
+from .scripts.api.reconcile import reconcile
 from .scripts.api.record import record
 from .scripts.api.replay import replay
-from .scripts.api.report import report
+from .scripts.api.report import WrittenReport, report
 from .scripts.api.transcode import transcode
 from .scripts.api.verify import verify
 from .scripts.api.watch import Bar, Watch
@@ -32,51 +41,75 @@ from .scripts.api.watch import Bar, Watch
 if TYPE_CHECKING:
     from .scripts.api.reports import (
         CheckReport,
+        ComparisonReport,
         DequantizeReport,
         Document,
         DraftReplay,
         EngineCheck,
+        Findings,
         GateReport,
         JointReport,
+        Measurement,
         PlanReport,
         QuantizeReport,
+        Reconciliation,
         RetunedReport,
+        SpeedReport,
+        TaskSamples,
         TranscodeReport,
         Verification,
         VerifyReport,
     )
 
 VERBS = (
-    "card", "check", "dequantize", "gate", "plan", "push", "quantize", "record", "replay", "report",
-    "transcode", "verify",
+    "card", "check", "compare", "completion", "dequantize", "gate", "measure", "parity_divergence",
+    "parity_draft", "parity_run_tasks", "parity_sampled", "parity_tasks", "plan", "push",
+    "quantize", "reconcile", "record", "replay", "report", "transcode", "verify",
 )  # fmt: skip
 """The functions."""
 __all__ = [
     "Bar",
     "CheckReport",
+    "ComparisonReport",
     "DequantizeReport",
     "Document",
     "DraftQuantError",
     "DraftQuantWarning",
     "DraftReplay",
     "EngineCheck",
+    "Findings",
     "GateReport",
     "JointReport",
+    "Measurement",
     "PlanReport",
+    "PushReport",
     "QuantizeReport",
     "Recipe",
+    "Reconciliation",
     "RetunedReport",
+    "SpeedReport",
+    "TaskSamples",
     "TranscodeReport",
     "Verification",
     "VerifyReport",
     "Watch",
+    "WrittenReport",
     "card",
     "check",
+    "compare",
+    "completion",
     "dequantize",
     "gate",
+    "measure",
+    "parity_divergence",
+    "parity_draft",
+    "parity_run_tasks",
+    "parity_sampled",
+    "parity_tasks",
     "plan",
     "push",
     "quantize",
+    "reconcile",
     "record",
     "replay",
     "report",
