@@ -89,7 +89,7 @@ def options_of(settings: type) -> dict[str, Option]:
     """Field -> what it means, of all that a command line can give; those given by place first."""
     hints = typing.get_type_hints(settings, include_extras=True)
     found = {}
-    for each in sorted(dataclasses.fields(settings), key=lambda each: each.kw_only):
+    for each in sorted(dataclasses.fields(settings), key=lambda each: bool(each.kw_only)):
         said = getattr(hints[each.name], "__metadata__", ())
         if said and isinstance(said[0], Option):
             found[each.name] = said[0]

@@ -103,7 +103,10 @@ class Verification:
     def faults(self) -> tuple[str, ...]:
         """All that is wrong."""
         return tuple(
-            fault for each in (self.comparison, self.signature) if each for fault in each.faults
+            str(fault)
+            for each in (self.comparison, self.signature)
+            if each
+            for fault in each.faults
         )
 
     def to_mapping(self) -> dict[str, Any]:
