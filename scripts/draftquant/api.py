@@ -17,6 +17,7 @@ from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
 from .scripts.api.card import card
 from .scripts.api.check import check
+from .scripts.api.clean import clean
 from .scripts.api.compare import compare
 from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
@@ -35,12 +36,14 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import WrittenReport, report
 from .scripts.api.transcode import transcode
+from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.watch import Bar, Watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
         CheckReport,
+        CleanReport,
         ComparisonReport,
         DequantizeReport,
         Document,
@@ -57,19 +60,22 @@ if TYPE_CHECKING:
         SpeedReport,
         TaskSamples,
         TranscodeReport,
+        Unpickled,
         Verification,
         VerifyReport,
     )
 
 VERBS = (
-    "card", "check", "compare", "completion", "dequantize", "gate", "measure", "parity_divergence",
-    "parity_draft", "parity_run_tasks", "parity_sampled", "parity_tasks", "plan", "push",
-    "quantize", "reconcile", "record", "replay", "report", "transcode", "verify",
+    "card", "check", "clean", "compare", "completion", "dequantize", "gate", "measure",
+    "parity_divergence", "parity_draft", "parity_run_tasks", "parity_sampled", "parity_tasks",
+    "plan", "push", "quantize", "reconcile", "record", "replay", "report", "transcode", "unpickle",
+    "verify",
 )  # fmt: skip
 """The functions."""
 __all__ = [
     "Bar",
     "CheckReport",
+    "CleanReport",
     "ComparisonReport",
     "DequantizeReport",
     "Document",
@@ -90,12 +96,14 @@ __all__ = [
     "SpeedReport",
     "TaskSamples",
     "TranscodeReport",
+    "Unpickled",
     "Verification",
     "VerifyReport",
     "Watch",
     "WrittenReport",
     "card",
     "check",
+    "clean",
     "compare",
     "completion",
     "dequantize",
@@ -114,6 +122,7 @@ __all__ = [
     "replay",
     "report",
     "transcode",
+    "unpickle",
     "verify",
 ]
 
