@@ -9,7 +9,7 @@ NEEDED = "needed"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "how it is quantized": (
         "algorithm", "allow_zero_rows", "backend", "carrier", "fix_config", "input_scale",
-        "layout", "recipe", "subtree", "target_layers",
+        "layout", "recipe", "recipes", "subtree", "target_layers",
     ),
     "how tokens are drafted": ("draft_sampling", "num_draft_tokens", "rope_theta"),
     "how text is continued": (
@@ -18,7 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "the target": (
         "target", "target_bytes", "target_step_ms", "tokenizer", "model", "tables", "table_ids",
-        "aux_layers", "fused",
+        "aux_layer_ids", "fused",
     ),
     "the server": (
         "attempts", "concurrency", "engine", "engine_arg", "max_requests_per_second",

@@ -88,8 +88,8 @@ class CommandParser(argparse.ArgumentParser):
         self.settings = settings
         alone = {
             name: group
-            for names in settings.exclusive
-            for group in (self.add_mutually_exclusive_group(),)
+            for names in (*settings.exclusive, *settings.one_of)
+            for group in (self.add_mutually_exclusive_group(required=names in settings.one_of),)
             for name in names
         }
         hints = typing.get_type_hints(settings)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.quantize.drafts import FAMILIES, read_draft
 from draftquant.quantize.drafts.fused import FUSED_LINEARS
-from draftquant.quantize.drafts.registry import FAMILIES, read_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.layouts import get_layout

@@ -17,7 +17,6 @@ TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
 FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
 
 OPEN = "calibration.traces.trace_folder.TraceFolder.open"
-ON_TRACES = "scripts.api.opening.draft_on_traces"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
@@ -28,13 +27,14 @@ BOTH_DRAFTS = "scripts.api.parity_draft.load_for_replay"
 COMPARED = "scripts.api.compare"
 
 
-def on_traces() -> tuple[Row, ...]:
+def on_traces(verb: str) -> tuple[Row, ...]:
     """Of drafts that run along traces, by `draft_on_traces`."""
+    loaded = f"scripts.api.{verb}.draft_on_traces"
     return (
         Row("--traces", "other", "folder", Path("other"), OPEN),
-        Row("--num-draft-tokens", "5", "num_draft_tokens", 5, ON_TRACES),
-        Row("--device", "cuda:1", "device", "cuda:1", ON_TRACES),
-        Row("--target", "M", "target", Path("M"), ON_TRACES),
+        Row("--num-draft-tokens", "5", "num_draft_tokens", 5, loaded),
+        Row("--device", "cuda:1", "device", "cuda:1", loaded),
+        Row("--target", "M", "target", Path("M"), loaded),
     )
 
 
@@ -136,14 +136,14 @@ COMMANDS = (
     }),
     Command("calibrate DRAFT --traces TRACES",
             "validate.counting.activation_scales.compare_scales", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.calibrate.resolve_draft"),
-        *on_traces(),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.calibrate.resolve_draft"),
+        *on_traces("calibrate"),
         Row("--compare", "", ""),
         Row("--plot", "p.svg", "path", Path("p.svg"),
             "calibration.linear_inputs.range_plot.draw_ranges"),
     ), {
-        ON_TRACES: THREE,
-        **stubs(OPEN, "scripts.commands.calibrate.resolve_draft",
+        "scripts.api.calibrate.draft_on_traces": THREE,
+        **stubs(OPEN, "scripts.api.calibrate.resolve_draft",
                 "calibration.linear_inputs.chain_ranges.measure_ranges",
                 "calibration.linear_inputs.chain_ranges.merged",
                 "calibration.linear_inputs.static_error.static_errors",
@@ -153,8 +153,8 @@ COMMANDS = (
     Command("tune DRAFT --traces TRACES --engine vllm --arch h200 --out tuned.yaml"
             " --recipe int4-channel",
             "validate.tuning.tune_draft.tune_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.tune.open_draft"),
-        *on_traces(),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.tune.open_draft"),
+        *on_traces("tune"),
         Row("--engine", "sglang", "candidates.serving.engine", "sglang"),
         Row("--arch", "b200", "candidates.serving.arch", "sm100"),
         Row("--recipe", "fp8-ptpc", "candidates.base.name", "fp8-ptpc"),
@@ -165,16 +165,17 @@ COMMANDS = (
         Row("--target-layers", "61", "candidates.serving.target_layers", 61),
         Row("--allow-zero-rows", "", "candidates.allow_zero_rows"),
         Row("--fix-config", "", "candidates.fix_config"),
-        Row("--out", "other.yaml", "path", Path("other.yaml"), "scripts.commands.tune.write_text"),
+        Row("--out", "other.yaml", "path", Path("other.yaml"), "scripts.api.tune.write_text"),
         Row("--plot", "p.svg", "path", Path("p.svg"), "validate.tuning.path_plot.draw_path"),
     ), {
-        "scripts.commands.tune.open_draft": TWO,
-        ON_TRACES: THREE,
-        **stubs(OPEN, "scripts.commands.tune.make_plan", "validate.tuning.draft_mixture.units_of",
-                "calibration.rounding.sequences.split_prompts",
+        "scripts.api.tune.open_draft": TWO,
+        "scripts.api.tune.draft_on_traces": THREE,
+        **stubs(OPEN, "scripts.api.tune.make_plan", "validate.tuning.draft_mixture.units_of",
+                "validate.tuning.candidates.split_prompts",
                 "validate.tuning.tune_draft.tune_draft",
                 "validate.tuning.candidates.Candidates.recipe",
-                "scripts.commands.tune.recipe_document", "scripts.commands.tune.write_text",
+                "validate.tuning.tune_draft.recipe_document", "scripts.api.tune.write_text",
+                "scripts.api.tune.replace",
                 "scripts.commands.tune.print_report", "scripts.commands.tune.print_choice"),
     }),
     Command("quantize DRAFT --recipe int4-channel --out OUT",
@@ -196,17 +197,17 @@ COMMANDS = (
     )),
     Command("retune DRAFT --recipe int4-channel --traces TRACES --out OUT --baseline BASE",
             "calibration.rounding.retune_draft.retune_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.retune.open_draft"),
-        *on_traces(),
-        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc", "scripts.commands.retune.make_plan"),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.retune.open_draft"),
+        *on_traces("retune"),
+        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc", "scripts.api.retune.make_plan"),
         Row("--out", "other", "out", Path("other")),
         Row("--baseline", "other", "baseline", Path("other")),
-        Row("--target-layers", "61", "target_layers", 61, "scripts.commands.retune.make_plan"),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.api.retune.make_plan"),
         Row("--allow-zero-rows", "", "allow_zero_rows"),
     ), {
-        "scripts.commands.retune.open_draft": TWO,
-        ON_TRACES: THREE,
-        **stubs(OPEN, "scripts.commands.retune.make_plan"),
+        "scripts.api.retune.open_draft": TWO,
+        "scripts.api.retune.draft_on_traces": THREE,
+        **stubs(OPEN, "scripts.api.retune.make_plan"),
     }),
     Command("verify QUANT --against DRAFT", "quantize.verify.folder.verify", (
         Row("QUANT", "a/b", "settings.output", "a/b", "scripts.commands.verify.verify.run"),
@@ -310,7 +311,7 @@ COMMANDS = (
         Row("--from", "vllm", "written_by", "vllm"),
         Row("--target", "other", "target", Path("other")),
         Row("--out", "other", "out", Path("other")),
-        Row("--draft", "a/b", "reference", "a/b", "scripts.commands.traces_import.resolve_draft"),
+        Row("--draft", "a/b", "reference", "a/b", "scripts.api.traces.resolve_draft"),
         Row("--aux-layers", "2,30", "declared.layer_ids", (2, 30)),
         Row("--prompts", "P", "prompts.given", Path("P")),
         Row("--greedy", "", "declared.greedy"),
@@ -325,7 +326,7 @@ COMMANDS = (
         Row("--out", "P Q", "second", Path("Q")),
         Row("--count", "5", "count", 5),
         Row("--fraction", "25%", "count", 0, without=("--count",)),  # of no traces
-        Row("--category", "code chat", "categories", ["code", "chat"], without=("--count",)),
+        Row("--category", "code chat", "categories", ("code", "chat"), without=("--count",)),
         Row("--seed", "5", "seed", 5),
     ), stubs(OPEN)),
     Command("traces merge TRACES --out OUT", "calibration.traces.sets.merge_traces", (

@@ -32,7 +32,7 @@ from draftquant.quantize.files.provenance import (
 )
 from draftquant.quantize.plan import Plan
 from draftquant.quantize.verify import verify
-from draftquant.scripts.commands.retune import retuned_recipe
+from draftquant.scripts.api.retune import retuned_recipe
 from rounding_pairs import RoundingPair, make_pair
 from safetensors.torch import load_file
 from tiny import edit_json

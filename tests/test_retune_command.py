@@ -12,8 +12,8 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.rounding import settings as settings_module
 from draftquant.calibration.rounding.settings import RETUNING, Teaching
+from draftquant.scripts.api.retune import retuned_recipe
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.retune import retuned_recipe
 from reference_draft import transformers_in_float64
 from rounding_pairs import RoundingPair, make_pair
 from test_retune import FEW, keep_the_last_step

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.scripts.api.settings import SettingsError
+from draftquant.scripts.api.traces import traces_info, traces_merge, traces_split
 from draftquant.scripts.cli import main
 from dumps import Text, make_texts, modelopt, modelopt_vllm
 from test_dumps import PAIR, TARGET
@@ -126,6 +129,22 @@ def test_split_and_merge(
     assert "expected a share in (0, 1), got 1.5" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(arguments)
+
+
+def test_the_verbs_are_functions_too(recorded: TraceFolder, tmp_path: Path) -> None:
+    sides = (tmp_path / "calibration", tmp_path / "gate")
+    report = traces_split(recorded.folder, sides, fraction=0.25)
+    assert (len(report.first), len(report.second)) == (2, 6)
+    merged = traces_merge([*map(str, sides)], tmp_path / "m")
+    assert len(traces_info(merged.traces.folder).traces) == 8
+    with pytest.raises(SettingsError, match="one of fraction, count, categories is required"):
+        traces_split(recorded.folder, sides)
+    with pytest.raises(SettingsError, match=r"\(count=\): not allowed with fraction"):
+        traces_split(recorded.folder, sides, fraction=0.25, count=2)
+    with pytest.raises(SettingsError, match="expected 2 values, got 1"):
+        traces_split(recorded.folder, sides[:1], count=2)
+    with pytest.raises(TraceError, match="expected a share in"):
+        traces_split(recorded.folder, sides, fraction=2)
 
 
 @pytest.mark.parametrize("verb", [[], ["import"], ["info"], ["split"], ["merge"]])

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
-from ...quantize.algorithms import InputMoments
+from ...quantize.algorithms import InputMoments, Statistics
 from ...quantize.drafts.forward import OnInput
 from ...quantize.drafts.fused import fused_group
 from ...quantize.drafts.kinds.block import BlockForward
@@ -39,7 +40,7 @@ BLOCK_ROW_STRIDE = 4
 """Distance of the rows from which blocks are drafted: neighbours' blocks read much the same."""
 
 
-class MomentsAlongTraces:
+class MomentsAlongTraces(Statistics):
     """`Statistics` of `quantize.algorithms`, measured on recorded traces.
 
     Args:
@@ -69,8 +70,9 @@ class MomentsAlongTraces:
         self._at: int | None = None
         self._seen: dict[str, int] = {}
 
+    @override
     def measure(self, modules: Sequence[str]) -> None:
-        """See `Statistics.measure`.
+        """Measure them along the traces, the experts' that do not fit beside the others later.
 
         Raises:
             TraceError: the traces do not fit the draft.
@@ -83,8 +85,8 @@ class MomentsAlongTraces:
             self._measure_group(0)
 
     @property
+    @override
     def too_few(self) -> Mapping[str, int]:
-        """See `Statistics.too_few`."""
         least = {leader: LEAST_PER_COLUMN * _columns(self._draft, leader) for leader in self._seen}
         return {
             name: self._seen[leader]
@@ -121,8 +123,8 @@ class MomentsAlongTraces:
             if found.total is not None:
                 np.save(self._file(leader), self._mean(leader, found.total / found.count))
 
+    @override
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
-        """See `Statistics.second_moments`."""
         leaders = {name: self._leaders[name] for name in modules}
         for number, group in enumerate(self._groups):
             if number != self._at and not leaders.keys().isdisjoint(self._of_group(group)):

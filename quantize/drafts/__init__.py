@@ -1,6 +1,7 @@
 """Draft families: what each tensor of a draft is, its expected shape, and the forward maths."""
 
 from .family import Draft, Family, Row
-from .registry import FAMILIES, read_config, read_draft
+from .reading import read_config, read_draft
+from .registry import FAMILIES
 
 __all__ = ["FAMILIES", "Draft", "Family", "Row", "read_config", "read_draft"]

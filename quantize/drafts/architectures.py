@@ -52,9 +52,6 @@ KNOWN_TO_BOTH = frozenset(
 """Names that vLLM and SGLang both have, for a draft and nothing else."""
 DOMINO = "DominoDraftModel"
 """As which it is trained. SGLang serves it as DFlashDraftModel, by its projector_type."""
-_OF_PROJECTORS: Mapping[str, str] = {"domino": DOMINO, "dspark": "DSparkDraftModel"}
-"""projector_type of a DFlashDraftModel, as ModelOpt names all of its block drafts -> the name that
-the families read."""
 OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
 """Of drafts -> the one that the families read, and that most engines have."""
 
@@ -66,18 +63,22 @@ def declared_architecture(config: Mapping[str, Any]) -> str:
     return names[0] if len(names) == 1 and isinstance(names[0], str) else ""
 
 
-def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Mapping[str, Any]:
+def with_family_name(
+    config: Mapping[str, Any], tensors: Collection[str], projectors: Mapping[str, str]
+) -> Mapping[str, Any]:
     """A config.json under the name that the families read, where it has another one.
 
     Args:
         config: the parsed config.json.
         tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own, and
             none an fc, which EAGLE-1 has as well.
+        projectors: projector_type of a DFlashDraftModel, as ModelOpt names all of its block drafts
+            -> the name that the family reads.
     """
     name = declared_architecture(config)
     projector = _projector_type(config)
-    if name == "DFlashDraftModel" and projector in tuple(_OF_PROJECTORS):  # of any JSON type
-        return {**config, "architectures": [_OF_PROJECTORS[projector]]}
+    if name == "DFlashDraftModel" and projector in tuple(projectors):  # of any JSON type
+        return {**config, "architectures": [projectors[projector]]}
     if name in _OF_MODELS_WITH_FC and is_eagle1(tensors):
         return {**config, "architectures": [_OF_MODELS_WITH_FC[name]]}
     ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)

@@ -18,6 +18,7 @@ from ..files.safetensors_header import TensorInfo
 from .fused import FusedLinear, fused_linear
 from .geometry import Geometry
 from .lint import Lint
+from .speculators_form import SpeculatorsForm
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +103,10 @@ class Family(ABC):
     """It is a language model, which engines load as any other, by its own names."""
     cast_to_target: bool = False
     """Engines that have it cast it to the target's dtype, whatever config.json declares."""
+    projectors: Mapping[str, str] = MappingProxyType({})
+    """projector_type beside the name of DFlash -> the architecture that is meant."""
+    speculators: Mapping[str, SpeculatorsForm] = MappingProxyType({})
+    """speculators_model_type -> how the speculators package spells such a config."""
     misnamed: Mapping[str, Lint] = MappingProxyType({})
     """An architecture or model_type that engines misread -> what is said of it."""
     relatives: Mapping[str, str] = MappingProxyType({})

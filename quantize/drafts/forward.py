@@ -6,13 +6,15 @@ width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import ForwardError
+from .geometry import Geometry
+from .maths import target_ids
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be
@@ -46,16 +48,27 @@ class DraftPass:
 
 
 class DraftForward(ABC):
-    """What drafts of every kind do."""
+    """What drafts of every kind do, over weights given by canonical name."""
+
+    def __init__(
+        self, geometry: Geometry, weights: Mapping[str, Tensor], on_input: OnInput
+    ) -> None:
+        self.geometry = geometry
+        self.weights = weights
+        self.on_input = on_input
+        self._target_ids = target_ids(weights.get("d2t"))
 
     @property
-    @abstractmethod
     def num_logits(self) -> int:
         """The draft vocabulary: the width of `logits`."""
+        return self.geometry.draft_vocab_size
 
-    @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features [B, T, num_aux * W_target] -> the draft's own rows [B, T, W]."""
+        """Target features [B, T, num_aux * W_target] -> the draft's own rows [B, T, W].
+
+        As they are, unless the draft has something to read them by.
+        """
+        return features
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -69,9 +82,9 @@ class DraftForward(ABC):
     def head_input(self, hidden: Tensor) -> Tensor:
         """What the head multiplies: hidden states [..., W], normed, as `OnInput` returns them."""
 
-    @abstractmethod
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target-vocabulary ids, same shape."""
+        return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
 
     @abstractmethod
     def passes(

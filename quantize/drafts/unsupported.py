@@ -38,7 +38,7 @@ _BY_NAME = (
 _BY_TENSORS = (
     (r"markov_", "DSpark"),
     (r"mask_hidden", "P-EAGLE"),
-    (r"medusa", "a target with Medusa heads"),
+    (r"(^|.)medusa", "a target with Medusa heads"),
     (r"^\d+\.\d+\.linear\.", "Medusa heads under another name than MedusaModel"),
     (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
     (r"(^|\.)fc\.weight$", "EAGLE-1"),

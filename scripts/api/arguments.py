@@ -104,5 +104,13 @@ Target = Annotated[
 FixConfig = Annotated[
     bool, Option("change the output's config.json as the lints of 'inspect' ask for")
 ]
+TableIds = Annotated[
+    tuple[int, ...],
+    Option(
+        "tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
+        "TOKEN_ID,...",
+        several="commas",
+    ),
+]
 AllowZeroRows = Annotated[bool, Option("store all-zero rows instead of refusing them")]
 Overwrite = Annotated[bool, Option("replace report files that exist already")]

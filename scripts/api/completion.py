@@ -42,7 +42,7 @@ def completion(settings: CompletionSettings) -> str:
     parser = every_parser()
     for action in _arguments_of(parser):
         offered = getattr(action, "offered", action.type)
-        if action.dest == "recipe":
+        if action.dest in ("recipe", "recipes"):
             action.complete = _recipes()  # type: ignore[attr-defined]
         elif offered is Path:
             action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -70,6 +70,9 @@ class _PythonValue:
             self.value, Sequence
         ):
             raise MisfitError(f"expected a list or tuple, got {_shown(self.value)}")
+        count = self.option.count if self.option else None
+        if isinstance(count, int) and len(self.value) != count:
+            raise MisfitError(f"expected {count} values, got {len(self.value)}")
         return [_PythonValue(item, self.option) for item in self.value]
 
     def all_of(self, kind: Any) -> tuple[object, ...] | None:

@@ -56,7 +56,7 @@ def chosen_recipe(
     Raises:
         RecipeError: the recipe is wrong, or its backend does not run the algorithm.
     """
-    chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe, watch)
+    chosen = named_recipe(recipe, watch)
     if algorithm:
         chosen = with_algorithm(chosen, algorithm, backend or "torch")
     elif backend:
@@ -68,12 +68,14 @@ def chosen_recipe(
     return chosen
 
 
-def named_recipe(reference: Reference, watch: Watch = SILENT) -> Recipe:
-    """A recipe by name, alias or file; of an alias it is said which one that is.
+def named_recipe(reference: Recipe | Reference, watch: Watch = SILENT) -> Recipe:
+    """A recipe by name, alias or file, or itself; of an alias it is said which one that is.
 
     Raises:
         RecipeError: see `load_recipe`.
     """
+    if isinstance(reference, Recipe):
+        return reference
     recipe = load_recipe(str(reference))
     if str(reference).lower() in aliases():
         watch.note(f"recipe {reference} is {recipe.name}: {recipe.summary}")

@@ -4,6 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...calibration.dumps.findings import ImportReport as ImportReport
+    from ...calibration.rounding.retune_draft import RetuneReport as RetuneReport
+    from ...calibration.traces.info import TraceInfo as TraceInfo
+    from ...calibration.traces.sets import MergeReport as MergeReport
+    from ...calibration.traces.sets import SplitReport as SplitReport
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
     from ...quantize.files.stale import CleanReport as CleanReport
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from .check import CheckReport as CheckReport
     from .plan import PlanReport as PlanReport
     from .verify import Verification as Verification
+    from ...validate.tuning.tune_draft import TuneReport as TuneReport
 
 _HOMES = {
     "CheckReport": "scripts.api.check",
@@ -36,15 +42,21 @@ _HOMES = {
     "EngineCheck": "quantize.engines.contract",
     "Findings": "validate.parity.finding",
     "GateReport": "validate.judging.judgement",
+    "ImportReport": "calibration.dumps.findings",
     "JointReport": "validate.served.joint_report",
     "Measurement": "validate.measure.measurement",
+    "MergeReport": "calibration.traces.sets",
     "PlanReport": "scripts.api.plan",
     "QuantizeReport": "quantize.quantize",
     "Reconciliation": "validate.served.reconciliation",
+    "RetuneReport": "calibration.rounding.retune_draft",
     "RetunedReport": "validate.judging.retuned_gate",
     "SpeedReport": "validate.launch.speed",
+    "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
+    "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode",
+    "TuneReport": "validate.tuning.tune_draft",
     "Unpickled": "quantize.files.unpickle",
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder",

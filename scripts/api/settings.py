@@ -33,7 +33,9 @@ class Settings:
     watch: Annotated[Watch, Hidden()] = field(default=SILENT, kw_only=True, repr=False)
 
     exclusive: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Fields of which a command line gives at most one."""
+    """Fields of which at most one is given."""
+    one_of: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Fields of which one is given, and no other."""
 
     def check(self) -> None:
         """Refuse settings that do not belong together; there is nothing to refuse by default.
@@ -51,8 +53,17 @@ class Settings:
             arguments: field -> value.
 
         Raises:
-            SettingsError: a value is of another kind than its field.
+            SettingsError: a value is of another kind than its field, or does not go with another.
         """
+        for names in (*cls.exclusive, *cls.one_of):
+            given = [name for name in names if arguments.get(name) not in (None, ())]
+            if len(given) > 1:
+                where = f"{verb}({given[1]}=)"
+                fix = "leave one of the two out"
+                raise SettingsError(where, f"not allowed with {given[0]}", fix=fix)
+            if not given and names in cls.one_of:
+                what = f"one of {', '.join(names)} is required"
+                raise SettingsError(verb, what, fix="see help() of the function")
         settings, misfits = walk(cls, of_python(arguments, options_of(cls)))
         for misfit in misfits:
             where = f"{verb}({misfit.key}=)" if misfit.key else verb

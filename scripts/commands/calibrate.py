@@ -3,108 +3,33 @@
 import argparse
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...quantize.files.hub import resolve_draft
-from ...quantize.files.staging import check_output
-from ..console import print_json, print_table, progress_bar, stdout, table
-from .common import (
-    add_device,
-    add_num_draft_tokens,
-    add_target,
-    draft_on_traces,
-)
+from ..api.calibrate import CalibrateReport, calibrate
+from ..console import print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.chain_ranges import Ranges
     from ...calibration.linear_inputs.static_error import StaticError
-    from ...calibration.traces.trace_folder import TraceFolder
-    from ...quantize.stored.loading import LoadedDraft
     from ...validate.counting.activation_scales import ScaleComparison
 
+VERB = calibrate
 SHARES = (0.5, 0.99, 0.9999)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`calibrate DRAFT --traces TRACES...`."""
-    parser.add_argument("draft", metavar="DRAFT", help="folder or Hub id, BF16")
-    parser.add_argument(
-        "--traces",
-        required=True,
-        nargs="+",
-        type=Path,
-        metavar="TRACES",
-        help="trace folders for calibration: what they show is added up",
-    )
-    add_num_draft_tokens(parser)
-    add_target(parser)
-    add_device(parser)
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the ranges: FILE.svg, .png or .pdf"
-    )
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="replay the first TRACES with inputs rounded under several scales, and under the same"
-        " scale moved a little: what is less than that spread is no gain",
-    )
-
-
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    from ...calibration.linear_inputs.chain_ranges import measure_ranges, merged
-    from ...calibration.linear_inputs.range_plot import draw_ranges
-    from ...calibration.linear_inputs.static_error import static_errors
-    from ...calibration.plot_file import check_plot_path
-    from ...calibration.traces.trace_folder import TraceFolder
-
-    if options.plot:
-        check_output(options.plot)
-        check_plot_path(options.plot)
-    folders = [TraceFolder.open(folder) for folder in options.traces]
-    folder = resolve_draft(options.draft).folder
-    draft, _, num_draft_tokens = draft_on_traces(folder, folders[0], options)
-    measured = []
-    for traces in folders:
-        with progress_bar("calibrate", len(traces)) as bar:
-            ranges = measure_ranges(
-                draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
-            )
-        measured.append(ranges)
-    ranges = merged(measured)
-    errors = static_errors(ranges)
-    comparison = None
-    if options.compare:
-        comparison = _compared(draft, folders[0], errors, num_draft_tokens)
-    if options.plot:
-        title = f"{draft.name}: inputs of {len(draft.linears)} linears, K = {num_draft_tokens}"
-        draw_ranges(ranges, options.plot, title)
+    """Calibrate, and print ranges, errors and what scales are worth."""
+    report, plot = calibrate.run(options.settings), options.settings.plot
     if options.json:
-        print_json(_mapping(ranges, errors, comparison))
+        print_json(_mapping(report))
         return 0
-    _print_ranges(ranges)
-    _print_errors(errors)
-    if comparison:
-        _print_comparison(comparison)
-    if options.plot:
-        stdout().line((str(options.plot), "bold"), ": ranges by linear and step")
+    _print_ranges(report.ranges)
+    _print_errors(report.errors)
+    if report.comparison:
+        _print_comparison(report.comparison)
+    if plot:
+        stdout().line((str(plot), "bold"), ": ranges by linear and step")
     return 0
-
-
-def _compared(
-    draft: "LoadedDraft",
-    traces: "TraceFolder",
-    errors: "Mapping[str, StaticError]",
-    num_draft_tokens: int,
-) -> "ScaleComparison":
-    from ...validate.counting.activation_scales import compare_scales
-
-    scales = {module: one.stored for module, one in errors.items()}
-    with progress_bar("compare", len(traces)) as bar:
-        return compare_scales(
-            draft, traces, scales, num_draft_tokens=num_draft_tokens, on_progress=bar.set
-        )
 
 
 def _print_ranges(ranges: "Ranges") -> None:
@@ -182,11 +107,8 @@ def _print_comparison(comparison: "ScaleComparison") -> None:
     )
 
 
-def _mapping(
-    ranges: "Ranges",
-    errors: "Mapping[str, StaticError]",
-    comparison: "ScaleComparison | None",
-) -> dict[str, Any]:
+def _mapping(report: CalibrateReport) -> dict[str, Any]:
+    comparison = report.comparison
     return {
         "ranges": [
             {
@@ -198,11 +120,11 @@ def _mapping(
                 "rms": one.rms,
                 "count": one.count,
             }
-            for key, one in ranges.items()
+            for key, one in report.ranges.items()
         ],
         "static_scales": {
             module: dataclasses.asdict(one) | {"one_is_enough": one.one_is_enough}
-            for module, one in errors.items()
+            for module, one in report.errors.items()
         },
         "comparison": None
         if comparison is None

@@ -3,34 +3,28 @@
 import argparse
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..api.traces import traces_info
 from ..console import megabytes, print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
-    from ...calibration.traces.info import TraceInfo
     from ...calibration.traces.manifest import TraceManifest
+    from ..api.reports import TraceInfo
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`traces info T`."""
-    parser.add_argument("traces", type=Path, metavar="TRACES", help="trace folder")
+VERB = traces_info
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    from ...calibration.traces.info import trace_info
-    from ...calibration.traces.trace_folder import TraceFolder
-
-    info = trace_info(TraceFolder.open(options.traces))
+    """Print what the folder holds."""
+    info = traces_info.run(options.settings)
     if options.json:
         print_json(_mapping(info))
         return 0
     numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
     found = table(
-        f"{options.traces}, {len(info.traces)} prompts, {info.traces.manifest.num_tokens:,} tokens,"
-        f" {megabytes(info.nbytes)}",
+        f"{options.settings.traces}, {len(info.traces)} prompts,"
+        f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
         "category",
         *numbers,
         right=numbers,

@@ -1,28 +1,17 @@
 """`draftquant traces merge`: several folders of one target joined."""
 
 import argparse
-from pathlib import Path
 
+from ..api.traces import traces_merge
 from ..console import print_json, stdout
 from .traces_written import print_written, written
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`traces merge A B ... --out C`."""
-    parser.add_argument(
-        "traces", nargs="+", type=Path, metavar="TRACES", help="trace folders, which stay"
-    )
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
-    )
+VERB = traces_merge
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    from ...calibration.traces.sets import merge_traces
-    from ...calibration.traces.trace_folder import TraceFolder
-
-    report = merge_traces([TraceFolder.open(folder) for folder in options.traces], options.out)
+    """Merge, and print what was written."""
+    report = traces_merge.run(options.settings)
     if options.json:
         absent = [str(folder) for folder in report.without_tables]
         changed = {"renamed": dict(report.renamed), "without_tables": absent}

@@ -1,37 +1,14 @@
-"""What `draftquant tune` writes and prints: the recipe file, costs, the path, the choice."""
+"""What `draftquant tune` prints: costs, the path, the choice."""
 
-import argparse
-import math
 from typing import TYPE_CHECKING
 
-import yaml
-
-from ...quantize.drafts import Draft
-from ...recipes import Recipe, to_mapping
 from ...recipes.formats import NUMBER_FORMATS
-from ..console import megabytes, print_table, stdout, table
-
-MAX_DROP = 0.01
-"""As the gate's release policy, where nothing is asked."""
+from ..api.tune import TuneSettings
+from ..console import print_table, stdout, table
 
 if TYPE_CHECKING:
     from ...validate.tuning.measured_mixtures import Point
-    from ...validate.tuning.tune_draft import TuneReport
-
-
-def recipe_document(recipe: Recipe, draft: Draft, report: "TuneReport") -> str:
-    """The recipe file, with what it was chosen by."""
-    point = report.chosen
-    if point is None:
-        raise ValueError("nothing was chosen")
-    said = (
-        f"Found by 'draftquant tune' for {draft.checkpoint.folder.name} ({draft.family.name}):",
-        f"{_change(point)} by {report.num_prompts} prompts, {megabytes(point.nbytes)} instead of"
-        f" {megabytes(report.unquantized_bytes)}.",
-        "Other prompts have to judge it: draftquant gate refuses those of 'chosen_on'.",
-    )
-    body = yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100)
-    return "".join(f"# {line}\n" for line in said) + body
+    from ..api.reports import TuneReport
 
 
 def print_report(report: "TuneReport") -> None:
@@ -59,57 +36,58 @@ def print_report(report: "TuneReport") -> None:
             f"{point.nbytes / 1e6:.2f}",
             f"{point.overlap:.2%}",
             f"{point.acceptance_length:.4f}",
-            _change(point),
+            point.said_change,
         )
     print_table(path)
     for one in report.refused:
         stdout().line(f"not possible: {one.what}: {one.why}")
 
 
-def print_choice(options: argparse.Namespace, report: "TuneReport", recipe: Recipe | None) -> None:
+def print_choice(settings: TuneSettings, report: "TuneReport") -> None:
     """What was chosen, and what comes next."""
+    recipe = report.recipe
     judged = f"judged by {report.num_prompts} prompts"
     if report.num_calibration_prompts:
         judged += f", calibrated by {report.num_calibration_prompts} others"
     stdout().line(f"unquantized: {report.unquantized_length:.4f}; {judged}")
-    if options.algorithm != "gptq" and any(_four_bits(point) for point in report.points):
+    if report.algorithm != "gptq" and any(_four_bits(point) for point in report.points):
         stdout().line(
-            f"the algorithm was {options.algorithm}: --algorithm gptq was not tried, which"
+            f"the algorithm was {report.algorithm}: --algorithm gptq was not tried, which"
             " calibrates on half of the prompts, judges by the others, and often lets narrower"
             " formats pass"
         )
     if report.doubt:
         stdout().line(("warning: ", "bold"), report.doubt)
     if recipe is None:
-        limit = "small enough" if options.budget is not None else "shown to be close enough"
+        limit = "small enough" if report.wanted.budget is not None else "shown to be close enough"
         stdout().line(
             f"no mixture is {limit}: no recipe is written; the closest is"
-            f" {_formats(_closest(options, report))}"
+            f" {_formats(_closest(report))}"
         )
         return
-    stdout().line((str(options.out), "bold"), f": {recipe.summary}")
-    if smaller := _perhaps(options, report):
+    stdout().line((str(settings.out), "bold"), f": {recipe.summary}")
+    if smaller := _perhaps(report):
         stdout().line(
             f"{_formats(smaller)} is smaller and was measured within the limit, which so few"
             " prompts cannot show: record more"
         )
     places = ", ".join(f"{place.engine} {' '.join(place.arch)}" for place in recipe.loads_on)
-    stdout().line(f"loads on {places}; now: draftquant quantize {options.draft} --recipe"
-                  f" {options.out} ..., and gate it on other prompts")  # fmt: skip
+    stdout().line(f"loads on {places}; now: draftquant quantize {settings.draft} --recipe"
+                  f" {settings.out} ..., and gate it on other prompts")  # fmt: skip
 
 
-def _perhaps(options: argparse.Namespace, report: "TuneReport") -> "Point | None":
+def _perhaps(report: "TuneReport") -> "Point | None":
     """The smallest that is good enough by its estimate, but not by its bounds."""
-    if options.budget is not None or report.chosen is None:
+    max_drop = report.wanted.max_drop
+    if max_drop is None or report.chosen is None:
         return None
-    limit = -(MAX_DROP if options.max_drop is None else options.max_drop)
-    within = [point for point in report.points if point.change.relative_change >= limit]
+    within = [point for point in report.points if point.change.relative_change >= -max_drop]
     smallest = min(within, key=lambda point: point.nbytes, default=report.chosen)
     return smallest if smallest.nbytes < report.chosen.nbytes else None
 
 
-def _closest(options: argparse.Namespace, report: "TuneReport") -> "Point":
-    if options.budget is not None:
+def _closest(report: "TuneReport") -> "Point":
+    if report.wanted.budget is not None:
         return min(report.points, key=lambda point: point.nbytes)
     return min(report.points, key=lambda point: point.largest_drop)
 
@@ -124,8 +102,3 @@ def _formats(point: "Point") -> str:
     from ...validate.tuning.draft_mixture import described
 
     return described(point.mixture)
-
-
-def _change(point: "Point") -> str:
-    lower, upper = (math.expm1(x) for x in (point.change.lower, point.change.upper))
-    return f"{point.change.relative_change:+.2%} ({lower:+.2%}, {upper:+.2%})"

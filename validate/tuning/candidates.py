@@ -5,7 +5,7 @@ So what is measured of a mixture is measured of the bytes that an engine would l
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ...calibration.linear_inputs.plan_inputs import PlanInputs, measured_inputs, need_of
+from ...calibration.rounding.sequences import split_prompts
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts import Draft, Row
 from ...quantize.engines.contract import EngineCheck, EngineName
@@ -28,6 +29,8 @@ from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from .draft_mixture import Mixture, Unit, recipe_of
 
 NAME = "tuned"
+CALIBRATION_SHARE = 0.5
+"""Of the prompts, where scales or codes are found by them: the others judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +164,16 @@ class Candidates:
             num_draft_tokens=self.num_draft_tokens,
             spool=spool,
         )
+
+
+def divided(
+    traces: TraceFolder, recipes: Sequence[Recipe], num_draft_tokens: int
+) -> tuple[TraceFolder | None, TraceFolder]:
+    """The prompts that calibrate candidates, None where none must, and those that judge them."""
+    if not any(one.algorithm.rounding == "gptq" or one.needs_input_scales for one in recipes):
+        return None, traces
+    split = split_prompts(traces, num_draft_tokens, share=1 - CALIBRATION_SHARE, seed=0)
+    return traces.only(split.learned), traces.only(split.held_back)
 
 
 def needs_traces(plan: Plan) -> bool:

@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...quantize.errors import LayoutError
+from ...quantize.layouts import check_layout
 from ...quantize.plan import Plan, Step
 from ...recipes.expectations import Expectation
-from ...recipes.schema import LAYER_ROLES, Format, Recipe, Rule
+from ...recipes.schema import LAYER_ROLES, Format, LayoutName, Recipe, Rule
 from ..errors import TuneError
 
 KEPT = "kept"
@@ -131,6 +133,37 @@ def _rule(unit: Unit, form: Format | None) -> Rule:
 
 def _leaf(step: Step) -> str:
     return step.row.canonical.removesuffix(".weight").rpartition(".")[2]
+
+
+def mixable_recipes(
+    recipes: Sequence[Recipe], layout: LayoutName, *, all_of_them: bool
+) -> list[Recipe]:
+    """Recipes in one layout, or those of them that it holds.
+
+    Args:
+        recipes: by one algorithm and our own backend.
+        layout: that all formats are stored in.
+        all_of_them: what it does not hold is an error; else it, and AWQ, is left out.
+
+    Raises:
+        LayoutError: the layout does not hold one, or holds none.
+    """
+    found, last = [], None
+    for recipe in recipes:
+        if not all_of_them and recipe.weights.scale_dtype:
+            continue  # AWQ's own scales: another recipe has the same codes
+        moved = dataclasses.replace(recipe, layout=layout)
+        try:
+            check_layout(moved)
+        except LayoutError as exc:
+            if all_of_them:
+                raise
+            last = exc
+            continue
+        found.append(moved)
+    if last is not None and not found:
+        raise last
+    return found
 
 
 def options_of(recipes: Sequence[Recipe]) -> tuple[Option, ...]:

@@ -54,6 +54,12 @@ class Point:
         """The share of the acceptance length that may be lost, as far as the prompts can tell."""
         return -math.expm1(self.change.lower)
 
+    @property
+    def said_change(self) -> str:
+        """The change of the acceptance length in percent, with its bounds."""
+        lower, upper = (math.expm1(x) for x in (self.change.lower, self.change.upper))
+        return f"{self.change.relative_change:+.2%} ({lower:+.2%}, {upper:+.2%})"
+
 
 class Measured:
     """The mixtures that were measured so far, and those that are out of the question.

@@ -6,8 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from ...calibration.passes.draft_inputs import check_trace_fits
 from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts import Draft
+from ...recipes import Recipe, to_mapping
+from ...recipes.schema import ALGORITHMS, Algorithm
 from ..counting.draft_replay import DraftReplay
 from ..counting.trace_replay import replay_drafts
 from ..errors import TuneError
@@ -57,6 +62,8 @@ class TuneReport:
         num_prompts: by which mixtures were judged.
         num_calibration_prompts: others, which scales and codes were found by; 0 if none were.
         doubt: why the traces may not be of the draft's own target, or None.
+        wanted: what the chosen point was chosen by. algorithm: by which codes and scales are found.
+        recipe: that makes the chosen mixture, where one was written.
     """
 
     unquantized_bytes: int
@@ -68,6 +75,9 @@ class TuneReport:
     num_prompts: int
     num_calibration_prompts: int
     doubt: str | None
+    wanted: Wanted
+    algorithm: str
+    recipe: Recipe | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -146,6 +156,8 @@ def tune_draft(
         num_prompts=len(traces),
         num_calibration_prompts=len(candidates.calibration or ()),
         doubt=_doubt(baseline),
+        wanted=wanted,
+        algorithm=_name_of(candidates.base.algorithm),
     )
 
 
@@ -163,6 +175,27 @@ def _narrowed(measured: Measured, costs: Costs, wanted: Wanted) -> tuple[list[Po
             measured.add(mixture)
         if len(measured.points) == len(points):
             return points, chosen
+
+
+def recipe_document(recipe: Recipe, draft: Draft, report: TuneReport) -> str:
+    """The recipe file, with what it was chosen by."""
+    point = report.chosen
+    if point is None:
+        raise ValueError("nothing was chosen")
+    said = (
+        f"Found by 'draftquant tune' for {draft.checkpoint.folder.name} ({draft.family.name}):",
+        f"{point.said_change} by {report.num_prompts} prompts, {point.nbytes / 1e6:,.2f} MB instead"
+        f" of {report.unquantized_bytes / 1e6:,.2f} MB.",
+        "Other prompts have to judge it: draftquant gate refuses those of 'chosen_on'.",
+    )
+    body = yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100)
+    return "".join(f"# {line}\n" for line in said) + body
+
+
+def _name_of(algorithm: Algorithm) -> str:
+    by_name = ALGORITHMS.items()
+    found = (name for name, own in by_name if own == (algorithm.scale, algorithm.rounding))
+    return next(found, str(algorithm))
 
 
 def _doubt(baseline: DraftReplay) -> str | None:

@@ -106,7 +106,7 @@ class ChainAttention:
             self._own = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """See `Attend`."""
+        """Attention of the announced rows."""
         kept = self._context if self._depth == 0 else self._own
         kept.setdefault(layer, []).append((k, v))
         context, own = self._context[layer], self._own.get(layer, [])

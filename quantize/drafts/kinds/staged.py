@@ -29,12 +29,14 @@ class StagedForward(DraftForward):
     window: int | None = None
     """Rows that a query looks at, its own among them; None = all before it."""
 
+    @override
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.logits`; [..., W + 1], all of one module."""
+        # [..., W + 1], all of one module.
         return self._of(hidden).logits(hidden[..., :-1])
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`; [..., W + 1], all of one module."""
+        # [..., W + 1], all of one module.
         return self._of(hidden).head_input(hidden[..., :-1])
 
     def _of(self, hidden: Tensor) -> ChainForward:

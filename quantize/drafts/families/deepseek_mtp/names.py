@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ...config_reader import ConfigReader
 from ...family import Dim
 from ...rope import of_latent_attention
-from ...shared.attention.names import Shapes, latent_shapes, weight_names
+from ...shared.attention.names import Shapes, latent_shapes, read_latent, weight_names
 from ...shared.mixture.names import read_mixture
 from ...shared.mtp.geometry import MtpLatentGeometry
 from ...shared.mtp.names import Mtp, read_mtp
@@ -40,8 +42,8 @@ class DeepseekMtp(Mtp):
     state_first = False
     feeds_back_normed = True
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpLatentGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         common = read_mtp(config, where, self.name, several=True)
         layers = keys.positive("num_hidden_layers")
@@ -52,20 +54,15 @@ class DeepseekMtp(Mtp):
         return MtpLatentGeometry(
             **common | {"rope": of_latent_attention(common["rope"], where)},
             mixture=None if dense else read_mixture(keys),
-            q_lora_rank=keys.positive("q_lora_rank"),
-            kv_lora_rank=keys.positive("kv_lora_rank"),
-            qk_nope_head_dim=keys.positive("qk_nope_head_dim"),
-            qk_rope_head_dim=keys.even("qk_rope_head_dim"),
-            v_head_dim=keys.positive("v_head_dim"),
-            rope_interleave=keys.flag("rope_interleave", True),
+            **read_latent(keys),
         )
 
+    @override
     def attention_shapes(self, geometry: MtpLatentGeometry) -> Shapes:
-        """See `Mtp.attention_shapes`."""
         return weight_names(latent_shapes(geometry, Dim(geometry.hidden_size, "hidden_size")))
 
+    @override
     def attention(self, geometry: MtpLatentGeometry) -> "MlaAttention":
-        """See `Mtp.attention`."""
         from ...shared.attention.forward import MlaAttention
 
         return MlaAttention(geometry)

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+from typing_extensions import override
 
 from ...forward import Attend, OnInput
 from ...kinds.block import BlockForward
-from ...maths import embedding, linear, rms_norm, rotate, target_ids
+from ...maths import embedding, linear, rms_norm, rotate
 from ...rope import check_replayed
 from .geometry import DFlashGeometry
 
@@ -25,34 +26,24 @@ class DFlashForward(BlockForward):
     input_layernorm, with the very linears that project the block: quantized ones read both.
     """
 
+    geometry: DFlashGeometry
+
     def __init__(
         self, geometry: DFlashGeometry, weights: Mapping[str, Tensor], on_input: OnInput
     ) -> None:
-        self.geometry = geometry
+        super().__init__(geometry, weights, on_input)
         self.rope = check_replayed(geometry.rope)
-        self.weights = weights
-        self.on_input = on_input
-        self.target_ids = target_ids(weights.get("d2t"))
-
-    @property
-    def num_logits(self) -> int:
-        """See `DraftForward.num_logits`."""
-        return self.geometry.draft_vocab_size
 
     def fuse(self, features: Tensor) -> Tensor:
         """c_t = hidden_norm(fc(features))."""
         return self._norm("hidden_norm", self._linear("fc", features))
 
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """See `DraftForward.to_target`."""
-        return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
-
+    @override
     def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `BlockForward.context`."""
         return self._keys_values(f"layers.{layer}.self_attn.", rows, positions)
 
+    @override
     def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `BlockForward.block`."""
         given = token_ids[:, int(self.geometry.proposes_from_anchor) :]  # of the anchor and masks
         masks = torch.full_like(given[:, 1:], self.geometry.mask_token_id)
         slots = positions[:, None] + torch.arange(given.shape[1], device=positions.device)
@@ -73,19 +64,18 @@ class DFlashForward(BlockForward):
         """
         return x[:, 1 - token_ids.shape[1] :]
 
+    @override
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.logits`."""
         return linear(self.head_input(hidden), self.weights["lm_head.weight"])
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`."""
         return self.on_input("lm_head", self._norm("norm", hidden))
 
+    @override
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """See `BlockForward.visible`; a window counts the query's own position.
-
-        Source: vLLM 0.33 `flash_attn.py`: (window - 1, 0) if causal, else (window - 1, window - 1).
-        """
+        # A window counts the query's own position. Source: vLLM 0.33 `flash_attn.py`: (window - 1,
+        # 0) if causal, else (window - 1, window - 1).
         behind = queries - keys
         seen = behind >= 0 if self.geometry.is_causal(layer) else torch.ones_like(behind).bool()
         if self.geometry.is_sliding(layer) and self.geometry.sliding_window is not None:

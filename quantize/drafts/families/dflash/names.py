@@ -21,6 +21,7 @@ from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
 from .geometry import DFlashGeometry
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,7 @@ class DFlash(Family):
     """The DFlash family with all its name variants."""
 
     name = "dflash"
+    speculators = FORMS
     architectures: tuple[str, ...] = ("DFlashDraftModel",)
     prefixes: tuple[tuple[str, str], ...] = (
         ("draft_model.", ""),
@@ -111,8 +113,8 @@ class DFlash(Family):
             "layers.0.self_attn.q_norm.weight",
         } <= set(canonical_names)
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlashGeometry:
-        """See `Family.read_geometry`."""
         return DFlashGeometry(**self.common_keys(config, where))
 
     def options(self, config: Mapping[str, Any], where: object) -> ConfigReader:
@@ -163,8 +165,8 @@ class DFlash(Family):
             causal=_causal(keys, nested),
         )
 
+    @override
     def tensor_specs(self, geometry: DFlashGeometry) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`."""
         g = geometry
         hidden = Dim(g.hidden_size, "hidden_size")
         vocab = Dim(g.vocab_size, "vocab_size")
@@ -199,16 +201,17 @@ class DFlash(Family):
 
         return (lint for check in LINTS for lint in check(draft))
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "BlockForward":
-        """See `Family.forward`."""
         from .forward import DFlashForward
 
         return DFlashForward(geometry, weights, on_input)
 
+    @override
     def side_weights(self, geometry: DFlashGeometry, folder: Path) -> "Mapping[str, torch.Tensor]":
-        """See `Family.side_weights`: "mask_embedding" [hidden_size], where the file exists."""
+        # "mask_embedding" [hidden_size], where the file exists.
         from .mask_embedding import read_mask_embedding
 
         path = folder / MASK_EMBEDDING_FILE

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+from typing_extensions import override
 
 from ...forward import Attend
 from ...maths import embedding, linear
@@ -39,8 +40,8 @@ class DFlash2Forward(DFlashForward):
         codes = self.weights[_SELECTOR + "predecessor_codebook"]
         return torch.cat((hidden, embedding(token_ids[:, :-1], codes, x.dtype)), dim=-1)
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`."""
         return super().head_input(hidden[..., : self.geometry.hidden_size])
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -50,8 +51,9 @@ class DFlash2Forward(DFlashForward):
         scores = self._scores(hidden, unary)
         return torch.full_like(scores, -torch.inf).scatter(-1, offered, scores.gather(-1, offered))
 
+    @override
     def scores(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.scores`: of all tokens, as if each were a candidate."""
+        # Of all tokens, as if each were a candidate.
         return self._scores(hidden, self._unary(hidden))
 
     def _unary(self, hidden: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
 from ..dflash.names import DFlash
 from .geometry import DFlash2Geometry
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ class DFlash2(DFlash):
     """The DFlash2 family."""
 
     name = "dflash2"
+    speculators = FORMS
     architectures = ("DFlash2DraftModel",)
     served: Served = {  # noqa: RUF012 - a constant of the class
         key: value
@@ -37,8 +39,8 @@ class DFlash2(DFlash):
         if key not in ("conv_kernel_size", "selector_rank")
     }
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlash2Geometry:
-        """See `Family.read_geometry`."""
         common = self.common_keys(config, where)
         own = ConfigReader(config, where).section("dflash_config")
         group_size = own.positive("conv_group_size")
@@ -77,8 +79,8 @@ class DFlash2(DFlash):
             final_logit_softcapping=own.number("final_logit_softcapping") if capped else None,
         )
 
+    @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`."""
         g: DFlash2Geometry = geometry
         hidden, taps = Dim(g.hidden_size, "hidden_size"), g.conv_kernel_size
         rank, vocab = Dim(g.selector_rank, "selector_rank"), Dim(g.vocab_size, "vocab_size")
@@ -110,10 +112,10 @@ class DFlash2(DFlash):
 
         return (lint for check in LINTS for lint in check(draft))
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "BlockForward":
-        """See `Family.forward`."""
         from .forward import DFlash2Forward
 
         return DFlash2Forward(geometry, weights, on_input)

@@ -8,6 +8,7 @@ training, it is the whole vocabulary.
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+from typing_extensions import override
 
 from ...maths import embedding, linear
 from ..dflash.forward import DFlashForward
@@ -37,13 +38,13 @@ class DominoForward(DFlashForward):
         uncorrected = torch.arange(hidden.shape[1], device=x.device) < g.pure_draft_prefix_len
         return torch.cat((hidden, correction.masked_fill(uncorrected[:, None], 0)), dim=-1)
 
+    @override
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.logits`."""
         correction = hidden[..., self.geometry.hidden_size :]
         return super().logits(hidden) + linear(correction, self.weights["embed_proj.2.weight"])
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`."""
         return super().head_input(hidden[..., : self.geometry.hidden_size])
 
     def _prefix_states(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:

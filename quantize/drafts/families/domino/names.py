@@ -15,6 +15,7 @@ from ...architectures import DOMINO
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
+from ...speculators_form import SpeculatorsForm
 from ..dflash.names import DFlash
 from .geometry import DominoGeometry
 
@@ -30,6 +31,8 @@ class Domino(DFlash):
 
     name = "domino"
     architectures = (DOMINO,)
+    projectors: Mapping[str, str] = {"domino": DOMINO}
+    speculators: Mapping[str, SpeculatorsForm] = {}
     misnamed: Mapping[str, Lint] = {
         **DFlash.misnamed,
         DOMINO: Lint(
@@ -49,8 +52,9 @@ class Domino(DFlash):
         "projector_type": ("domino", "another way to correct logits"),
     }
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> DominoGeometry:
-        """See `Family.read_geometry`; as in SGLang, dflash_config goes before the top level."""
+        # As in SGLang, dflash_config goes before the top level.
         common = self.common_keys(config, where)
         options = self.options(config, where)
         if common["draft_vocab_size"] != common["vocab_size"]:
@@ -75,8 +79,8 @@ class Domino(DFlash):
             emb_dim=emb_dim,
         )
 
+    @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`."""
         g: DominoGeometry = geometry
         hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
         state, emb = Dim(g.gru_hidden_dim, "gru_hidden_dim"), Dim(g.emb_dim, "emb_dim")
@@ -97,10 +101,10 @@ class Domino(DFlash):
 
         return (lint for check in LINTS for lint in check(draft))
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "BlockForward":
-        """See `Family.forward`."""
         from .forward import DominoForward
 
         return DominoForward(geometry, weights, on_input)

@@ -6,6 +6,7 @@ SGLang 0.5.23 `models/dspark.py`, SpecForge `modeling/draft/dspark.py`.
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...maths import embedding, linear
 from ..dflash.forward import DFlashForward
@@ -30,20 +31,22 @@ class DSparkForward(DFlashForward):
 
     geometry: DSparkGeometry
 
+    @override
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
-        """See `DFlashForward.proposing`: [h_j; s_j], [A, K, W + r]."""
+        # [h_j; s_j], [A, K, W + r].
         h = self._norm("norm", super().proposing(x, token_ids))
         e = embedding(token_ids[:, :-1], self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
         return torch.cat((h, self._corrections(h, e)), dim=-1)
 
+    @override
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.logits`."""
         own = linear(self.head_input(hidden), self.weights["lm_head.weight"])
         corrections = hidden[..., self.geometry.hidden_size :]
         return own + linear(corrections, self.weights[f"{_HEAD}markov_w2.weight"])
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`; what comes is normed already."""
+        # What comes is normed already.
         return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
 
     def _corrections(self, h: Tensor, e: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
 from ..dflash.names import DFlash
 from .geometry import MARKOV_HEADS, DSparkGeometry
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,8 @@ class DSpark(DFlash):
     """The DSpark family with all its name variants."""
 
     name = "dspark"
+    speculators = FORMS
+    projectors: Mapping[str, str] = {"dspark": "DSparkDraftModel"}
     architectures = ("Qwen3DSparkModel", "DSparkDraftModel", "Qwen3OmniDSparkModel")
     prefixes = (
         *DFlash.prefixes,
@@ -55,8 +58,8 @@ class DSpark(DFlash):
         "logit_scale": (1, "vLLM alone multiplies the logits by it"),
     }
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> DSparkGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         options = self.options(config, where)
         _check_agreement(keys, options)
@@ -80,8 +83,8 @@ class DSpark(DFlash):
             confidence_width=common["hidden_size"] + (rank if with_markov else 0),
         )
 
+    @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`."""
         g: DSparkGeometry = geometry
         rank, vocab = Dim(g.markov_rank, "markov_rank"), Dim(g.vocab_size, "vocab_size")
         draft_vocab = Dim(g.draft_vocab_size, "draft_vocab_size")
@@ -104,19 +107,18 @@ class DSpark(DFlash):
 
         return (lint for check in LINTS for lint in check(draft))
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "BlockForward":
-        """See `Family.forward`."""
         from .forward import DSparkForward
 
         return DSparkForward(geometry, weights, on_input)
 
+    @override
     def side_weights(self, _geometry: Any, folder: Path) -> "Mapping[str, torch.Tensor]":
-        """See `Family.side_weights`: none, for engines look for the file beside DFlash alone.
-
-        Source: vLLM 0.33 `qwen3_dspark.py` `load_weights`; SGLang 0.5.23 `dflash_worker_v2.py:543`.
-        """
+        # None, for engines look for the file beside DFlash alone. Source: vLLM 0.33
+        # `qwen3_dspark.py` `load_weights`; SGLang 0.5.23 `dflash_worker_v2.py:543`.
         path = folder / MASK_EMBEDDING_FILE
         if path.exists():
             raise CheckpointError(

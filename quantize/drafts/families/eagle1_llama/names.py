@@ -11,12 +11,15 @@ refused by the tensors that these have.
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ....errors import CheckpointError
 from ...architectures import declared_architecture
 from ...config_reader import ConfigReader
 from ...family import Dim, Family, TensorSpec
 from ...shared.llama.geometry import LlamaGeometry
 from ...shared.llama.names import layer_specs, read_llama
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +32,7 @@ class Eagle1Llama(Family):
     """The EAGLE-1 family with all its name variants."""
 
     name = "eagle1-llama"
+    speculators = FORMS
     one_layer = True
     architectures = ("EagleLlamaForCausalLM", "Qwen2ForCausalLMEagle")
     prefixes = (
@@ -54,8 +58,8 @@ class Eagle1Llama(Family):
             name.endswith("hidden_norm.weight") or name == "norm.weight" for name in names
         )
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> LlamaGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         if keys.flag("layernorms", False):
             raise CheckpointError(
@@ -69,8 +73,9 @@ class Eagle1Llama(Family):
         fields = read_llama(config, where, "Qwen2" if qwen2 else "Llama")
         return LlamaGeometry(**fields, fc_bias=keys.flag("fusion_bias", False) if said else None)
 
+    @override
     def tensor_specs(self, geometry: LlamaGeometry) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`; fc has a bias where it was trained with one."""
+        # Fc has a bias where it was trained with one.
         g = geometry
         hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
         both = Dim(2 * g.hidden_size, "2 x hidden_size")
@@ -88,10 +93,10 @@ class Eagle1Llama(Family):
         del table["layers.0.input_layernorm.weight"]
         return table
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
-        """See `Family.forward`."""
         from ...shared.llama.forward import Eagle1Forward
 
         return Eagle1Forward(geometry, weights, on_input)

@@ -11,10 +11,12 @@ Source: `llm_base_proposer.py:355-384,1404-1416` and `utils.py:495-542` of vLLM 
 from collections.abc import Mapping
 
 from torch import Tensor
+from typing_extensions import override
 
 from ....errors import CheckpointError
 from ...forward import OnInput
-from ...shared.eagle3.forward import Attention, Eagle3Forward
+from ...shared.attention.forward import Attention
+from ...shared.eagle3.forward import Eagle3Forward
 from ...shared.eagle3.geometry import Eagle3LlamaGeometry
 
 
@@ -41,7 +43,8 @@ class PEagleForward(Eagle3Forward):
             )
         self.mask_token_id = geometry.mask_token_id
 
+    @override
     def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ChainForward.later_input`: the mask."""
+        # The mask.
         mask = self.fuse(self.weights["mask_hidden"].to(hidden.dtype))
         return token_ids.new_full(token_ids.shape, self.mask_token_id), mask.expand_as(hidden)

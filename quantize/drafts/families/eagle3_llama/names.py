@@ -8,6 +8,8 @@ speculators, which vLLM 0.33 loads into the class of EAGLE-3 (`registry.py:698-7
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from .....recipes.errors import short
 from ....errors import CheckpointError
 from ...architectures import declared_architecture
@@ -16,13 +18,14 @@ from ...family import Dim, TensorSpec
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes
 from ...shared.eagle3.geometry import Eagle3LlamaGeometry
 from ...shared.eagle3.names import Eagle3, read_common
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
 
     from ...forward import OnInput
     from ...kinds.chain import ChainForward
-    from ...shared.eagle3.forward import LlamaAttention
+    from ...shared.attention.forward import LlamaAttention
 
 
 _PARALLEL = ("PEagleDraftModel", "PeagleQwen3ForCausalLM")
@@ -35,6 +38,7 @@ class Eagle3Llama(Eagle3):
     """The EAGLE-3 Llama family with all its name variants."""
 
     name = "eagle3-llama"
+    speculators = FORMS
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", *_PARALLEL)
     relatives: Mapping[str, str] = {
         mark: kind for mark, kind in Eagle3.relatives.items() if mark != "mask_hidden"
@@ -47,8 +51,8 @@ class Eagle3Llama(Eagle3):
             "layers.0.hidden_norm.weight",
         } <= set(canonical_names)
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3LlamaGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         types = config.get("layer_types") or []
         if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
@@ -75,8 +79,9 @@ class Eagle3Llama(Eagle3):
             mask_token_id=_mask_token_id(keys, common["vocab_size"]) if parallel else None,
         )
 
+    @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`; P-EAGLE's mask stands in the place of target features."""
+        # P-EAGLE's mask stands in the place of target features.
         table = dict(super().tensor_specs(geometry))
         if geometry.parallel:
             features = Dim(
@@ -87,24 +92,24 @@ class Eagle3Llama(Eagle3):
             table["mask_hidden"] = TensorSpec(role="mask", shape=(one, one, features))
         return table
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
-        """See `Family.forward`."""
         if not geometry.parallel:
             return super().forward(geometry, weights, on_input)
         from .forward import PEagleForward
 
         return PEagleForward(geometry, weights, on_input, self.attention(geometry))
 
+    @override
     def attention_shapes(self, geometry: Eagle3LlamaGeometry, width: Dim) -> Shapes:
-        """See `Eagle3.attention_shapes`."""
         shapes = grouped_shapes(geometry, width)
         return shapes | head_norm_shapes(geometry) if geometry.qk_norm else shapes
 
+    @override
     def attention(self, geometry: Eagle3LlamaGeometry) -> "LlamaAttention":
-        """See `Eagle3.attention`."""
-        from ...shared.eagle3.forward import LlamaAttention
+        from ...shared.attention.forward import LlamaAttention
 
         g = geometry
         return LlamaAttention(head_dim=g.head_dim, rope=g.rope, qk_norm=g.qk_norm)

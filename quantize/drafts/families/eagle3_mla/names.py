@@ -8,10 +8,12 @@ from its template mean nothing: every engine builds one dense MLP.
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ...config_reader import ConfigReader
 from ...family import Dim
 from ...rope import of_latent_attention
-from ...shared.attention.names import Shapes, latent_shapes
+from ...shared.attention.names import Shapes, latent_shapes, read_latent
 from ...shared.eagle3.geometry import Eagle3MlaGeometry
 from ...shared.eagle3.names import Eagle3, read_common
 
@@ -35,26 +37,21 @@ class Eagle3Mla(Eagle3):
             "layers.0.hidden_norm.weight",
         } <= set(canonical_names)
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3MlaGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         common = read_common(config, where, self.name)
         return Eagle3MlaGeometry(
             **common | {"rope": of_latent_attention(common["rope"], where)},
-            q_lora_rank=keys.positive("q_lora_rank"),
-            kv_lora_rank=keys.positive("kv_lora_rank"),
-            qk_nope_head_dim=keys.positive("qk_nope_head_dim"),
-            qk_rope_head_dim=keys.even("qk_rope_head_dim"),
-            v_head_dim=keys.positive("v_head_dim"),
-            rope_interleave=keys.flag("rope_interleave", True),
+            **read_latent(keys),
         )
 
+    @override
     def attention_shapes(self, geometry: Eagle3MlaGeometry, width: Dim) -> Shapes:
-        """See `Eagle3.attention_shapes`."""
         return latent_shapes(geometry, width)
 
+    @override
     def attention(self, geometry: Eagle3MlaGeometry) -> "MlaAttention":
-        """See `Eagle3.attention`."""
         from ...shared.attention.forward import MlaAttention
 
         return MlaAttention(geometry)

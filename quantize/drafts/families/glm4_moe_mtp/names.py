@@ -10,18 +10,19 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ...config_reader import ConfigReader
-from ...shared.attention.names import Shapes
 from ...shared.mixture.names import read_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
-from ...shared.mtp.names import Mtp, grouped_attention_shapes, read_mtp, rotated_part
+from ...shared.mtp.names import GroupedMtp, read_mtp, rotated_part
 from ..deepseek_mtp.names import DeepseekMtp
 
 if TYPE_CHECKING:
-    from ...shared.eagle3.forward import LlamaAttention
+    pass
 
 
-class Glm4MoeMtp(Mtp):
+class Glm4MoeMtp(GroupedMtp):
     """GLM's layer, named as DeepSeek's."""
 
     name = "glm4-moe-mtp"
@@ -31,8 +32,8 @@ class Glm4MoeMtp(Mtp):
     state_first = False
     feeds_back_normed = False
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         part, rest = rotated_part(keys, 0.5)
         common = read_mtp(rest, where, self.name, several=True)
@@ -46,21 +47,6 @@ class Glm4MoeMtp(Mtp):
             qkv_bias=keys.flag("attention_bias", False),
             qk_norm=keys.flag("use_qk_norm", False),
             rotary_dim=int(head_dim * part),
-        )
-
-    def attention_shapes(self, geometry: MtpGroupedGeometry) -> Shapes:
-        """See `Mtp.attention_shapes`."""
-        return grouped_attention_shapes(geometry)
-
-    def attention(self, geometry: MtpGroupedGeometry) -> "LlamaAttention":
-        """See `Mtp.attention`."""
-        from ...shared.eagle3.forward import LlamaAttention
-
-        return LlamaAttention(
-            head_dim=geometry.head_dim,
-            rope=geometry.rope,
-            qk_norm=geometry.qk_norm,
-            rotary_dim=geometry.rotary_dim,
         )
 
 

@@ -7,6 +7,8 @@ method `draft_model`, SGLang's STANDALONE. It reads tokens and nothing of the ta
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ...family import Dim, Family, TensorSpec
 from ...shared.llama.geometry import LlamaGeometry
 from ...shared.llama.names import LayerKind, layer_specs, read_llama
@@ -53,14 +55,15 @@ class LanguageModel(Family):
         others = {name.partition(".")[0] for name in names} - _ROOTS
         return whole <= names and not others and "layers.0.hidden_norm.weight" not in names
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> LlamaGeometry:
-        """See `Family.read_geometry`."""
         (architecture,) = config["architectures"]
         fields = read_llama(config, where, _LAYERS[architecture])
         return LlamaGeometry(**fields, reads_features=False)
 
+    @override
     def tensor_specs(self, geometry: LlamaGeometry) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`; a tied model may store its head again, no other lacks it."""
+        # A tied model may store its head again, no other lacks it.
         g = geometry
         hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
         table = {
@@ -73,10 +76,10 @@ class LanguageModel(Family):
             table |= layer_specs(g, i)
         return table
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
-        """See `Family.forward`."""
         from ...shared.llama.forward import LanguageModelForward
 
         return LanguageModelForward(geometry, weights, on_input)

@@ -5,13 +5,11 @@ likely token of every head; `medusa/model/medusa_model.py` of FasterDecoding/Med
 engine draws a tree of candidates from the same logits.
 """
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+from typing_extensions import override
 
-from ...forward import OnInput
 from ...kinds.heads import HeadsForward
 from ...maths import linear
 from .geometry import MedusaGeometry
@@ -24,24 +22,11 @@ class MedusaForward(HeadsForward):
     the logits H_i x of the token at t + 2 + i.
     """
 
-    def __init__(
-        self, geometry: MedusaGeometry, weights: Mapping[str, Tensor], on_input: OnInput
-    ) -> None:
-        self.geometry = geometry
-        self.weights = weights
-        self.on_input = on_input
+    geometry: MedusaGeometry
 
-    @property
-    def num_logits(self) -> int:
-        """See `DraftForward.num_logits`."""
-        return self.geometry.draft_vocab_size
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """See `DraftForward.fuse`: the features as they are."""
-        return features
-
+    @override
     def propose(self, hidden: Tensor, depth: int) -> Tensor:
-        """See `HeadsForward.propose`: [x; depth], [..., W + 1]."""
+        # [x; depth], [..., W + 1].
         x = hidden
         for layer in range(self.geometry.layers_per_head):
             name = f"blocks.{depth}.layers.{layer}"
@@ -50,16 +35,17 @@ class MedusaForward(HeadsForward):
             x = x + F.silu(product if bias is None else product + bias)
         return torch.cat((x, x.new_full((*x.shape[:-1], 1), depth)), dim=-1)
 
+    @override
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.logits`."""
         return linear(self.head_input(hidden), self.weights[f"{self._head(hidden)}.weight"])
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`."""
         return self.on_input(self._head(hidden), hidden[..., :-1])
 
+    @override
     def to_target(self, draft_ids: Tensor) -> Tensor:
-        """See `DraftForward.to_target`; token_map holds the target's ids themselves."""
+        # token_map holds the target's ids themselves.
         ids = self.weights.get("token_map")
         return draft_ids if ids is None else ids.to(torch.int64)[draft_ids]
 

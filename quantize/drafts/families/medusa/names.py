@@ -54,8 +54,9 @@ class Medusa(Family):
     linears_per_layer = 1
     cast_to_target = True
 
+    @override
     def canonical_name(self, name: str) -> str:
-        """See `Family.canonical_name`: as vLLM names them."""
+        # As vLLM names them.
         for spelling, canonical in _SPELLINGS:
             name = spelling.sub(canonical, name)
         return super().canonical_name(name)
@@ -64,8 +65,8 @@ class Medusa(Family):
         """The first block of the first head."""
         return "blocks.0.layers.0.weight" in canonical_names
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MedusaGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         keys.refuse_others(_SERVED)
         vocab = keys.positive("vocab_size")
@@ -89,8 +90,9 @@ class Medusa(Family):
             biased=keys.flag("medusa_fc_bias", False),
         )
 
+    @override
     def tensor_specs(self, geometry: MedusaGeometry) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`; blocks may have biases whether config.json says so or not."""
+        # Blocks may have biases whether config.json says so or not.
         g = geometry
         hidden = Dim(g.hidden_size, "hidden_size")
         proposed = Dim(
@@ -119,10 +121,10 @@ class Medusa(Family):
 
         return (lint for check in LINTS for lint in check(draft))
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "HeadsForward":
-        """See `Family.forward`."""
         from .forward import MedusaForward
 
         return MedusaForward(geometry, weights, on_input)

@@ -9,17 +9,18 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ....errors import CheckpointError
 from ...config_reader import ConfigReader
-from ...shared.attention.names import Shapes
 from ...shared.mtp.geometry import MtpGroupedGeometry
-from ...shared.mtp.names import Mtp, grouped_attention_shapes, read_mtp
+from ...shared.mtp.names import GroupedMtp, read_mtp
 
 if TYPE_CHECKING:
-    from ...shared.eagle3.forward import LlamaAttention
+    pass
 
 
-class MimoMtp(Mtp):
+class MimoMtp(GroupedMtp):
     """MiMo's layer; embedding and head are the target's."""
 
     name = "mimo-mtp"
@@ -34,8 +35,8 @@ class MimoMtp(Mtp):
     state_first = True
     feeds_back_normed = True
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         if keys.flag("use_sliding_window", False):
             raise CheckpointError(
@@ -54,16 +55,6 @@ class MimoMtp(Mtp):
             qk_norm=False,
             rotary_dim=head_dim,
         )
-
-    def attention_shapes(self, geometry: MtpGroupedGeometry) -> Shapes:
-        """See `Mtp.attention_shapes`."""
-        return grouped_attention_shapes(geometry)
-
-    def attention(self, geometry: MtpGroupedGeometry) -> "LlamaAttention":
-        """See `Mtp.attention`."""
-        from ...shared.eagle3.forward import LlamaAttention
-
-        return LlamaAttention(head_dim=geometry.head_dim, rope=geometry.rope)
 
 
 FAMILY = MimoMtp()

@@ -14,14 +14,16 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ...config_reader import ConfigReader, Served
-from ...shared.attention.names import Shapes
 from ...shared.mixture.names import read_qwen_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
-from ...shared.mtp.names import Mtp, grouped_attention_shapes, read_mtp, rotated_part
+from ...shared.mtp.names import GroupedMtp, read_mtp, rotated_part
+from .speculators import FORMS
 
 if TYPE_CHECKING:
-    from ...shared.eagle3.forward import LlamaAttention
+    pass
 
 _SERVED: Served = {
     "mtp_num_hidden_layers": (1, "several layers"),
@@ -35,10 +37,11 @@ _SPECFORGE = "Qwen3_5MTPDraftModel"
 _MULTIMODAL = "model.language_model.embed_tokens."
 
 
-class Qwen3NextMtp(Mtp):
+class Qwen3NextMtp(GroupedMtp):
     """Qwen's layer; embedding and head are the target's."""
 
     name = "qwen3-next-mtp"
+    speculators = FORMS
     architectures = (
         "Qwen3NextForCausalLM",
         "Qwen3_5ForConditionalGeneration",
@@ -73,14 +76,14 @@ class Qwen3NextMtp(Mtp):
     feeds_back_normed = True
     zero_centred = True
 
+    @override
     def canonical_name(self, name: str) -> str:
-        """See `Family.canonical_name`."""
         if name.startswith(_MULTIMODAL):
             return name.removeprefix("model.language_model.")
         return super().canonical_name(name)
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         if config.get("text_config") is not None:
             keys = keys.section("text_config")
@@ -102,21 +105,6 @@ class Qwen3NextMtp(Mtp):
             qk_norm=True,
             rotary_dim=int(head_dim * part),
             output_gate=True,
-        )
-
-    def attention_shapes(self, geometry: MtpGroupedGeometry) -> Shapes:
-        """See `Mtp.attention_shapes`."""
-        return grouped_attention_shapes(geometry)
-
-    def attention(self, geometry: MtpGroupedGeometry) -> "LlamaAttention":
-        """See `Mtp.attention`."""
-        from ...shared.eagle3.forward import LlamaAttention
-
-        return LlamaAttention(
-            head_dim=geometry.head_dim,
-            rope=geometry.rope,
-            qk_norm=True,
-            rotary_dim=geometry.rotary_dim,
         )
 
 

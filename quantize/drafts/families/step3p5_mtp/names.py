@@ -14,25 +14,26 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ....errors import CheckpointError
 from ...config_reader import ConfigReader
 from ...family import Dim, TensorSpec
 from ...shared.attention.names import Shapes
 from ...shared.mtp.geometry import MtpGeometry, MtpStepGeometry
-from ...shared.mtp.names import Mtp, grouped_attention_shapes, read_mtp
+from ...shared.mtp.names import GroupedMtp, grouped_attention_shapes, read_mtp
 
 if TYPE_CHECKING:
     import torch
 
     from ...forward import DraftForward, OnInput
-    from ...shared.eagle3.forward import LlamaAttention
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _EPSILON = 1e-5
 """Where config.json has no rms_norm_eps: SGLang `configs/step3p5.py`, transformers' config."""
 
 
-class Step3p5Mtp(Mtp):
+class Step3p5Mtp(GroupedMtp):
     """Step's modules; the embedding is the target's."""
 
     name = "step3p5-mtp"
@@ -56,14 +57,15 @@ class Step3p5Mtp(Mtp):
     feeds_back_normed = False
     zero_centred = True
 
+    @override
     def served_name(self, module: str) -> str:
-        """See `Family.served_name`: the head, as both engines rename it when they load it."""
+        # The head, as both engines rename it when they load it.
         return module.replace(".transformer.", ".").replace(
             "shared_head.output", "shared_head.head"
         )
 
+    @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpStepGeometry:
-        """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         number = keys.positive("num_hidden_layers")
         count = keys.positive("num_nextn_predict_layers", 1)
@@ -101,15 +103,16 @@ class Step3p5Mtp(Mtp):
             window=keys.positive("sliding_window") if kind == _SLIDING else None,
         )
 
+    @override
     def attention_shapes(self, geometry: MtpStepGeometry) -> Shapes:
-        """See `Mtp.attention_shapes`."""
         shapes = grouped_attention_shapes(geometry)
         heads = Dim(geometry.num_attention_heads, "num_attention_heads")
         hidden = Dim(geometry.hidden_size, "hidden_size")
         return shapes | {"self_attn.g_proj.weight": ("router", (heads, hidden))}
 
+    @override
     def tensor_specs(self, geometry: MtpGeometry) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`; every module has its head, and the embedding is shared."""
+        # Every module has its head, and the embedding is shared.
         found = dict(super().tensor_specs(geometry))
         for name, spec in super().tensor_specs(geometry).items():
             if spec.role == "head":
@@ -118,10 +121,10 @@ class Step3p5Mtp(Mtp):
                 del found[name]
         return found
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "DraftForward":
-        """See `Family.forward`."""
         if geometry.num_layers == 1:
             raise CheckpointError(
                 "num_nextn_predict_layers",
@@ -129,17 +132,6 @@ class Step3p5Mtp(Mtp):
                 fix="replay the modules that the target was released with",
             )
         return super().forward(geometry, weights, on_input)
-
-    def attention(self, geometry: MtpStepGeometry) -> "LlamaAttention":
-        """See `Mtp.attention`."""
-        from ...shared.eagle3.forward import LlamaAttention
-
-        return LlamaAttention(
-            head_dim=geometry.head_dim,
-            rope=geometry.rope,
-            qk_norm=True,
-            rotary_dim=geometry.rotary_dim,
-        )
 
 
 def _layer_types(keys: ConfigReader) -> Any:

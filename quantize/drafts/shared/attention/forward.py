@@ -1,23 +1,76 @@
-"""Multi-head latent attention (MLA), as engines serve it in an EAGLE-3 draft.
+"""Projections of attention: grouped-query, and multi-head latent (MLA) as engines serve it.
 
-Sources: vLLM 0.33 `deepseek_v2.py` and `deepseek_scaling_rope.py`, SGLang 0.5.23 `deepseek_v2.py`,
-`rope_variant.py` and `model_config.py`. Both hand the draft's `rms_norm_eps` to the norms of the
-latents (transformers 5.23 leaves them at 1e-6).
+Sources of the latter: vLLM 0.33 `deepseek_v2.py` and `deepseek_scaling_rope.py`, SGLang 0.5.23
+`deepseek_v2.py`, `rope_variant.py` and `model_config.py`. Both hand the draft's
+`rms_norm_eps` to the norms of the latents (transformers 5.23 leaves them at 1e-6).
 """
 
 import dataclasses
+from abc import abstractmethod
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...maths import rotate
 from ...rope import RopeConfig, Yarn, check_replayed, yarn_mscale
-from ..eagle3.forward import Modules
 from ..eagle3.geometry import Eagle3MlaGeometry
+from ..modules import Modules
 from ..mtp.geometry import MtpLatentGeometry
 
 
-class MlaAttention:
+class Attention(Protocol):
+    """The projections of a family: input [B, T, W_in] -> rotated q, k, v and the softmax scale.
+
+    Queries and keys are [B, H, T, D] and [B, KV, T, D], values [B, KV, T, D'].
+    """
+
+    @abstractmethod
+    def project(
+        self, prefix: str, x: Tensor, positions: Tensor, modules: Modules
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Project with the modules below `prefix` (for example "layers.0.self_attn.")."""
+
+
+class LlamaAttention(Attention):
+    """Grouped-query attention: q, k, v = W x, rope over the whole head, scale head_dim^-0.5.
+
+    With `qk_norm`, as in Qwen3, an RMS norm over each head of q and k goes before the rope. Only
+    the first `rotary_dim` elements of a head are rotated, if given.
+    """
+
+    def __init__(
+        self, *, head_dim: int, rope: RopeConfig, qk_norm: bool = False, rotary_dim: int = 0
+    ) -> None:
+        self.head_dim = head_dim
+        self.rope = check_replayed(rope)
+        self.qk_norm = qk_norm
+        self.rotary_dim = rotary_dim or head_dim
+
+    @override
+    def project(
+        self, prefix: str, x: Tensor, positions: Tensor, modules: Modules
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+
+        def heads(name: str) -> Tensor:
+            flat = modules.linear(prefix + name, x)
+            return flat.view(*flat.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+        q, k = heads("q_proj"), heads("k_proj")
+        if self.qk_norm:
+            q, k = modules.norm(prefix + "q_norm", q), modules.norm(prefix + "k_norm", k)
+        q, k = self._rotated(q, positions), self._rotated(k, positions)
+        return q, k, heads("v_proj"), self.head_dim**-0.5
+
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        if self.rotary_dim == self.head_dim:
+            return rotate(x, positions, self.rope)
+        turned = rotate(x[..., : self.rotary_dim], positions, self.rope)
+        return torch.cat((turned, x[..., self.rotary_dim :]), dim=-1)
+
+
+class MlaAttention(Attention):
     """q = q_b n(q_a x); [c; r] = kv_a x; [k; v] = kv_b n(c).
 
     A head's query and key are a plain part, then a rotated one; all heads share the rotated key
@@ -31,10 +84,10 @@ class MlaAttention:
         width = geometry.qk_nope_head_dim + geometry.qk_rope_head_dim
         self.scale = width**-0.5 * softmax_mscale(geometry.rope) ** 2
 
+    @override
     def project(
         self, prefix: str, x: Tensor, positions: Tensor, modules: Modules
     ) -> tuple[Tensor, Tensor, Tensor, float]:
-        """See `Attention.project`."""
         g = self.geometry
         latent = modules.norm(prefix + "q_a_layernorm", modules.linear(prefix + "q_a_proj", x))
         queries = self._heads(modules.linear(prefix + "q_b_proj", latent))

@@ -3,6 +3,7 @@
 from typing import Any
 
 from .....recipes.schema import Role
+from ...config_reader import ConfigReader
 from ...family import Dim
 
 Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
@@ -73,3 +74,19 @@ def input_bias_shapes(linears: Shapes) -> Shapes:
 def weight_names(shapes: Shapes) -> Shapes:
     """The same by the names of the weights."""
     return {f"{name}.weight": row for name, row in shapes.items()}
+
+
+def read_latent(keys: ConfigReader) -> dict[str, Any]:
+    """The fields of a geometry of latent attention, from config.json.
+
+    Raises:
+        CheckpointError: a key is missing or wrong.
+    """
+    return {
+        "q_lora_rank": keys.positive("q_lora_rank"),
+        "kv_lora_rank": keys.positive("kv_lora_rank"),
+        "qk_nope_head_dim": keys.positive("qk_nope_head_dim"),
+        "qk_rope_head_dim": keys.even("qk_rope_head_dim"),
+        "v_head_dim": keys.positive("v_head_dim"),
+        "rope_interleave": keys.flag("rope_interleave", True),
+    }

@@ -4,88 +4,27 @@ Sources: vLLM 0.33 `llama_eagle3.py`, SGLang 0.5.23 `llama_eagle3.py`, SpecForge
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+from typing_extensions import override
 
 from ...forward import Attend, OnInput
-from ...kinds.chain import ChainForward
-from ...maths import embedding, linear, rms_norm, rotate, target_ids
-from ...rope import RopeConfig, check_replayed
+from ...maths import embedding
+from ..attention.forward import Attention
+from ..modules import ModulesForward, gated_mlp
 from .geometry import Eagle3Geometry
 
 
-class Modules(Protocol):
-    """The linears and norms of a draft, by canonical module name."""
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features]; `OnInput` sees the input first."""
-
-    def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """Its product alone: nothing observes or rounds the input."""
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """RMS norm over the last axis, with the draft's own epsilon."""
-
-
-class Attention(Protocol):
-    """The projections of a family: input [B, T, W_in] -> rotated q, k, v and the softmax scale.
-
-    Queries and keys are [B, H, T, D] and [B, KV, T, D], values [B, KV, T, D'].
-    """
-
-    def project(
-        self, prefix: str, x: Tensor, positions: Tensor, modules: Modules
-    ) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Project with the modules below `prefix` (for example "layers.0.self_attn.")."""
-
-
-class LlamaAttention:
-    """Grouped-query attention: q, k, v = W x, rope over the whole head, scale head_dim^-0.5.
-
-    With `qk_norm`, as in Qwen3, an RMS norm over each head of q and k goes before the rope. Only
-    the first `rotary_dim` elements of a head are rotated, if given.
-    """
-
-    def __init__(
-        self, *, head_dim: int, rope: RopeConfig, qk_norm: bool = False, rotary_dim: int = 0
-    ) -> None:
-        self.head_dim = head_dim
-        self.rope = check_replayed(rope)
-        self.qk_norm = qk_norm
-        self.rotary_dim = rotary_dim or head_dim
-
-    def project(
-        self, prefix: str, x: Tensor, positions: Tensor, modules: Modules
-    ) -> tuple[Tensor, Tensor, Tensor, float]:
-        """See `Attention.project`."""
-
-        def heads(name: str) -> Tensor:
-            flat = modules.linear(prefix + name, x)
-            return flat.view(*flat.shape[:-1], -1, self.head_dim).transpose(1, 2)
-
-        q, k = heads("q_proj"), heads("k_proj")
-        if self.qk_norm:
-            q, k = modules.norm(prefix + "q_norm", q), modules.norm(prefix + "k_norm", k)
-        q, k = self._rotated(q, positions), self._rotated(k, positions)
-        return q, k, heads("v_proj"), self.head_dim**-0.5
-
-    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        if self.rotary_dim == self.head_dim:
-            return rotate(x, positions, self.rope)
-        turned = rotate(x[..., : self.rotary_dim], positions, self.rope)
-        return torch.cat((turned, x[..., self.rotary_dim :]), dim=-1)
-
-
-class Eagle3Forward(ChainForward):
+class Eagle3Forward(ModulesForward):
     """One EAGLE-3 draft over weights given by canonical name.
 
     Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden
     state fed into the next step is the residual stream before the final norm (after it with
     `norm_output`, the EAGLE-3.1 option).
     """
+
+    geometry: Eagle3Geometry
 
     def __init__(
         self,
@@ -94,16 +33,8 @@ class Eagle3Forward(ChainForward):
         on_input: OnInput,
         attention: Attention,
     ) -> None:
-        self.geometry = geometry
-        self.weights = weights
-        self.on_input = on_input
+        super().__init__(geometry, weights, on_input)
         self.attention = attention
-        self.target_ids = target_ids(weights.get("d2t"))
-
-    @property
-    def num_logits(self) -> int:
-        """See `DraftForward.num_logits`."""
-        return self.geometry.draft_vocab_size
 
     def fuse(self, features: Tensor) -> Tensor:
         """g_t = fc(features), input_norm or one fc_norm per target layer before it if asked.
@@ -120,8 +51,8 @@ class Eagle3Forward(ChainForward):
             features = torch.cat(normed, dim=-1)
         return self.linear("fc", features)
 
+    @override
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `ChainForward.step`."""
         x = hidden
         for layer in range(self.geometry.num_layers):
             prefix = f"layers.{layer}."
@@ -131,33 +62,19 @@ class Eagle3Forward(ChainForward):
             )
             mixed = attend(layer, q, k, v, scale).transpose(1, 2).flatten(2)
             r = residual + self.linear(prefix + "self_attn.o_proj", mixed)
-            x = r + self._mlp(prefix, self.norm(prefix + "post_attention_layernorm", r))
+            x = r + gated_mlp(
+                f"{prefix}mlp.", self.norm(prefix + "post_attention_layernorm", r), self
+            )
         return self.norm("norm", x) if self.geometry.norm_output else x
 
+    @override
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.logits`."""
         return self.kept_linear("lm_head", self.head_input(hidden))
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`."""
         normed = hidden if self.geometry.norm_output else self.norm("norm", hidden)
         return self.on_input("lm_head", normed)
-
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """See `ChainForward.to_target`."""
-        return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.linear`."""
-        return self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
-
-    def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.kept_linear`."""
-        return linear(x, self.weights[f"{name}.weight"])
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.norm`."""
-        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
 
     def _layer_input(
         self, prefix: str, layer: int, token_ids: Tensor, x: Tensor
@@ -169,9 +86,3 @@ class Eagle3Forward(ChainForward):
         e = self.norm(prefix + "input_layernorm", embedded)
         u = self.norm(prefix + "hidden_norm", x)
         return torch.cat((e, u), dim=-1), u if self.geometry.norm_before_residual else x
-
-    def _mlp(self, prefix: str, x: Tensor) -> Tensor:
-        """down(silu(gate x) * up x)."""
-        gate = self.linear(prefix + "mlp.gate_proj", x)
-        up = self.linear(prefix + "mlp.up_proj", x)
-        return self.linear(prefix + "mlp.down_proj", F.silu(gate) * up)

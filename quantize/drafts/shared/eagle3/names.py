@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ...forward import OnInput
     from ...kinds.chain import ChainForward
-    from .forward import Attention
+    from ..attention.forward import Attention
 
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
 
@@ -62,8 +62,9 @@ class Eagle3(Family):
         "parallel_draft_heads.": "EAGLE-3 with ModelOpt's parallel heads",
     }
 
+    @override
     def canonical_name(self, name: str) -> str:
-        """See `Family.canonical_name`; SGLang calls the input norm of later layers hidden_norm."""
+        # SGLang calls the input norm of later layers hidden_norm.
         return _LATER_HIDDEN_NORM.sub(r"layers.\1.input_layernorm.", super().canonical_name(name))
 
     @abstractmethod
@@ -74,8 +75,8 @@ class Eagle3(Family):
     def attention(self, geometry: Any) -> "Attention":
         """The projections of the forward maths; imports torch."""
 
+    @override
     def tensor_specs(self, geometry: Eagle3Geometry) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`."""
         g = geometry
         hidden = Dim(g.hidden_size, "hidden_size")
         vocab = Dim(g.vocab_size, "vocab_size")
@@ -114,8 +115,9 @@ class Eagle3(Family):
             }
         return table
 
+    @override
     def concat(self, geometry: Any) -> Concat:
-        """See `Family.concat`: layer 0 reads [norm(embedding); norm(hidden)]."""
+        # Layer 0 reads [norm(embedding); norm(hidden)].
         wide = Dim(2 * geometry.hidden_size, "2 x hidden_size")
         shapes = self.attention_shapes(geometry, wide)
         linears = [name for name, (_, shape) in shapes.items() if shape[-1] is wide]
@@ -130,10 +132,10 @@ class Eagle3(Family):
 
         return (lint for check in LINTS for lint in check(draft))
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
-        """See `Family.forward`."""
         from .forward import Eagle3Forward
 
         return Eagle3Forward(geometry, weights, on_input, self.attention(geometry))

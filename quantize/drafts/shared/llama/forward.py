@@ -7,61 +7,35 @@ Sources: `eagle/model/cnets1.py` of SafeAILab/EAGLE @cb7e084; `llama_eagle.py`, 
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+from typing_extensions import override
 
 from ...forward import Attend, OnInput
-from ...kinds.chain import ChainForward
 from ...kinds.text import TextForward
-from ...maths import embedding, linear, rms_norm
-from ..eagle3.forward import LlamaAttention
+from ...maths import embedding, linear
+from ..attention.forward import LlamaAttention
+from ..modules import ModulesForward, gated_mlp
 from .geometry import LlamaGeometry
 
 
-class LlamaForward(ChainForward):
+class LlamaForward(ModulesForward):
     """Layers over weights given by canonical name; x + o(attention(norm x)), then the MLP alike."""
+
+    geometry: LlamaGeometry
 
     def __init__(
         self, geometry: LlamaGeometry, weights: Mapping[str, Tensor], on_input: OnInput
     ) -> None:
-        self.geometry = geometry
-        self.weights = weights
-        self.on_input = on_input
+        super().__init__(geometry, weights, on_input)
         self.attention = LlamaAttention(
             head_dim=geometry.head_dim, rope=geometry.rope, qk_norm=geometry.qk_norm
         )
 
-    @property
-    def num_logits(self) -> int:
-        """See `DraftForward.num_logits`."""
-        return self.geometry.vocab_size
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """See `DraftForward.fuse`: the features as they are."""
-        return features
-
+    @override
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.logits`; a tied head is the embedding."""
+        # A tied head is the embedding.
         head = self.weights.get("lm_head.weight", self.weights["embed_tokens.weight"])
         return linear(self.head_input(hidden), head)
-
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """See `DraftForward.to_target`: the vocabulary is the target's."""
-        return draft_ids
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.linear`; with its bias, where the linear has one."""
-        product = self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
-        bias = self.weights.get(f"{name}.bias")
-        return product if bias is None else product + bias
-
-    def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.kept_linear`."""
-        return linear(x, self.weights[f"{name}.weight"])
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.norm`."""
-        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Rows of the embedding [B, T, W], in the dtype of the norms."""
@@ -78,8 +52,7 @@ class LlamaForward(ChainForward):
             mixed = attend(layer, q, k, v, scale).transpose(1, 2).flatten(2)
             r = x + self.linear(f"{prefix}self_attn.o_proj", mixed)
             z = self.norm(f"{prefix}post_attention_layernorm", r)
-            gate, up = (self.linear(f"{prefix}mlp.{half}_proj", z) for half in ("gate", "up"))
-            x = r + self.linear(f"{prefix}mlp.down_proj", F.silu(gate) * up)
+            x = r + gated_mlp(f"{prefix}mlp.", z, self)
         return x
 
 
@@ -90,24 +63,25 @@ class Eagle1Forward(LlamaForward):
     step's hidden state and what the head reads.
     """
 
+    @override
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `ChainForward.step`: layers(fc([embedding; hidden]))."""
+        # layers(fc([embedding; hidden])).
         x = self.linear("fc", torch.cat((self.embed(token_ids), hidden), dim=-1))
         return self.layers(x, positions, attend)
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`."""
         return self.on_input("lm_head", hidden)
 
 
 class LanguageModelForward(LlamaForward, TextForward):
     """A language model, which continues the text that it reads itself."""
 
+    @override
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `ChainForward.step`; the hidden state of the step before is not read."""
-        del hidden
+        # The hidden state of the step before is not read.
         return self.layers(self.embed(token_ids), positions, attend)
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`."""
         return self.on_input("lm_head", self.norm("norm", hidden))

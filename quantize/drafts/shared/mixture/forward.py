@@ -1,11 +1,10 @@
 """Forward maths of a mixture of experts: which experts see a token, and with which weight."""
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from ...maths import linear
-from ..eagle3.forward import Modules
+from ..modules import Modules, gated_mlp
 from .names import Mixture
 
 _EPSILON = 1e-20
@@ -80,9 +79,3 @@ def mixture_mlp(
             shared = shared * modules.kept_linear(f"{prefix}shared_expert_gate", flat).sigmoid()
         total = total + shared.to(x.dtype)
     return total.view(x.shape)
-
-
-def gated_mlp(prefix: str, x: Tensor, modules: Modules) -> Tensor:
-    """down(silu(gate x) * up x)."""
-    gate, up = modules.linear(prefix + "gate_proj", x), modules.linear(prefix + "up_proj", x)
-    return modules.linear(prefix + "down_proj", F.silu(gate) * up)

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...forward import Attend, OnInput
-from ...kinds.chain import ChainForward
 from ...kinds.staged import StagedForward
 from ...maths import embedding, linear, rms_norm
-from ..eagle3.forward import Attention, Modules
-from ..mixture.forward import gated_mlp, mixture_mlp
+from ..attention.forward import Attention
+from ..mixture.forward import mixture_mlp
+from ..modules import Modules, ModulesForward, gated_mlp
 from .geometry import (
     MtpGeometry,
     MtpGroupedGeometry,
@@ -24,8 +25,10 @@ from .geometry import (
 )
 
 
-class MtpForward(ChainForward):
+class MtpForward(ModulesForward):
     """One MTP module over weights given by canonical name; see `Mtp` for the four choices."""
+
+    geometry: MtpGeometry
 
     def __init__(
         self,
@@ -40,9 +43,7 @@ class MtpForward(ChainForward):
         feeds_back_normed: bool,
         zero_centred: bool,
     ) -> None:
-        self.geometry = geometry
-        self.weights = weights
-        self.on_input = on_input
+        super().__init__(geometry, weights, on_input)
         self.attention = attention
         self.number = number
         self.state_first = state_first
@@ -50,17 +51,8 @@ class MtpForward(ChainForward):
         self.feeds_back_normed = feeds_back_normed
         self.zero_centred = zero_centred
 
-    @property
-    def num_logits(self) -> int:
-        """See `DraftForward.num_logits`."""
-        return self.geometry.vocab_size
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """The target's last hidden state as it is: fc reads the embedding beside it."""
-        return features
-
+    @override
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `ChainForward.step`."""
         r = self.linear(self._around("fc"), self._both(token_ids, hidden, positions))
         prefix = f"layers.{self.number}."
         a = self.norm(prefix + "input_layernorm", r)
@@ -71,31 +63,27 @@ class MtpForward(ChainForward):
         x = r + self._mlp(prefix + "mlp.", self.norm(prefix + "post_attention_layernorm", r))
         return self.norm(self._around("norm"), x) if self.feeds_back_normed else x
 
+    @override
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.logits`."""
         return self.kept_linear(self._table("lm_head"), self.head_input(hidden))
 
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        """See `DraftForward.head_input`."""
         normed = hidden if self.feeds_back_normed else self.norm(self._around("norm"), hidden)
         return self.on_input(self._table("lm_head"), normed)
 
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """The vocabulary is the target's."""
-        return draft_ids
-
+    @override
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.linear`; a bias is added where the draft has one."""
         return self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
 
+    @override
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.kept_linear`."""
         product = linear(x, self.weights[f"{name}.weight"])
         bias = self.weights.get(f"{name}.bias")
         return product if bias is None else product + bias.to(product.dtype)
 
+    @override
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.norm`."""
         weight, eps = self.weights[f"{name}.weight"], self.geometry.rms_norm_eps
         if not self.zero_centred:
             return rms_norm(x, weight, eps)
@@ -142,38 +130,39 @@ class MtpModules(StagedForward):
     """Several modules, of which module i drafts token i + 1."""
 
     def __init__(self, modules: Sequence[MtpForward]) -> None:
-        self.modules = modules
         geometry = modules[0].geometry
+        super().__init__(geometry, modules[0].weights, modules[0].on_input)
+        self.modules = modules
         self.window = geometry.window if isinstance(geometry, MtpStepGeometry) else None
 
-    @property
-    def num_logits(self) -> int:
-        """See `DraftForward.num_logits`."""
-        return self.modules[0].num_logits
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """See `DraftForward.fuse`."""
-        return self.modules[0].fuse(features)
-
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """The vocabulary is the target's."""
-        return draft_ids
-
-
-class Gated:
-    """The modules of an attention whose output is gated, element by element: Qwen3-Next.
-
-    A head's rows of q_proj are its query and then its gate g: o_proj reads sigmoid(g) times what
-    the head saw. One is made for one step.
-    """
+class _Behind(Modules):
+    """The modules of an attention whose output is gated. One is made for one step."""
 
     def __init__(self, modules: Modules, head_dim: int) -> None:
         self.modules = modules
         self.head_dim = head_dim
         self._gate: Tensor
 
+    @override
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        return self.modules.kept_linear(name, x)
+
+    @override
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return self.modules.norm(name, x)
+
+
+class Gated(_Behind):
+    """The modules of an attention whose output is gated, element by element: Qwen3-Next.
+
+    A head's rows of q_proj are its query and then its gate g: o_proj reads sigmoid(g) times what
+    the head saw.
+    """
+
+    @override
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.linear`; of q_proj the queries alone, before o_proj the gate."""
+        # Of q_proj the queries alone, before o_proj the gate.
         if name.endswith(".o_proj"):
             return self.modules.linear(name, x * self._gate.sigmoid())
         product = self.modules.linear(name, x)
@@ -183,38 +172,18 @@ class Gated:
         self._gate = gate.flatten(-2)
         return queries.flatten(-2)
 
-    def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.kept_linear`."""
-        return self.modules.kept_linear(name, x)
 
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.norm`."""
-        return self.modules.norm(name, x)
-
-
-class GatedByHead:
+class GatedByHead(_Behind):
     """The modules of an attention each of whose heads is weighed by one number: Step-3.5.
 
-    That is the sigmoid of g_proj, which reads what q_proj reads. One is made for one step.
+    That is the sigmoid of g_proj, which reads what q_proj reads.
     """
 
-    def __init__(self, modules: Modules, head_dim: int) -> None:
-        self.modules = modules
-        self.head_dim = head_dim
-        self._gate: Tensor
-
+    @override
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.linear`; the gate is computed beside q_proj and goes before o_proj."""
+        # The gate is computed beside q_proj and goes before o_proj.
         block, _, leaf = name.rpartition(".")
         if leaf == "q_proj":
             gate = self.modules.kept_linear(f"{block}.g_proj", x).to(x.dtype)
             self._gate = gate.sigmoid().repeat_interleave(self.head_dim, dim=-1)
         return self.modules.linear(name, x * self._gate if leaf == "o_proj" else x)
-
-    def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.kept_linear`."""
-        return self.modules.kept_linear(name, x)
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """See `Modules.norm`."""
-        return self.modules.norm(name, x)

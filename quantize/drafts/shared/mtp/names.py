@@ -19,6 +19,8 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from ....errors import CheckpointError
 from ...config_reader import ConfigReader
 from ...family import Dim, Family, TensorSpec
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...forward import DraftForward, OnInput
-    from ..eagle3.forward import Attention
+    from ..attention.forward import Attention
 
 
 class Mtp(Family):
@@ -68,8 +70,9 @@ class Mtp(Family):
     first: int | None = None
     """The number on disk of the first of several modules; None = there is one, of any number."""
 
+    @override
     def of_folder(self, geometry: Any, names: Collection[str]) -> "Mtp":
-        """See `Family.of_folder`: of several modules the first is the one of the lowest number."""
+        # Of several modules the first is the one of the lowest number.
         if geometry.num_layers == 1:
             return self
         numbers = [int(found[1]) for found in map(self.layer.match, names) if found is not None]
@@ -77,8 +80,8 @@ class Mtp(Family):
         several.first = min(numbers, default=0)
         return several
 
+    @override
     def canonical_name(self, name: str) -> str:
-        """See `Family.canonical_name`."""
         begins = self.layer.match(name)
         if begins is None:
             return name.removeprefix("model.") if name.startswith("model.embed_tokens.") else name
@@ -104,8 +107,8 @@ class Mtp(Family):
     def attention(self, geometry: Any) -> "Attention":
         """The projections of the forward maths; imports torch."""
 
+    @override
     def tensor_specs(self, geometry: MtpGeometry) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`."""
         hidden = Dim(geometry.hidden_size, "hidden_size")
         vocab = Dim(geometry.vocab_size, "vocab_size")
         both = Dim(2 * geometry.hidden_size, "2 x hidden_size")
@@ -136,10 +139,10 @@ class Mtp(Family):
             }
         return table
 
+    @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "DraftForward":
-        """See `Family.forward`."""
         from .forward import MtpForward, MtpModules
 
         modules = [
@@ -157,6 +160,25 @@ class Mtp(Family):
             for number in range(geometry.num_layers)
         ]
         return modules[0] if len(modules) == 1 else MtpModules(modules)
+
+
+class GroupedMtp(Mtp):
+    """With grouped-query attention."""
+
+    @override
+    def attention_shapes(self, geometry: Any) -> Shapes:
+        return grouped_attention_shapes(geometry)
+
+    @override
+    def attention(self, geometry: MtpGroupedGeometry) -> "Attention":
+        from ..attention.forward import LlamaAttention
+
+        return LlamaAttention(
+            head_dim=geometry.head_dim,
+            rope=geometry.rope,
+            qk_norm=geometry.qk_norm,
+            rotary_dim=geometry.rotary_dim,
+        )
 
 
 def read_mtp(

@@ -1,0 +1,110 @@
+"""`calibrate`: ranges of what a draft's linears read, and what static scales are worth."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ...quantize.files.hub import resolve_draft
+from ...quantize.files.staging import check_output
+from .arguments import AnyPath, Device, NumDraftTokens, Target
+from .opening import Reference, draft_on_traces, optional_path
+from .option import Argument, Option
+from .settings import Settings
+from .verb import verb
+
+if TYPE_CHECKING:
+    from ...calibration.linear_inputs.chain_ranges import Ranges
+    from ...calibration.linear_inputs.static_error import StaticError
+    from ...validate.counting.activation_scales import ScaleComparison
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateSettings(Settings):
+    """Of which draft, along which traces, and what is found out besides."""
+
+    draft: Annotated[Reference, Argument("folder or Hub id, BF16", "DRAFT")]
+    traces: Annotated[
+        tuple[AnyPath, ...],
+        Option("trace folders for calibration: what they show is added up", "TRACES"),
+    ]
+    _: KW_ONLY
+    num_draft_tokens: NumDraftTokens = None
+    target: Target = None
+    device: Device = "auto"
+    plot: Annotated[AnyPath | None, Option("draw the ranges: FILE.svg, .png or .pdf", "FILE")] = (
+        None
+    )
+    compare: Annotated[
+        bool,
+        Option(
+            "replay the first TRACES with inputs rounded under several scales, and under the same"
+            " scale moved a little: what is less than that spread is no gain"
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateReport:
+    """What linears read, and what FP8 makes of it.
+
+    Attributes:
+        ranges: of every linear, step by step.
+        errors: of each linear under static scales.
+        comparison: what scales are worth in accepted tokens; None where it was not asked for.
+    """
+
+    ranges: "Ranges"
+    errors: "Mapping[str, StaticError]"
+    comparison: "ScaleComparison | None"
+
+
+@verb(CalibrateSettings)
+def calibrate(settings: CalibrateSettings) -> CalibrateReport:
+    """Measure what a draft's linears read along traces, and what static scales make of it.
+
+    Returns:
+        Ranges, errors of static scales, and the comparison where it is asked for.
+
+    Raises:
+        DraftQuantError: the draft or traces are not usable, or do not belong together.
+    """
+    from ...calibration.linear_inputs.chain_ranges import measure_ranges, merged
+    from ...calibration.linear_inputs.range_plot import draw_ranges
+    from ...calibration.linear_inputs.static_error import static_errors
+    from ...calibration.plot_file import check_plot_path
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.counting.activation_scales import compare_scales
+
+    plot, watch = optional_path(settings.plot), settings.watch
+    if plot:
+        check_output(plot)
+        check_plot_path(plot)
+    folders = [TraceFolder.open(Path(folder)) for folder in settings.traces]
+    draft, _, num_draft_tokens = draft_on_traces(
+        resolve_draft(str(settings.draft)).folder,
+        folders[0],
+        device=settings.device,
+        target=optional_path(settings.target),
+        num_draft_tokens=settings.num_draft_tokens,
+    )
+    measured = []
+    for traces in folders:
+        with watch.bar("calibrate", len(traces)) as bar:
+            ranges = measure_ranges(
+                draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
+            )
+        measured.append(ranges)
+    ranges = merged(measured)
+    errors = static_errors(ranges)
+    comparison = None
+    if settings.compare:
+        scales = {module: one.stored for module, one in errors.items()}
+        with watch.bar("compare", len(folders[0])) as bar:
+            comparison = compare_scales(
+                draft, folders[0], scales, num_draft_tokens=num_draft_tokens, on_progress=bar.set
+            )
+    if plot:
+        title = f"{draft.name}: inputs of {len(draft.linears)} linears, K = {num_draft_tokens}"
+        draw_ranges(ranges, plot, title)
+    return CalibrateReport(ranges=ranges, errors=errors, comparison=comparison)
