@@ -151,7 +151,10 @@ def test_errors_are_those_of_the_commands(work: Path) -> None:
         dq.quantize("DRAFT", "int4-chanel", work / "x")
     with pytest.raises(dq.DraftQuantError, match="already exists"):
         dq.quantize("DRAFT", "int4-channel", work / "TRACES")
-    with pytest.raises(dq.DraftQuantError, match=r"gate\(policy=\): expected one of 'release', 'screening', got 'mine'"):
+    with pytest.raises(
+        dq.DraftQuantError,
+        match=r"gate\(policy=\): expected one of 'release', 'screening', got 'mine'",
+    ):
         dq.gate("DRAFT", "DRAFT", "TRACES", policy="mine")  # type: ignore[arg-type]
     with pytest.raises(dq.DraftQuantError, match="--engine sglang"):
         dq.record("TARGET", "prompts.jsonl", work / "x", engine="sglang")

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ...validate.report.document import Document as Document
     from ...validate.served.joint_report import JointReport as JointReport
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
+    from ...validate.tuning.tune_draft import TuneReport as TuneReport
     from .check import CheckReport as CheckReport
     from .plan import PlanReport as PlanReport
     from .verify import Verification as Verification
-    from ...validate.tuning.tune_draft import TuneReport as TuneReport
 
 _HOMES = {
     "CheckReport": "scripts.api.check",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
+from .scripts.api.calibrate import calibrate
 from .scripts.api.card import card
 from .scripts.api.check import check
 from .scripts.api.clean import clean
@@ -35,7 +36,10 @@ from .scripts.api.reconcile import reconcile
 from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import WrittenReport, report
+from .scripts.api.retune import retune
+from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
 from .scripts.api.transcode import transcode
+from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.watch import Bar, Watch
@@ -51,24 +55,31 @@ if TYPE_CHECKING:
         EngineCheck,
         Findings,
         GateReport,
+        ImportReport,
         JointReport,
         Measurement,
+        MergeReport,
         PlanReport,
         QuantizeReport,
         Reconciliation,
         RetunedReport,
+        RetuneReport,
         SpeedReport,
+        SplitReport,
         TaskSamples,
+        TraceInfo,
         TranscodeReport,
+        TuneReport,
         Unpickled,
         Verification,
         VerifyReport,
     )
 
 VERBS = (
-    "card", "check", "clean", "compare", "completion", "dequantize", "gate", "measure",
+    "calibrate", "card", "check", "clean", "compare", "completion", "dequantize", "gate", "measure",
     "parity_divergence", "parity_draft", "parity_run_tasks", "parity_sampled", "parity_tasks",
-    "plan", "push", "quantize", "reconcile", "record", "replay", "report", "transcode", "unpickle",
+    "plan", "push", "quantize", "reconcile", "record", "replay", "report", "retune",
+    "traces_import", "traces_info", "traces_merge", "traces_split", "transcode", "tune", "unpickle",
     "verify",
 )  # fmt: skip
 """The functions."""
@@ -85,22 +96,29 @@ __all__ = [
     "EngineCheck",
     "Findings",
     "GateReport",
+    "ImportReport",
     "JointReport",
     "Measurement",
+    "MergeReport",
     "PlanReport",
     "PushReport",
     "QuantizeReport",
     "Recipe",
     "Reconciliation",
+    "RetuneReport",
     "RetunedReport",
     "SpeedReport",
+    "SplitReport",
     "TaskSamples",
+    "TraceInfo",
     "TranscodeReport",
+    "TuneReport",
     "Unpickled",
     "Verification",
     "VerifyReport",
     "Watch",
     "WrittenReport",
+    "calibrate",
     "card",
     "check",
     "clean",
@@ -121,7 +139,13 @@ __all__ = [
     "record",
     "replay",
     "report",
+    "retune",
+    "traces_import",
+    "traces_info",
+    "traces_merge",
+    "traces_split",
     "transcode",
+    "tune",
     "unpickle",
     "verify",
 ]
