@@ -88,18 +88,18 @@ FIX = "quantize.engines.repairs"
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
-    Command("recipes list", "scripts.commands.recipes._loads", (
-        Row("--engine", "sglang", "engine", "sglang"),
+    Command("recipes list", "scripts.api.recipes._loads", (
+        Row("--engine", "sglang", "asked.engine", "sglang"),
         Row("--arch", "b200", "arch", "sm100"),
-        Row("--family", "eagle3-mla", "family", "eagle3-mla"),
+        Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
     )),
-    Command("recipes show RECIPE", "scripts.commands.recipes.named_recipe", (
+    Command("recipes show RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("recipes check RECIPE", "scripts.commands.recipes.named_recipe", (
+    Command("recipes check RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("inspect DRAFT", "scripts.commands.inspect.resolve_draft", (
+    Command("inspect DRAFT", "scripts.api.inspect.resolve_draft", (
         Row("DRAFT", "a/b", "reference", "a/b"),
         Row("--subtree", "mtp", "subtree", "mtp"),
     )),

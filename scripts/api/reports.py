@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
     from .check import CheckReport as CheckReport
+    from .inspect import Inspection as Inspection
     from .plan import PlanReport as PlanReport
+    from .recipes import ListedRecipe as ListedRecipe
     from .verify import Verification as Verification
 
 _HOMES = {
@@ -43,7 +45,9 @@ _HOMES = {
     "Findings": "validate.parity.finding",
     "GateReport": "validate.judging.judgement",
     "ImportReport": "calibration.dumps.findings",
+    "Inspection": "scripts.api.inspect",
     "JointReport": "validate.served.joint_report",
+    "ListedRecipe": "scripts.api.recipes",
     "Measurement": "validate.measure.measurement",
     "MergeReport": "calibration.traces.sets",
     "PlanReport": "scripts.api.plan",

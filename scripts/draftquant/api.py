@@ -19,10 +19,10 @@ from .scripts.api.calibrate import calibrate
 from .scripts.api.card import card
 from .scripts.api.check import check
 from .scripts.api.clean import clean
-from .scripts.api.compare import compare
 from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
 from .scripts.api.gate import gate
+from .scripts.api.inspect import inspect
 from .scripts.api.measure import measure
 from .scripts.api.parity_divergence import parity_divergence
 from .scripts.api.parity_draft import parity_draft
@@ -30,12 +30,13 @@ from .scripts.api.parity_run_tasks import parity_run_tasks
 from .scripts.api.parity_sampled import parity_sampled
 from .scripts.api.parity_tasks import parity_tasks
 from .scripts.api.plan import plan
-from .scripts.api.push import PushReport, push
+from .scripts.api.push import push
 from .scripts.api.quantize import quantize
+from .scripts.api.recipes import recipes_check, recipes_list, recipes_show
 from .scripts.api.reconcile import reconcile
 from .scripts.api.record import record
 from .scripts.api.replay import replay
-from .scripts.api.report import WrittenReport, report
+from .scripts.api.report import report
 from .scripts.api.retune import retune
 from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
 from .scripts.api.transcode import transcode
@@ -56,7 +57,9 @@ if TYPE_CHECKING:
         Findings,
         GateReport,
         ImportReport,
+        Inspection,
         JointReport,
+        ListedRecipe,
         Measurement,
         MergeReport,
         PlanReport,
@@ -76,14 +79,43 @@ if TYPE_CHECKING:
     )
 
 VERBS = (
-    "calibrate", "card", "check", "clean", "compare", "completion", "dequantize", "gate", "measure",
-    "parity_divergence", "parity_draft", "parity_run_tasks", "parity_sampled", "parity_tasks",
-    "plan", "push", "quantize", "reconcile", "record", "replay", "report", "retune",
-    "traces_import", "traces_info", "traces_merge", "traces_split", "transcode", "tune", "unpickle",
+    "calibrate",
+    "card",
+    "check",
+    "clean",
+    "completion",
+    "dequantize",
+    "gate",
+    "inspect",
+    "measure",
+    "parity_divergence",
+    "parity_draft",
+    "parity_run_tasks",
+    "parity_sampled",
+    "parity_tasks",
+    "plan",
+    "push",
+    "quantize",
+    "recipes_check",
+    "recipes_list",
+    "recipes_show",
+    "reconcile",
+    "record",
+    "replay",
+    "report",
+    "retune",
+    "traces_import",
+    "traces_info",
+    "traces_merge",
+    "traces_split",
+    "transcode",
+    "tune",
+    "unpickle",
     "verify",
-)  # fmt: skip
+)
 """The functions."""
 __all__ = [
+    "VERBS",
     "Bar",
     "CheckReport",
     "CleanReport",
@@ -97,11 +129,12 @@ __all__ = [
     "Findings",
     "GateReport",
     "ImportReport",
+    "Inspection",
     "JointReport",
+    "ListedRecipe",
     "Measurement",
     "MergeReport",
     "PlanReport",
-    "PushReport",
     "QuantizeReport",
     "Recipe",
     "Reconciliation",
@@ -117,15 +150,14 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "Watch",
-    "WrittenReport",
     "calibrate",
     "card",
     "check",
     "clean",
-    "compare",
     "completion",
     "dequantize",
     "gate",
+    "inspect",
     "measure",
     "parity_divergence",
     "parity_draft",
@@ -135,6 +167,9 @@ __all__ = [
     "plan",
     "push",
     "quantize",
+    "recipes_check",
+    "recipes_list",
+    "recipes_show",
     "reconcile",
     "record",
     "replay",
