@@ -5,11 +5,13 @@ scales must be is said by a rule: see `rules`.
 """
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...recipes.formats import WeightDtype
+from ..drafts import Draft
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
@@ -53,6 +55,27 @@ class Expected:
     group: tuple[str, ...] = ()
     carried: WeightDtype | None = None
     scale_dtype: str = "F32"
+
+
+def not_nearest(
+    source: Draft, output: Checkpoint, scheme: DeclaredScheme, modules: Collection[str]
+) -> Fault | None:
+    """What is wrong with the first linear whose codes are not the nearest, whatever the scales.
+
+    Args:
+        source: the draft that was quantized.
+        output: the quantized folder.
+        scheme: by which its codes are decoded.
+        modules: on-disk names of its quantized linears.
+    """
+    expected = Expected(rule=Rule(scales="positive", codes="about-nearest"))
+    for row in source.linears():
+        if row.module in modules:
+            sides = source.checkpoint, output, row.tensor, scheme, expected
+            compared = compare_linear(*sides, on_bytes=lambda _count: None)
+            if compared.faults:
+                return compared.faults[0]
+    return None
 
 
 def compare_linear(

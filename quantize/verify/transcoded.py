@@ -14,12 +14,12 @@ import numpy as np
 
 from ..drafts import Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..stored.decode import stored_scalar
+from ..stored.decode import stored_scalar, tensor_sha256
 from ..stored.draft import StoredDraft
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .dequantized import QUANTIZED_ONLY, WORKERS, row_blocks
 from .headers import index_faults, metadata_faults
-from .kept import compare_kept, hash_tensor
+from .kept import compare_kept
 from .owned import own_files, side_file_faults, unowned_faults
 from .report import Fault
 
@@ -129,7 +129,7 @@ def _compare(
         (output, other, found.output_sha256),
     ):
         for part in side.parts(own).values():
-            hashes[part.name] = hash_tensor(side.checkpoint, part)
+            hashes[part.name] = tensor_sha256(side.checkpoint, part)
     found.faults = [
         *_code_faults(source, output, row, other),
         *_input_scale_faults(source, output, row.module),
