@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...recipes.schema import QUANTIZABLE
+from ...recipes.roles import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..drafts.speculators import is_speculators
 from ..files.checkpoint import CONFIG_FILE, Checkpoint

@@ -135,7 +135,7 @@ def _counted(settings: CompareSettings) -> "Counted":
 
 def _write(report: "ComparisonReport", settings: CompareSettings) -> None:
     """All files that are asked for, or none."""
-    from ...validate.charts.look import standalone
+    from ...validate.charts.svg import standalone
     from ...validate.comparison.comparison_page import page, plot
     from ...validate.report.document import document_text
 
