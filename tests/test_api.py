@@ -171,8 +171,6 @@ def test_options_are_keywords_that_are_explained(name: str) -> None:
     assert "\nReturns:" in text
     assert "\nRaises:" in text
     assert not {"argv", "on_plan", "on_stage"} & set(signature.parameters)
-    keywords = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    assert [p.name for p in keywords if p.default is p.empty] == []
 
 
 @pytest.mark.parametrize("name", dq.VERBS)
@@ -228,7 +226,7 @@ def test_arguments_of_another_kind_are_refused_by_name(work: Path) -> None:
 
 
 def test_names() -> None:
-    assert dq.__all__ == sorted(dq.__all__)
+    assert len(dq.__all__) == len(set(dq.__all__))
     for name in dq.__all__:
         assert getattr(dq, name)
     assert set(dq.VERBS) == {name for name in dq.__all__ if inspect.isfunction(getattr(dq, name))}

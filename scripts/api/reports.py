@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
+    from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
+    from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
     from ...quantize.files.stale import CleanReport as CleanReport
     from ...quantize.files.unpickle import Unpickled as Unpickled
     from ...quantize.quantize import QuantizeReport as QuantizeReport
@@ -42,6 +44,7 @@ _HOMES = {
     "Document": "validate.report.document",
     "DraftReplay": "validate.counting.draft_replay",
     "EngineCheck": "quantize.engines.contract",
+    "EstimateReport": "quantize.estimate.estimate_report",
     "Findings": "validate.parity.finding",
     "GateReport": "validate.judging.judgement",
     "ImportReport": "calibration.dumps.findings",
@@ -58,6 +61,7 @@ _HOMES = {
     "SpeedReport": "validate.launch.speed",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
+    "TraceFolder": "calibration.traces.trace_folder",
     "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode",
     "TuneReport": "validate.tuning.tune_draft",

@@ -22,6 +22,7 @@ from .scripts.api.clean import clean
 from .scripts.api.compare import compare
 from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
+from .scripts.api.estimate import estimate
 from .scripts.api.gate import gate
 from .scripts.api.inspect import inspect
 from .scripts.api.measure import measure
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         Document,
         DraftReplay,
         EngineCheck,
+        EstimateReport,
         Findings,
         GateReport,
         ImportReport,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         SpeedReport,
         SplitReport,
         TaskSamples,
+        TraceFolder,
         TraceInfo,
         TranscodeReport,
         TuneReport,
@@ -87,6 +90,7 @@ VERBS = (
     "compare",
     "completion",
     "dequantize",
+    "estimate",
     "gate",
     "inspect",
     "measure",
@@ -128,6 +132,7 @@ __all__ = [
     "DraftQuantWarning",
     "DraftReplay",
     "EngineCheck",
+    "EstimateReport",
     "Findings",
     "GateReport",
     "ImportReport",
@@ -146,6 +151,7 @@ __all__ = [
     "SpeedReport",
     "SplitReport",
     "TaskSamples",
+    "TraceFolder",
     "TraceInfo",
     "TranscodeReport",
     "TuneReport",
@@ -161,6 +167,7 @@ __all__ = [
     "compare",
     "completion",
     "dequantize",
+    "estimate",
     "gate",
     "inspect",
     "measure",
