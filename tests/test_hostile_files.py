@@ -95,7 +95,7 @@ HOMES = {
              "scripts/terminal.py", "quantize/files/staging.py",
              "quantize/backends/quark_import.py"},  # a folder, to lock it
     "loads": {"recipes/strict_json.py"},
-    "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/moments.py"},
+    "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/second_moments.py"},
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
