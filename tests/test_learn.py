@@ -15,6 +15,7 @@ from draftquant.calibration.rounding.latent_weight import LatentWeight
 from draftquant.calibration.rounding.learn import first_latents, learned_codes
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearnedCodes
 from draftquant.calibration.rounding.learning_loop import Learning
+from draftquant.calibration.rounding.learning_settings import LearningSettings
 from draftquant.calibration.rounding.proposal_divergence import (
     DepthWeights,
     agreement,
@@ -25,7 +26,6 @@ from draftquant.calibration.rounding.sequences import (
     split_prompts,
     validation_rows,
 )
-from draftquant.calibration.rounding.settings import LearningSettings
 from draftquant.calibration.rounding.validation import LearningProgress
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder

@@ -8,7 +8,7 @@ import torch
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
 from draftquant.calibration.rounding.learn import first_latents, learned_codes, nearest_weights
 from draftquant.calibration.rounding.learned_state import LearnedCodes
-from draftquant.calibration.rounding.settings import LearningSettings
+from draftquant.calibration.rounding.learning_settings import LearningSettings
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft

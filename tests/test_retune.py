@@ -18,8 +18,8 @@ from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.rounding import learning_run, validation
 from draftquant.calibration.rounding import retune_draft as retuning
 from draftquant.calibration.rounding.learning_loop import Learning
+from draftquant.calibration.rounding.learning_settings import LearningSettings, Teaching
 from draftquant.calibration.rounding.retune_draft import RetuneReport, Side, retune_draft
-from draftquant.calibration.rounding.settings import LearningSettings, Teaching
 from draftquant.calibration.rounding.validation import LearningProgress
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.errors import BackendError, CheckpointError, OutputError
