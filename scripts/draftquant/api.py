@@ -19,6 +19,7 @@ from .scripts.api.calibrate import calibrate
 from .scripts.api.card import card
 from .scripts.api.check import check
 from .scripts.api.clean import clean
+from .scripts.api.compare import compare
 from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
 from .scripts.api.estimate import estimate
@@ -86,6 +87,7 @@ VERBS = (
     "card",
     "check",
     "clean",
+    "compare",
     "completion",
     "dequantize",
     "estimate",
@@ -160,6 +162,7 @@ __all__ = [
     "card",
     "check",
     "clean",
+    "compare",
     "completion",
     "dequantize",
     "estimate",
