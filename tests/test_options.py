@@ -81,35 +81,35 @@ WRITERS = stubs(
     "validate.report.markdown_report.markdown",
     "validate.report.junit_report.junit",
 )
-SERVED = {"spy": "validate.served.served_gate.judge_measured", "beside": "--measured A B",
+SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
-FIX = "scripts.commands.check_fix"
+FIX = "quantize.engines.repairs"
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
-    Command("recipes list", "scripts.commands.recipes._loads", (
-        Row("--engine", "sglang", "engine", "sglang"),
+    Command("recipes list", "scripts.api.recipes._loads", (
+        Row("--engine", "sglang", "asked.engine", "sglang"),
         Row("--arch", "b200", "arch", "sm100"),
-        Row("--family", "eagle3-mla", "family", "eagle3-mla"),
+        Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
     )),
-    Command("recipes show RECIPE", "scripts.commands.recipes.named_recipe", (
+    Command("recipes show RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("recipes check RECIPE", "scripts.commands.recipes.named_recipe", (
+    Command("recipes check RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("inspect DRAFT", "scripts.commands.inspect.resolve_draft", (
+    Command("inspect DRAFT", "scripts.api.inspect.resolve_draft", (
         Row("DRAFT", "a/b", "reference", "a/b"),
         Row("--subtree", "mtp", "subtree", "mtp"),
     )),
-    Command("plan DRAFT --recipe int4-channel", "scripts.api.opening.chosen_recipe", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.plan.open_draft"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.commands.plan.open_draft"),
-        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc"),
+    Command("plan DRAFT --recipe int4-channel", "scripts.api.plan.chosen_recipe", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.plan.open_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.plan.open_draft"),
+        Row("--recipe", "fp8-ptpc", "recipe", "fp8-ptpc"),
         Row("--backend", "quark", "backend", "quark"),
         Row("--algorithm", "gptq", "algorithm", "gptq"),
-        Row("--target-layers", "61", "target_layers", 61, "scripts.commands.plan.make_plan"),
-    ), {"scripts.commands.plan.open_draft": TWO}),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.api.plan.make_plan"),
+    ), {"scripts.api.plan.open_draft": TWO}),
     Command("estimate DRAFT --recipe int4-channel", "scripts.api.estimate.EstimateReport", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.estimate.open_draft"),
         Row("--recipe", "fp8-ptpc", "reference", "fp8-ptpc",
@@ -209,18 +209,20 @@ COMMANDS = (
         "scripts.api.retune.draft_on_traces": THREE,
         **stubs(OPEN, "scripts.api.retune.make_plan"),
     }),
-    Command("verify QUANT --against DRAFT", "scripts.commands.verify.verify", (
-        Row("QUANT", "a/b", "output", "a/b"),
-        Row("--against", "a/b", "against", "a/b"),
-        Row("--subtree", "mtp", "subtree", "mtp"),
+    Command("verify QUANT --against DRAFT", "quantize.verify.folder.verify", (
+        Row("QUANT", "a/b", "settings.output", "a/b", "scripts.commands.verify.verify.run"),
+        Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.verify.verify.run"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.verify.resolve_draft"),
         Row("--foreign", "", "foreign"),
         Row("--target", "M", "target", Path("M")),
-        Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.commands.verify.sign"),
+        Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.api.verify.sign_folder"),
         Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
-            "scripts.commands.verify.check_signature"),
+            "scripts.api.verify.verify_signature", without=("--against",)),
     ), {
-        "scripts.commands.verify.verify": MagicMock(ok=True),
-        **stubs("scripts.commands.verify.print_verification"),
+        "quantize.verify.folder.verify": MagicMock(ok=True),
+        "scripts.api.verify.resolve_draft": MagicMock(hub_id=None),
+        **stubs("scripts.api.verify._check_sides", "scripts.api.verify._check_declaration",
+                "scripts.commands.verify.print_verification"),
     }),
     Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
         Row("QUANT", "a/b", "reference", "a/b", "scripts.api.dequantize.resolve_draft"),
@@ -246,25 +248,26 @@ COMMANDS = (
         "quantize.transcoding.transcode.plan_transcoding": MagicMock(bytes_after=1),
         **stubs("scripts.api.transcode.resolve_draft"),
     }),
-    Command("check DRAFT --engine vllm", "scripts.commands.check.check", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.check.resolve_draft"),
+    Command("check DRAFT --engine vllm", "quantize.engines.check_draft", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.check.resolve_draft"),
         Row("--engine", "sglang", "engine", "sglang"),
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
-        Row("--arch", "b200", "arch", "b200"),
+        Row("--arch", "b200", "arch", "sm100"),
         Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
         Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
         Row("--version", "1.2", "version", "1.2", f"{FIX}.plan_repairs", "--fix --out OUT"),
         Row("--target-layers", "61", "target_layers", 61, f"{FIX}.plan_repairs",
             "--fix --out OUT"),
         Row("--out", "other", "out", Path("other"), f"{FIX}.repair_draft", "--fix"),
-        Row("--against", "a/b", "reference", "a/b", f"{FIX}.resolve_draft", "--fix --out OUT"),
+        Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.check.check.run",
+            "--fix --out OUT"),
     ), {
-        "scripts.commands.check.check": MagicMock(verdict="LOADS"),
+        "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
         f"{FIX}.repair_draft": MagicMock(verification=None),
-        **stubs("scripts.commands.check.resolve_draft", f"{FIX}.plan_repairs",
-                "scripts.commands.check.print_fix", "scripts.commands.check._print"),
+        **stubs("scripts.api.check.resolve_draft", f"{FIX}.plan_repairs",
+                "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
     }),
     Command("clean FOLDER", "quantize.files.stale.clean_folder", (
         Row("FOLDER", ".", "parent", Path()),
@@ -329,12 +332,12 @@ COMMANDS = (
         Row("TRACES", "P Q", "folders.1.given", Path("Q")),
         Row("--out", "other", "out", Path("other")),
     ), stubs(OPEN)),
-    Command("replay DRAFT --traces TRACES", "scripts.api.replay.replay", (
-        Row("DRAFT", "P a/b", "drafts", ["P", "a/b"]),
-        Row("--traces", "other", "traces", Path("other")),
-        *replayed(""),
-        Row("--rope-theta", "5e5", "rope_theta", 5e5),
-    )),
+    Command("replay DRAFT --traces TRACES", DRAFTS, (
+        Row("DRAFT", "P a/b", "references", ("P", "a/b")),
+        Row("--traces", "other", "folder", Path("other"), OPEN),
+        *replayed("settings."),
+        Row("--rope-theta", "5e5", "settings.rotary_base", 5e5),
+    ), stubs(OPEN)),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
         Row("--launch", "M.yaml", "path", Path("M.yaml"), "validate.launch.matrix.load_matrix",
@@ -397,11 +400,11 @@ COMMANDS = (
                 "scripts.api.reconcile._in_both_dtypes",
                 "scripts.commands.reconcile.print_reconciliation"),
     }),
-    Command("gate BF16 QUANT --traces TRACES", "scripts.commands.gate.judge_on_traces", (
-        Row("BF16", "a/b", "judged.baseline", "a/b"),
-        Row("QUANT", "a/b", "judged.candidate", "a/b"),
-        Row("--tuned-baseline", "a/b", "judged.tuned_baseline", "a/b"),
-        Row("--traces", "other", "judged.traces", Path("other")),
+    Command("gate BF16 QUANT --traces TRACES", "scripts.api.gate.judge_on_traces", (
+        Row("BF16", "a/b", "settings.baseline", "a/b"),
+        Row("QUANT", "a/b", "settings.candidate", "a/b"),
+        Row("--tuned-baseline", "a/b", "settings.tuned_baseline", "a/b"),
+        Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
         Row("--policy", "screening", "policy.name", "screening"),
         Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
@@ -412,9 +415,9 @@ COMMANDS = (
         Row("--look", "2/3", "look.number", 2),
         Row("--look", "2/3", "look.total", 3),
         Row("--spending", "pocock", "look.spending", "pocock", beside="--look 2/3"),
-        Row("--unrelated", "", "judged.unrelated"),
+        Row("--unrelated", "", "settings.unrelated"),
         Row("--unrecorded", "", "policy.record_required", False),
-        Row("--expect-baseline", "2.5", "judged.expect_baseline", 2.5),
+        Row("--expect-baseline", "2.5", "settings.expect_baseline", 2.5),
         Row("--measured", "P Q", "baseline.given", Path("P"), **SERVED | {"beside": ""}),
         Row("--measured", "P Q", "candidate.given", Path("Q"), **SERVED | {"beside": ""}),
         Row("--policy", "screening", "policy.name", "screening", **SERVED),
@@ -422,15 +425,15 @@ COMMANDS = (
         Row("--unrelated", "", "background.unrelated", **SERVED),
         Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
         Row("--baseline-again", "C", "again.given", Path("C"),
-            **SERVED | {"spy": "validate.served.server_noise.server_noise"}),
+            **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
         Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages(),
     ), {
-        "scripts.commands.gate.judged_drafts": TWO,
+        "scripts.api.gate._judged_drafts": TWO,
         **WRITERS,
-        **stubs(MEASURED, "scripts.commands.gate.judge_on_traces",
-                "validate.served.served_gate.judge_measured",
+        **stubs(MEASURED, "scripts.api.gate.judge_on_traces",
+                "validate.served.joint_report.judge_measured",
                 "validate.report.document.document_of",
                 "validate.report.document.document_text", "validate.report.document.parse_report",
                 "scripts.commands.gate.print_replays", "scripts.commands.gate.print_judged"),

@@ -31,7 +31,7 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
     """Let a target continue prompts, and keep what a draft would have seen of it.
 
     Example:
-        >>> traces = draftquant.record(
+        >>> traces = dq.record(
         ...     "TARGET", "prompts.jsonl", "NEW", draft="DRAFT", max_new_tokens=8
         ... )
         >>> len(traces), traces.manifest.num_tokens > 0

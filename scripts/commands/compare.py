@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
 from ..api.replay import load_for_replay, replay_loaded
-from ..console import OnTerminal, print_json, print_table, stderr, stdout, table
+from ..console import print_json, print_table, stderr, stdout, table
 from .common import share
 from .replaying import add_replay_arguments, settings_of
 
@@ -125,9 +125,9 @@ def _counted(options: argparse.Namespace) -> "Counted":
 
     traces = TraceFolder.open(options.traces)
     digests = [DraftFolder.read(resolve_draft(name).folder).sha256 for name in options.drafts]
-    settings, watch = settings_of(options), OnTerminal()
-    loaded = load_for_replay(options.drafts, traces, settings, watch)
-    return of_replays(replay_loaded(loaded, settings, watch), digests)
+    settings = settings_of(options)
+    loaded = load_for_replay(options.drafts, traces, settings)
+    return of_replays(replay_loaded(loaded, settings), digests)
 
 
 def _print(report: "ComparisonReport") -> None:

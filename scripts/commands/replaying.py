@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..api import replay as api
+from ..api.arguments import ComputeDtype
 from ..console import OnTerminal
 from .common import add_device, add_draft_sampling, add_num_draft_tokens, add_target
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
 
-DTYPES = typing.get_args(api.ComputeDtype)
+DTYPES = typing.get_args(ComputeDtype)
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser, *, traces_required: bool = True) -> None:
@@ -48,12 +49,13 @@ def load_for_replay(
     references: Sequence[str], traces: "TraceFolder", options: argparse.Namespace
 ) -> api.LoadedForReplay:
     """Load drafts by `add_trace_arguments`, and say on stderr what memory that takes."""
-    return api.load_for_replay(references, traces, settings_of(options), OnTerminal())
+    return api.load_for_replay(references, traces, settings_of(options))
 
 
-def settings_of(options: argparse.Namespace) -> api.ReplaySettings:
+def settings_of(options: argparse.Namespace) -> api.OnTracesSettings:
     """Of `add_replay_arguments`, or of `add_trace_arguments` alone."""
-    return api.ReplaySettings(
+    return api.OnTracesSettings(
+        watch=OnTerminal(),
         num_draft_tokens=options.num_draft_tokens,
         draft_sampling=getattr(options, "draft_sampling", "greedy"),
         target=options.target,
