@@ -1,17 +1,17 @@
 """What must hold before a plan is carried out: asked before anything that takes long."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ..recipes.schema import Recipe
 from .backends import get_backend
+from .drafts import Draft, Row
 from .errors import BackendError, CheckpointError, PlanError
 from .files.checkpoint import CONFIG_FILE
 from .files.retuning import Retuning
 from .files.side_files import check_no_other_weights, check_not_made
 from .plan import Plan
-from .stored.target import EMBEDDING, first_differing_row
-from .verify.dropped import prove_dropped
+from .stored.target import EMBEDDING, StoredTables, first_differing_row
 
 
 def check_backends(recipe: Recipe) -> None:
@@ -53,6 +53,42 @@ def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
     """
     _check_untied(plan)
     return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
+
+
+def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -> dict[str, str]:
+    """Show that a target has every table that is to be dropped.
+
+    Args:
+        draft: the source.
+        dropped: its tables.
+        target: folder of the target; None where nobody said it.
+
+    Returns:
+        Name of the draft's tensor -> name of the target's.
+
+    Raises:
+        PlanError: a table is to be dropped, and there is no target.
+        CheckpointError: a table differs from the target's, or the target has none.
+    """
+    if not dropped:
+        return {}
+    if target is None:
+        names = " and ".join(row.tensor.name for row in dropped)
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"{names} would be dropped, and nothing shows that the target has the very same",
+            fix="give the target's folder (--target M), or keep it",
+        )
+    tables = StoredTables.find(target)
+    for row in dropped:
+        problem = tables.difference(draft.checkpoint, row.tensor, row.canonical)
+        if problem is not None:
+            raise CheckpointError(
+                f"{draft.checkpoint.folder}: {row.tensor.name}",
+                f"{problem}: only what is equal byte for byte is dropped",
+                fix="keep it, or give the target that this draft was trained for",
+            )
+    return {row.tensor.name: tables.table(row.canonical).name for row in dropped}
 
 
 def _check_untied(plan: Plan) -> None:

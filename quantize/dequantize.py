@@ -25,25 +25,18 @@ from .files.provenance import (
     Rounding,
     TensorBytes,
     TunedProvenance,
-    check_seal,
     package_version,
-    read_provenance,
 )
+from .files.provenance_file import check_recorded, check_seal, read_provenance
 from .files.publish import Rewrite, check_faults, publish
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import FloatDtype, StoredTensor
 from .files.side_files import check_no_other_weights, config_and_index
 from .numerics.plain import rounded
-from .outputs import OutputTensors, bytes_of, copied, files_of, write_outputs
+from .outputs import ONLY_OF_CODES, OutputTensors, bytes_of, copied, files_of, write_outputs
 from .stored.declarations import raw_declaration
 from .stored.draft import StoredDraft
-from .verify.dequantized import (
-    QUANTIZED_ONLY,
-    DequantizedLinear,
-    DequantizedReport,
-    check_unchanged,
-    verify_dequantized,
-)
+from .verify import DequantizedLinear, DequantizedReport, verify_dequantized
 
 _BLOCK = 2**18  # weights
 _WORD = 8  # transposed codes are stored in words of so many rows
@@ -181,7 +174,7 @@ def dequantize_draft(
     checkpoint = source.checkpoint()
     plan = plan_dequantization(checkpoint, dtype)
     side_files, card = plain_card(
-        checkpoint.folder, [f for f in checkpoint.side_files() if f not in QUANTIZED_ONLY]
+        checkpoint.folder, [f for f in checkpoint.side_files() if f not in ONLY_OF_CODES]
     )
     travel = "beside the dequantized ones"
     check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
@@ -252,7 +245,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
         fix = "run again; if it stays, report this with the folder's config.json"
         check_faults(self.out, found.faults, fix=fix)
         if self.made_by is not None:
-            check_unchanged(self.made_by.tensor_sha256, found.source_sha256, self.folder)
+            check_recorded(self.folder, self.made_by.tensor_sha256, found.source_sha256)
         return found
 
     @override

@@ -13,11 +13,14 @@ from typing import Protocol
 import torch
 
 from .drafts import Row
-from .files.checkpoint import Checkpoint
+from .files.checkpoint import PROVENANCE_FILE, Checkpoint
 from .files.safetensors_file import SafetensorsFile, open_files
 from .files.safetensors_header import StoredTensor
+from .stored.declarations import HF_QUANT_CONFIG
 
 WORKERS = 2
+ONLY_OF_CODES = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
+"""Side files of a quantized folder that say nothing true about what is made of it."""
 
 
 class Output(Protocol):

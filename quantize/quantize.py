@@ -40,7 +40,7 @@ from .lints import Lint, fixed_config, output_changes
 from .lints.concat import half_ratios
 from .outputs import files_of
 from .plan import Plan, Step
-from .verify.folder import VerifyReport, verify
+from .verify import VerifyReport, verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,7 @@ from .files.row_blocks import DTYPES
 from .files.safetensors_file import SafetensorsFile
 from .files.side_files import check_no_other_weights, check_not_made, config_and_index
 from .outputs import OutputTensors, copied, files_of, write_outputs
-from .verify.report import VerifyReport
-from .verify.tuned import verify_tuned
+from .verify import VerifyReport, verify_tuned
 
 
 def write_tuned(

@@ -23,7 +23,8 @@ from draftquant.quantize.files.card import (
     table,
     without_ours,
 )
-from draftquant.quantize.files.provenance import read_provenance, write_provenance
+from draftquant.quantize.files.provenance_file import read_provenance
+from draftquant.quantize.files.publish import write_provenance
 from draftquant.quantize.files.staging import replace_text
 from draftquant.quantize.verify.folder import verify
 from draftquant.recipes.errors import visible

@@ -23,9 +23,8 @@ from draftquant.quantize.quantize import QuantizeReport, quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.transcoding.transcode import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.dropped import prove_dropped
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
-from draftquant.recipes.schema import Role
+from draftquant.recipes.roles import Role
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
@@ -354,10 +353,11 @@ def test_a_table_is_compared_with_the_targets_once(
 ) -> None:
     """Both are read whole for it, and tables are large."""
     calls: list[Draft] = []
+    proven = checks.prove_dropped
 
     def counted(draft: Draft, *arguments: Any) -> dict[str, str]:
         calls.append(draft)
-        return prove_dropped(draft, *arguments)
+        return proven(draft, *arguments)
 
     monkeypatch.setattr(checks, "prove_dropped", counted)
     with pytest.warns(dq.DraftQuantWarning):

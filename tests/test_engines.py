@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.engines import EngineCheck, check_draft
 from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineName, UnsureError
-from draftquant.quantize.engines.excludes import (
+from draftquant.quantize.engines.name_patterns import (
     dotted_path,
     exact_or_regex,
     star_on_parts,

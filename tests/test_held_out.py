@@ -12,7 +12,8 @@ from draftquant.calibration.traces.recorded_prompts import seen_prompts
 from draftquant.calibration.traces.sets import split_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.recipes.decode import encode
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GateError

@@ -34,7 +34,8 @@ from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.errors import BackendError, OutputError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.plan import Plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.verify import verify

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement_file import read_measurement

@@ -332,7 +332,7 @@ COMMANDS = (
         Row("TRACES", "P Q", "folders.1.given", Path("Q")),
         Row("--out", "other", "out", Path("other")),
     ), stubs(OPEN)),
-    Command("replay DRAFT --traces TRACES", DRAFTS, (
+    Command("replay DRAFT --traces TRACES", "scripts.api.replay.load_for_replay", (
         Row("DRAFT", "P a/b", "references", ("P", "a/b")),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         *replayed("settings."),
@@ -458,7 +458,7 @@ COMMANDS = (
              "validate.comparison.sources.of_replays",
              "validate.comparison.draft_comparison.compare",
              "validate.comparison.comparison_page.page", "validate.comparison.comparison_page.plot",
-             "validate.charts.look.standalone", "validate.report.document.document_text",
+             "validate.charts.svg.standalone", "validate.report.document.document_text",
              f"{COMPARED}._print")),
     Command("report G.json", "validate.report.document.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),

@@ -16,11 +16,9 @@ from draftquant.quantize.files.provenance import (
     RepairedProvenance,
     RepairRecord,
     TunedProvenance,
-    check_seal,
-    read_provenance,
-    sealed,
-    write_provenance,
 )
+from draftquant.quantize.files.provenance_file import check_seal, read_provenance, sealed
+from draftquant.quantize.files.publish import write_provenance
 from draftquant.recipes import (
     Recipe,
     built_in_recipes,

@@ -25,11 +25,8 @@ from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.errors import BackendError, CheckpointError, OutputError
 from draftquant.quantize.files import publish as publishing
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.files.provenance import (
-    QuantizedProvenance,
-    TunedProvenance,
-    read_provenance,
-)
+from draftquant.quantize.files.provenance import QuantizedProvenance, TunedProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.plan import Plan
 from draftquant.quantize.verify import verify
 from draftquant.scripts.api.retune import retuned_recipe

@@ -9,7 +9,8 @@ import pytest
 import torch
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files import staging as staging_module
-from draftquant.quantize.files.staging import UNVERIFIED, check_output, staged_output, write_text
+from draftquant.quantize.files.checkpoint import UNVERIFIED
+from draftquant.quantize.files.staging import check_output, staged_output, write_text
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 from transformers import LlamaConfig, LlamaForCausalLM

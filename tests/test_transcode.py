@@ -14,7 +14,8 @@ from draftquant.quantize.errors import CheckpointError, LayoutError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.draft import StoredDraft

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts

@@ -15,8 +15,8 @@ from draftquant.quantize.files.provenance import (
     QuantizedProvenance,
     SourceDraft,
     TensorBytes,
-    sealed,
 )
+from draftquant.quantize.files.provenance_file import sealed
 from draftquant.quantize.stored.declarations import declared_scheme
 from draftquant.quantize.verify import VerifyReport
 from draftquant.recipes import (

@@ -34,7 +34,7 @@ class Agreement:
     Attributes:
         rows: how many.
         accepted: tokens in a row that the draft has right, over all rows.
-        accepted_reference: likewise of the reference.
+        accepted_reference: the same of the reference.
         overlap: sum over rows and depths of the sum of the smaller probabilities.
     """
 

@@ -18,7 +18,8 @@ from typing import Literal
 from ...quantize.checks import check_source
 from ...quantize.errors import OutputError
 from ...quantize.files.hub import DraftSource
-from ...quantize.files.provenance import LearnedRounding, TunedProvenance, read_provenance
+from ...quantize.files.provenance import LearnedRounding, TunedProvenance
+from ...quantize.files.provenance_file import read_provenance
 from ...quantize.files.retuning import Retuning, marked_card, tensors_sha256
 from ...quantize.files.staging import check_output
 from ...quantize.plan import Plan

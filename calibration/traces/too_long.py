@@ -1,4 +1,4 @@
-"""What becomes of prompts that are too long for the target, and what trace.json says of them."""
+"""Prompts that are too long for the target: what becomes of them, and what trace.json says."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -12,9 +12,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ...quantize.files.checkpoint import UNVERIFIED
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
-from ...quantize.files.staging import UNVERIFIED, check_output, staged_output, write_text
+from ...quantize.files.staging import check_output, staged_output, write_text
 from ..errors import TraceError
 from .carried_tables import CarriedTables
 from .manifest import (

@@ -11,6 +11,7 @@ Source: Frantar et al., arXiv 2210.17323; in this form Chee et al., arXiv 2307.1
 import torch
 from torch import Tensor
 
+from ...recipes.formats import FEW_BITS
 from ...recipes.schema import WeightFormat
 from ..numerics.quantized_weight import QuantizedWeight, code_values
 from ..numerics.rows import nearest_codes, served_scale
@@ -18,7 +19,6 @@ from .base import Algorithm, Need
 from .moments import InputMoments
 
 _COLUMNS = 128  # rounded between two matrix products
-_ROUNDED = ("int4", "nvfp4", "mxfp4")
 
 
 class Gptq:
@@ -35,8 +35,8 @@ class Gptq:
 
     def problem(self, weights: WeightFormat) -> str | None:
         """See `Algorithm.problem`."""
-        if weights.dtype not in _ROUNDED:
-            return f"rounding: gptq rounds {', '.join(_ROUNDED)}: {weights.dtype} loses too little"
+        if weights.dtype not in FEW_BITS:
+            return f"rounding: gptq rounds {', '.join(FEW_BITS)}: {weights.dtype} loses too little"
         return self._scales.problem(weights)
 
     def quantize(

@@ -5,13 +5,12 @@ What is here says for which formats; the learning itself knows drafts and traces
 
 from torch import Tensor
 
+from ...recipes.formats import FEW_BITS
 from ...recipes.schema import RoundingChoice, WeightFormat
 from ..errors import BackendError
 from ..numerics.quantized_weight import QuantizedWeight
 from .base import Need
 from .moments import InputMoments
-
-LEARNED_FORMATS = ("int4", "nvfp4", "mxfp4")
 
 
 class Learned:
@@ -28,10 +27,10 @@ class Learned:
 
     def problem(self, weights: WeightFormat) -> str | None:
         """See `Algorithm.problem`."""
-        if weights.dtype not in LEARNED_FORMATS:
+        if weights.dtype not in FEW_BITS:
             return (
                 f"rounding: {self._rounding} finds codes of four bits"
-                f" ({', '.join(LEARNED_FORMATS)}); 8 bits round so finely that there is nothing to"
+                f" ({', '.join(FEW_BITS)}); 8 bits round so finely that there is nothing to"
                 " win"
             )
         if weights.first_stage is not None:

@@ -18,11 +18,12 @@ from .entries import SIGNATURE_FILE, check_own, files_of
 from .mistaken import as_safetensors, mistaken_folder, pickles_in
 from .safetensors_header import Header, TensorInfo, read_header
 from .stacked import unstacked
-from .staging import UNVERIFIED
 from .subtree import names_below, shards_of
 
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
+UNVERIFIED = ".unverified"
+"""Behind the name of the last file: what is staged looks like nothing that could be loaded."""
 UNVERIFIED_CONFIG_FILE = CONFIG_FILE + UNVERIFIED  # in staging: no engine takes it for a checkpoint
 PROVENANCE_FILE = "draftquant.json"
 

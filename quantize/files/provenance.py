@@ -6,26 +6,15 @@ give equal files. The last key is a seal, the sha256 of the others: it shows edi
 """
 
 import dataclasses
-import hashlib
 import importlib.metadata
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from ...recipes.decode import encode
-from ...recipes.errors import reason
-from ...recipes.regular_file import read_text
 from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
 from ...recipes.seen_prompts import Sketches
-from ...recipes.strict_json import JsonProblem, decode, parse_object
-from ..errors import CheckpointError
-from .checkpoint import PROVENANCE_FILE
-from .entries import check_own
 from .retuning import Retuning
 from .safetensors_header import FloatDtype
-from .staging import write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,55 +280,6 @@ class TunedProvenance:
 
 
 Provenance = QuantizedProvenance | DequantizedProvenance | TunedProvenance | RepairedProvenance
-
-
-def read_provenance(folder: Path) -> Provenance | None:
-    """The draftquant.json of a folder; None where it has none.
-
-    Raises:
-        CheckpointError: it is not readable, or a key is unknown, missing, mistyped, or contradicts
-            another.
-    """
-    path = folder / PROVENANCE_FILE
-    check_own(folder, PROVENANCE_FILE)
-    if not path.exists():
-        return None
-    try:
-        found: Provenance = decode(Provenance, parse_object(read_text(path)))
-    except (OSError, JsonProblem) as exc:
-        raise CheckpointError(
-            path,
-            str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {reason(exc)}",
-            fix="use the version of draftquant that wrote it, or copy or quantize the draft again",
-        ) from exc
-    return found
-
-
-def write_provenance(folder: Path, provenance: Provenance) -> None:
-    """Write draftquant.json, sealed, to the disk: equal provenance gives equal bytes."""
-    text = json.dumps(encode(sealed(provenance)), indent=2) + "\n"
-    write_text(folder / PROVENANCE_FILE, text)
-
-
-def sealed(provenance: Provenance) -> Provenance:
-    """The same with its seal: the sha256 of all other keys as canonical JSON."""
-    content = encode(dataclasses.replace(provenance, sha256=""))
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return dataclasses.replace(provenance, sha256=hashlib.sha256(text.encode()).hexdigest())
-
-
-def check_seal(folder: Path, provenance: Provenance | None) -> None:
-    """The draftquant.json of a folder, if it has one, is as it was written.
-
-    Raises:
-        CheckpointError: it was edited since.
-    """
-    if provenance is not None and provenance.sha256 != sealed(provenance).sha256:
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            f"sha256: not that of the other keys: {provenance.sha256!r}",
-            fix="the record was edited: copy or quantize the draft again",
-        )
 
 
 def package_version(name: str) -> str:

@@ -3,17 +3,20 @@
 It knows files and their order, not what stands in them: that is the business of each `Rewrite`.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from ...recipes.decode import encode
 from ..errors import OutputError, VerifyError
-from .checkpoint import CONFIG_FILE, PROVENANCE_FILE
-from .provenance import Provenance, write_provenance
+from .checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED
+from .provenance import Provenance
+from .provenance_file import sealed
 from .side_files import copy_side_files
-from .staging import UNVERIFIED, check_output, staged_output, write_text
+from .staging import check_output, staged_output, write_text
 
 SPARE_BYTES = 16 << 20  # headers, config, provenance
 
@@ -140,6 +143,12 @@ def _check_untouched(
                 f"{file} appeared, changed or vanished while the folder was verified",
                 fix="stop what else writes there, and run again; nothing was kept",
             )
+
+
+def write_provenance(folder: Path, provenance: Provenance) -> None:
+    """Write draftquant.json, sealed, to the disk: equal provenance gives equal bytes."""
+    text = json.dumps(encode(sealed(provenance)), indent=2) + "\n"
+    write_text(folder / PROVENANCE_FILE, text)
 
 
 def check_faults(out: Path, faults: Sequence[object], *, fix: str) -> None:

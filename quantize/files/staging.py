@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import OutputError
+from .checkpoint import UNVERIFIED
 from .stale import remove_stale, staging_name
-
-UNVERIFIED = ".unverified"
-"""Behind the name of the last file: what is staged looks like nothing that could be loaded."""
 
 
 def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0) -> None:

@@ -1,10 +1,11 @@
 """Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
 
-`DECODERS` is the one table of formats; a new one is a row there, and a function.
+`DECODERS` has one for each format; codes of a new kind are a function more.
 The independent counterpart of the writing side: it shares no code with it and does not import
 torch. Everything works on blocks of rows, so memory stays bounded.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recipes.errors import reason
-from ...recipes.formats import WeightDtype
+from ...recipes.formats import NUMBER_FORMATS, NumberFormat, WeightDtype
 from ...recipes.regular_file import open_regular
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint, pread_exactly
@@ -43,6 +44,7 @@ def _e4m3_table() -> Floats:
     return values
 
 
+_BLOCK_BYTES = 2 << 20
 E8M0_BIAS = 127
 E4M3 = _e4m3_table()
 E2M1: Floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -75,6 +77,15 @@ def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int)
 def read_whole(checkpoint: Checkpoint, tensor: TensorInfo) -> Bytes:
     """All bytes of a tensor."""
     return read_rows(checkpoint, tensor, 0, tensor.shape[0] if tensor.shape else 1)
+
+
+def tensor_sha256(checkpoint: Checkpoint, tensor: TensorInfo) -> str:
+    """The sha256 of a tensor's bytes, read block by block."""
+    digest, rows = hashlib.sha256(), tensor.shape[0] if tensor.shape else 1
+    step = max(1, _BLOCK_BYTES // max(1, tensor.nbytes // max(1, rows)))
+    for first in range(0, rows, step):
+        digest.update(read_rows(checkpoint, tensor, first, min(first + step, rows)).data)
+    return digest.hexdigest()
 
 
 def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
@@ -181,11 +192,15 @@ def _fp4(stored: Bytes, _nibbles: Nibbles, out: Floats | None) -> Floats:
     return unpack_fp4(stored, out=out)
 
 
+def decoder(number: NumberFormat) -> Decoder:
+    """Of the codes of a weight: whole numbers, E4M3 or E2M1, whatever their scales are."""
+    if number.is_integer:
+        return _int4
+    return _fp8 if number.is_fp8 else _fp4
+
+
 DECODERS: Mapping[WeightDtype, Decoder] = {
-    "int4": _int4,
-    "fp8_e4m3": _fp8,
-    "nvfp4": _fp4,
-    "mxfp4": _fp4,
+    dtype: decoder(number) for dtype, number in NUMBER_FORMATS.items()
 }
 """Of the codes of a weight."""
 

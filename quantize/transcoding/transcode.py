@@ -26,25 +26,18 @@ from ..execute import store_linear
 from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from ..files.hub import DraftSource
 from ..files.later_runs import transcoded
-from ..files.provenance import (
-    Provenance,
-    QuantizedProvenance,
-    RepairedProvenance,
-    TranscodedFrom,
-    check_seal,
-    read_provenance,
-)
+from ..files.provenance import Provenance, QuantizedProvenance, RepairedProvenance, TranscodedFrom
+from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.publish import Rewrite, check_faults, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..files.side_files import check_no_other_weights, config_and_index, json_texts
 from ..layouts import check_head, check_layout, get_layout, named_heads
-from ..outputs import OutputTensors, bytes_of, copied, files_of, write_outputs
+from ..outputs import ONLY_OF_CODES, OutputTensors, bytes_of, copied, files_of, write_outputs
 from ..stored.declarations import raw_declaration
 from ..stored.draft import StoredDraft
 from ..stored.formats import activation_format, weight_format
 from ..stored.parts import FLOAT_DTYPES, scale_suffix
-from ..verify.dequantized import QUANTIZED_ONLY, check_unchanged
-from ..verify.transcoded import TranscodedReport, verify_transcoded
+from ..verify import TranscodedReport, verify_transcoded
 from .recode import check_one_format, recoded_blocks, stored_input_scale
 
 CarrierChoice = Literal["fp8_e4m3", "none"]
@@ -185,7 +178,7 @@ def _wanted(
 
     Scales that the layout has in one dtype only are written only if they are exact in it.
     """
-    only = get_layout(layout).int4_scale_dtype if found.weights.dtype == "int4" else None
+    only = get_layout(layout).int4_scale_dtype if found.weights.number.is_integer else None
     scale_dtype = only or origin.weights.scale_dtype
     weights = replace(found.weights, scale_dtype=scale_dtype)
     if carrier is not None:
@@ -255,7 +248,7 @@ def transcode_draft(
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
     checkpoint = plan.source.checkpoint
-    side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
+    side_files = [file for file in checkpoint.side_files() if file not in ONLY_OF_CODES]
     check_no_other_weights(checkpoint.folder, side_files, travel="unchanged", made="transcoded")
 
     transcoding = _Transcoding(
@@ -309,7 +302,7 @@ class _Transcoding(Rewrite[TranscodedReport]):
         fix = "these codes and scales are not exact in this layout: choose another one"
         check_faults(self.out, found.faults, fix=fix)
         if plan.record is not None:
-            check_unchanged(plan.record.tensor_sha256, found.source_sha256, self.folder)
+            check_recorded(self.folder, plan.record.tensor_sha256, found.source_sha256)
         return found
 
     @override

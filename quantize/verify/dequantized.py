@@ -7,7 +7,7 @@ arithmetic for BF16, numpy for F16), then compared bit by bit. Imports no torch.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from ..drafts import Row, read_draft
-from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.safetensors_header import FloatDtype
 from ..stored.declarations import HF_QUANT_CONFIG
-from ..stored.decode import Floats, floats, read_rows
+from ..stored.decode import Floats, floats, read_rows, tensor_sha256
 from ..stored.draft import StoredDraft
 from .headers import index_faults, metadata_faults
-from .kept import compare_kept, hash_tensor
+from .kept import compare_kept
 from .owned import side_file_faults, unowned_faults
 from .report import Fault
 from .rounding import rounded_bytes
@@ -199,7 +198,7 @@ def _compare_linear(
     )
     parts = source.parts(row).values()
     return _Compared(
-        source_sha256={part.name: hash_tensor(source.checkpoint, part) for part in parts},
+        source_sha256={part.name: tensor_sha256(source.checkpoint, part) for part in parts},
         output_sha256={row.tensor.name: digest.hexdigest()},
         linear=finding,
         faults=faults,
@@ -214,19 +213,3 @@ def _loss(values: Floats, product: Floats) -> tuple[int, float]:
     exact = product.reshape(-1)[different].astype(np.float64)
     error = np.abs(values.reshape(-1)[different] - exact)
     return len(different), float((error / np.abs(exact)).max())
-
-
-def check_unchanged(recorded: Mapping[str, str], computed: Mapping[str, str], where: Path) -> None:
-    """The tensors of the quantized folder still have the hashes that its draftquant.json records.
-
-    Raises:
-        CheckpointError: one has not.
-    """
-    changed = [name for name in sorted(computed) if recorded.get(name) != computed[name]]
-    if changed:
-        raise CheckpointError(
-            where,
-            f"{changed[0]}: not the bytes whose sha256 was recorded when it was quantized"
-            f" ({len(changed)} tensor(s) in all)",
-            fix="the folder changed since: copy or quantize it again",
-        )

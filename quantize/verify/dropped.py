@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ...recipes.schema import Recipe
 from ..drafts import Draft, Row
-from ..errors import CheckpointError, PlanError
 from ..files.checkpoint import PROVENANCE_FILE
 from ..files.provenance import QuantizedProvenance
 from ..stored.target import StoredTables
@@ -26,42 +25,6 @@ def dropped_rows(recipe: Recipe, draft: Draft) -> tuple[Row, ...]:
 def remaining(draft: Draft, dropped: Collection[Row]) -> Draft:
     """The draft as it is without some tables."""
     return replace(draft, rows=tuple(row for row in draft.rows if row not in dropped))
-
-
-def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -> dict[str, str]:
-    """Show that a target has every table that is to be dropped.
-
-    Args:
-        draft: the source.
-        dropped: its tables.
-        target: folder of the target; None where nobody said it.
-
-    Returns:
-        Name of the draft's tensor -> name of the target's.
-
-    Raises:
-        PlanError: a table is to be dropped, and there is no target.
-        CheckpointError: a table differs from the target's, or the target has none.
-    """
-    if not dropped:
-        return {}
-    if target is None:
-        names = " and ".join(row.tensor.name for row in dropped)
-        raise PlanError(
-            draft.checkpoint.folder,
-            f"{names} would be dropped, and nothing shows that the target has the very same",
-            fix="give the target's folder (--target M), or keep it",
-        )
-    tables = StoredTables.find(target)
-    for row in dropped:
-        problem = tables.difference(draft.checkpoint, row.tensor, row.canonical)
-        if problem is not None:
-            raise CheckpointError(
-                f"{draft.checkpoint.folder}: {row.tensor.name}",
-                f"{problem}: only what is equal byte for byte is dropped",
-                fix="keep it, or give the target that this draft was trained for",
-            )
-    return {row.tensor.name: tables.table(row.canonical).name for row in dropped}
 
 
 def dropped_faults(

@@ -17,6 +17,7 @@ from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme, declared_scheme
+from ..stored.decode import tensor_sha256
 from .codes import Expected, compare_linear
 from .companions import companion_faults
 from .compared import Compared, OnProgress, Progress
@@ -33,7 +34,7 @@ from .headers import (
     side_declaration_faults,
     sort_tensors,
 )
-from .kept import compare_balanced, compare_kept, hash_tensor
+from .kept import compare_balanced, compare_kept
 from .method import (
     action_faults,
     balance_exponents,
@@ -306,7 +307,7 @@ class _Verification:
         compared.faults += companion_faults(self._output, tensor, parts)
         for part in parts.values():
             if part.name not in compared.output_sha256:
-                compared.output_sha256[part.name] = hash_tensor(self._output, part)
+                compared.output_sha256[part.name] = tensor_sha256(self._output, part)
                 self._progress.add(part.nbytes)
         return compared
 
@@ -332,5 +333,5 @@ class _Verification:
         """Hashes of tensors that a fault kept from being compared."""
         for checkpoint, hashes in ((self._source, source), (self._output, output)):
             for name in checkpoint.tensors.keys() - hashes.keys():
-                hashes[name] = hash_tensor(checkpoint, checkpoint.tensors[name])
+                hashes[name] = tensor_sha256(checkpoint, checkpoint.tensors[name])
                 self._progress.add(checkpoint.tensors[name].nbytes)

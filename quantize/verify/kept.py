@@ -73,14 +73,6 @@ def compare_balanced(
     return found
 
 
-def hash_tensor(checkpoint: Checkpoint, tensor: TensorInfo) -> str:
-    """The sha256 of a tensor's bytes, read block by block."""
-    digest = hashlib.sha256()
-    for block in blocks_of(tensor.shape[0] if tensor.shape else 1, _rows_per_block(tensor)):
-        digest.update(read_rows(checkpoint, tensor, block.start, block.stop).data)
-    return digest.hexdigest()
-
-
 def _rows_per_block(tensor: TensorInfo) -> int:
     rows = tensor.shape[0] if tensor.shape else 1
     return max(1, _BLOCK // max(1, tensor.nbytes // max(1, rows)))

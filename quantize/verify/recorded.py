@@ -11,9 +11,8 @@ from ..files.provenance import (
     QuantizedProvenance,
     RepairedProvenance,
     TunedProvenance,
-    read_provenance,
-    sealed,
 )
+from ..files.provenance_file import read_provenance, sealed
 from .report import Fault
 
 Record = QuantizedProvenance | RepairedProvenance

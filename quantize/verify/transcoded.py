@@ -14,12 +14,13 @@ import numpy as np
 
 from ..drafts import Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..stored.decode import stored_scalar
+from ..stored.decode import stored_scalar, tensor_sha256
 from ..stored.draft import StoredDraft
+from ..stored.layouts.scheme import INVERTED
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .dequantized import QUANTIZED_ONLY, WORKERS, row_blocks
 from .headers import index_faults, metadata_faults
-from .kept import compare_kept, hash_tensor
+from .kept import compare_kept
 from .owned import own_files, side_file_faults, unowned_faults
 from .report import Fault
 
@@ -129,7 +130,7 @@ def _compare(
         (output, other, found.output_sha256),
     ):
         for part in side.parts(own).values():
-            hashes[part.name] = hash_tensor(side.checkpoint, part)
+            hashes[part.name] = tensor_sha256(side.checkpoint, part)
     found.faults = [
         *_code_faults(source, output, row, other),
         *_input_scale_faults(source, output, row.module),
@@ -171,6 +172,6 @@ def _input_scale(side: StoredDraft, module: str) -> np.float32 | None:
         tensor = side.checkpoint.tensors.get(f"{module}.{suffix}")
         if tensor is not None and scheme is not None:
             value = np.float32(stored_scalar(side.checkpoint, tensor))
-            inverted = scheme.activations == "nvfp4" and suffix != INVERSE_INPUT_SCALE
+            inverted = scheme.activations in INVERTED and suffix != INVERSE_INPUT_SCALE
             return np.float32(1) / value if inverted else value
     return None

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ...recipes.schema import LAYER_ROLES
+from ...recipes.roles import LAYER_ROLES
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import TunedProvenance
 from ..stored.declarations import declared_scheme
-from ..stored.decode import floats, read_rows
+from ..stored.decode import floats, read_rows, tensor_sha256
 from .compared import Compared, blocks_of
 from .config_json import config_faults
 from .headers import form, index_faults, metadata_faults
-from .kept import compare_kept, hash_tensor
+from .kept import compare_kept
 from .owned import own_files, side_file_faults, unowned_faults
 from .recorded import record_faults
 from .report import Fault, LinearFinding, VerifyReport
@@ -67,7 +67,7 @@ def verify_tuned(
         faults += one.faults
     for side, hashes in ((source, source_sha256), (checkpoint, output_sha256)):
         for name in side.tensors.keys() - hashes.keys():
-            hashes[name] = hash_tensor(side, side.tensors[name])
+            hashes[name] = tensor_sha256(side, side.tensors[name])
     if recorded is not None:
         faults += record_faults(recorded, draft, checkpoint, source_sha256, output_sha256)
     found = tuple(one.linear for one in compared if one.linear is not None)

@@ -10,7 +10,8 @@ from ...quantize.drafts.speculators import is_speculators
 from ...quantize.errors import CheckpointError, LayoutError, PlanError, VerifyError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
-from ...quantize.files.provenance import QuantizedProvenance, TunedProvenance, read_provenance
+from ...quantize.files.provenance import QuantizedProvenance, TunedProvenance
+from ...quantize.files.provenance_file import read_provenance
 from ...quantize.lints import Lint, find_lints
 from ...quantize.lints.concat import HalfRatio, half_ratios
 from ...quantize.plan import make_plan

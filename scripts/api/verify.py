@@ -12,7 +12,8 @@ from ...quantize.drafts import read_draft
 from ...quantize.errors import CheckpointError, OutputError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
-from ...quantize.files.provenance import QuantizedProvenance, read_provenance
+from ...quantize.files.provenance import QuantizedProvenance
+from ...quantize.files.provenance_file import read_provenance
 from ...quantize.files.signature import SignatureReport, Signed, sign_folder, verify_signature
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized

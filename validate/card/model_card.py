@@ -25,17 +25,13 @@ from ...quantize.files.card import (
 )
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ...quantize.files.hub import is_hub_id
-from ...quantize.files.provenance import (
-    QuantizedProvenance,
-    check_seal,
-    package_version,
-    read_provenance,
-)
+from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.files.retuning import tensors_sha256
 from ...quantize.gpus import gpus_of
 from ...quantize.stored.declarations import HF_QUANT_CONFIG
+from ...quantize.stored.decode import tensor_sha256
 from ...quantize.stored.draft import StoredDraft
-from ...quantize.verify.kept import hash_tensor
 from ...recipes.regular_file import open_stream
 from ...recipes.schema import recipe_sha256
 from ..errors import CardError
@@ -88,7 +84,7 @@ def model_card(folder: Path, request: CardRequest) -> str:
     stored = StoredDraft.read(checkpoint)
     facts = CardFacts.of_folder(stored, record)
     front = _front_matter(facts, request)
-    hashes = {name: hash_tensor(checkpoint, each) for name, each in checkpoint.tensors.items()}
+    hashes = {name: tensor_sha256(checkpoint, each) for name, each in checkpoint.tensors.items()}
     if hashes != record.tensor_sha256:
         raise CheckpointError(
             folder,

@@ -21,14 +21,13 @@ from ...quantize.files.provenance import (
     Provenance,
     QuantizedProvenance,
     TunedProvenance,
-    check_seal,
-    read_provenance,
 )
+from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.files.retuning import tensors_sha256
 from ...quantize.stored.declarations import declared_scheme
+from ...quantize.stored.decode import tensor_sha256
 from ...quantize.stored.draft import StoredDraft
 from ...quantize.stored.loading import LoadedDraft
-from ...quantize.verify.kept import hash_tensor
 from ...quantize.verify.method import declared_faults
 from ..errors import GateError
 
@@ -75,7 +74,7 @@ class DraftFolder:
         record = read_provenance(folder)
         check_seal(folder, record)
         with ThreadPoolExecutor(_WORKERS) as pool:
-            digests = pool.map(partial(hash_tensor, checkpoint), checkpoint.tensors.values())
+            digests = pool.map(partial(tensor_sha256, checkpoint), checkpoint.tensors.values())
             hashes = dict(zip(checkpoint.tensors, digests, strict=True))
         if record is not None and record.tensor_sha256 != hashes:
             difference = _first(record.tensor_sha256, hashes)

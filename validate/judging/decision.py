@@ -17,7 +17,7 @@ from .anomalies import Background, find_doubt
 from .categories import CategoryFigures, outcome
 from .interim_analysis import Look
 from .policy import Policy
-from .verdict import Verdict, Wording
+from .verdict import Verdict, Wording, in_percent
 
 MOST_PROMPTS = 10_000
 """Nobody records more, so that no larger number is advised."""
@@ -250,26 +250,21 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
 
 
 def _whole(change: PairedChange, max_relative_drop: float) -> str:
+    lower, upper = change.relative_bounds
     return (
         f"The mean acceptance length changed by {change.relative_change:+.2%}, one-sided"
-        f" {_percent(change.confidence)} bounds {math.expm1(change.lower):+.2%} and"
-        f" {math.expm1(change.upper):+.2%}, limit {-max_relative_drop:+.2%}"
+        f" {in_percent(change.confidence)} bounds {lower:+.2%} and {upper:+.2%}, limit"
+        f" {-max_relative_drop:+.2%}"
     )
 
 
 def _finding(found: CategoryFigures) -> str:
     assert found.change is not None  # it has an outcome, or would have
+    lower, upper = found.change.relative_bounds
     return (
         f"{found.category!r} ({found.num_prompts} prompts) {found.change.relative_change:+.2%},"
-        f" bounds {math.expm1(found.change.lower):+.2%} and"
-        f" {math.expm1(found.change.upper):+.2%}, limit {-found.max_relative_drop:+.2%}"
+        f" bounds {lower:+.2%} and {upper:+.2%}, limit {-found.max_relative_drop:+.2%}"
     )
-
-
-def _percent(confidence: float) -> str:
-    """95%, 98.47%, 99.9999%: with the digits that tell it from certainty."""
-    digits = 2 + math.ceil(-math.log10(1 - confidence))
-    return f"{100 * confidence:.{digits}g}%"
 
 
 def _required(

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.retuning import tensors_sha256
-from ...quantize.verify.kept import hash_tensor
+from ...quantize.stored.decode import tensor_sha256
 from ...recipes.errors import short
 from ..errors import MeasureError
 from .measurement import ServerIdentity, Speculation, ToldBy
@@ -112,7 +112,7 @@ def _tensors_sha256(folder: Path) -> str | None:
     """Identity of a draft's tensors; None where the folder holds none."""
     try:
         checkpoint = Checkpoint.open(folder)
-        hashes = {name: hash_tensor(checkpoint, one) for name, one in checkpoint.tensors.items()}
+        hashes = {name: tensor_sha256(checkpoint, one) for name, one in checkpoint.tensors.items()}
     except CheckpointError:
         return None
     return tensors_sha256(hashes)

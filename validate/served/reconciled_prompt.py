@@ -193,17 +193,17 @@ def reconcile_prompt(
         num_tokens=len(record.token_ids),
         num_common=common,
         served=served,
-        replayed=_counts(rounds(here.accepted), num_draft_tokens),
+        replayed=AcceptanceCounts.of(rounds(here.accepted), num_draft_tokens),
         num_equal=sum(one.served == one.replayed for one in compared),
-        served_there=_counts([one.served for one in compared], num_draft_tokens),
-        replayed_there=_counts([one.replayed for one in compared], num_draft_tokens),
+        served_there=AcceptanceCounts.of([one.served for one in compared], num_draft_tokens),
+        replayed_there=AcceptanceCounts.of([one.replayed for one in compared], num_draft_tokens),
         num_beyond=int(served.num_steps) - len(compared),
         differences=tuple(differences),
     )
 
 
 def _of_another_prompt(record: RequestRecord, num_draft_tokens: int) -> ReconciledPrompt:
-    none = _counts([], num_draft_tokens)
+    none = AcceptanceCounts.of([], num_draft_tokens)
     return ReconciledPrompt(
         id=record.id,
         category=record.category,
@@ -278,13 +278,9 @@ def _by_histogram(
     """
     histogram = record.histogram or ()
     num_draft_tokens = len(histogram) - 1
-    own = _counts(replayed, num_draft_tokens).histogram
+    own = AcceptanceCounts.of(replayed, num_draft_tokens).histogram
     beyond = [served - ours for served, ours in zip(histogram, own, strict=True)]
     if not parted and min(beyond) >= 0 and sum(beyond) <= num_draft_tokens:
         return []
     what = "the engine does not tell its rounds, so that they cannot be compared one by one"
     return [Difference(kind="untold", position=None, what=what, explained=None)]
-
-
-def _counts(accepted: Sequence[int], num_draft_tokens: int) -> AcceptanceCounts:
-    return AcceptanceCounts(histogram=tuple(accepted.count(j) for j in range(num_draft_tokens + 1)))

@@ -9,8 +9,8 @@ from ...errors import VerifyError
 from ...files.checkpoint import Checkpoint
 from ...layouts import get_layout
 from ...stored.draft import StoredDraft
-from ...verify.excludes import exclude_faults
-from ..misread import misread_excludes
+from ...verify import exclude_faults
+from ..exclude_mismatches import misread_excludes
 from .declaration import strictly_read, understood
 from .repair import Outcome, Repair, with_declaration
 

@@ -6,7 +6,6 @@ from typing import Any
 from ...errors import CheckpointError, VerifyError
 from ...files.checkpoint import INDEX_FILE, Checkpoint, read_json_object
 from ...layouts import get_layout
-from ...verify.headers import index_faults
 from .declaration import strictly_read, understood
 from .repair import Outcome, Repair
 
@@ -52,10 +51,13 @@ def _producer(path: Path) -> Any:
 
 def repair_index(checkpoint: Checkpoint) -> Outcome:
     """`metadata.total_size` of the index counts tensor data; Quark 0.13 counts headers too."""
-    if not index_faults(checkpoint) or checkpoint.index is None:
+    if checkpoint.index is None:
         return Outcome(checkpoint=checkpoint)
-    metadata = {**checkpoint.index.get("metadata", {}), "total_size": checkpoint.nbytes}
-    said = checkpoint.index.get("metadata", {}).get("total_size")
+    before = checkpoint.index.get("metadata", {})
+    said = before.get("total_size")
+    if type(said) is int and said == checkpoint.nbytes:
+        return Outcome(checkpoint=checkpoint)
+    metadata = {**before, "total_size": checkpoint.nbytes}
     change = Repair(
         name="index",
         wrong=f"{INDEX_FILE}: total_size is {said!r}, the tensors have {checkpoint.nbytes} bytes",

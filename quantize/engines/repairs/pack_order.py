@@ -13,12 +13,9 @@ from ...stored.declarations import DeclaredScheme
 from ...stored.draft import StoredDraft
 from ...stored.layouts.scheme import PACK_METHODS, PackMethod
 from ...stored.parts import BESIDE_CODES, stored_parts
-from ...verify.codes import Expected, compare_linear
-from ...verify.rules import Rule
+from ...verify import not_nearest
 from .declaration import Understood, understood
 from .repair import Outcome, Repair, with_declaration
-
-_ANY_SCALES = Rule(scales="positive", codes="about-nearest")
 
 
 def repair_pack_order(checkpoint: Checkpoint, stored: StoredDraft, source: Draft | None) -> Outcome:
@@ -88,16 +85,5 @@ def _first_fault(
 ) -> str | None:
     """The first linear whose codes, unpacked in this order, are not those of the source."""
     scheme = dataclasses.replace(found.scheme, pack_method=order)
-    for row in source.linears():
-        if row.module in stored.modules:
-            compared = compare_linear(
-                source.checkpoint,
-                checkpoint,
-                row.tensor,
-                scheme,
-                Expected(rule=_ANY_SCALES),
-                on_bytes=lambda _count: None,
-            )
-            if compared.faults:
-                return str(compared.faults[0])
-    return None
+    fault = not_nearest(source, checkpoint, scheme, stored.modules)
+    return None if fault is None else str(fault)

@@ -29,16 +29,15 @@ from ...files.provenance import (
     RepairedProvenance,
     RepairRecord,
     SourceFolder,
-    check_seal,
     package_version,
-    read_provenance,
 )
+from ...files.provenance_file import check_seal, read_provenance
 from ...files.publish import Rewrite, publish
 from ...files.side_files import check_no_other_weights
 from ...files.staging import sync
 from ...stored.declarations import declared_scheme, raw_declaration
-from ...verify.folder import VerifyReport, verify
-from ...verify.kept import hash_tensor
+from ...stored.decode import tensor_sha256
+from ...verify import VerifyReport, verify
 from .declaration import understood
 from .plan import RepairPlan
 from .repair import with_config
@@ -175,7 +174,7 @@ def _reread(plan: RepairPlan, staging: Path, out: Path) -> dict[str, str]:
     written = Checkpoint.open(staging, config_file=UNVERIFIED_CONFIG_FILE)
     with ThreadPoolExecutor(_WORKERS) as pool:
         before, after = (
-            dict(zip(side.tensors, pool.map(partial(hash_tensor, side), side.tensors.values()),
+            dict(zip(side.tensors, pool.map(partial(tensor_sha256, side), side.tensors.values()),
                      strict=True))
             for side in (plan.source, written)
         )  # fmt: skip
