@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...calibration.dumps.findings import ImportReport as ImportReport
+    from ...calibration.dumps.import_findings import ImportReport as ImportReport
     from ...calibration.rounding.retune_draft import RetuneReport as RetuneReport
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
@@ -48,6 +48,7 @@ _HOMES = {
     "Findings": "validate.parity.finding",
     "GateReport": "validate.judging.judgement",
     "ImportReport": "calibration.dumps.findings",
+    "ImportReport": "calibration.dumps.import_findings",
     "Inspection": "scripts.api.inspect",
     "JointReport": "validate.served.joint_report",
     "ListedRecipe": "scripts.api.recipes",
