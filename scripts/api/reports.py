@@ -47,7 +47,6 @@ _HOMES = {
     "EstimateReport": "quantize.estimate.estimate_report",
     "Findings": "validate.parity.finding",
     "GateReport": "validate.judging.judgement",
-    "ImportReport": "calibration.dumps.findings",
     "ImportReport": "calibration.dumps.import_findings",
     "Inspection": "scripts.api.inspect",
     "JointReport": "validate.served.joint_report",
