@@ -22,8 +22,9 @@ PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
 PAGES = "scripts.api.pages.write_reports"
 FINDINGS = "validate.parity.finding.write_findings"
-DRAFTS = "scripts.api.parity_draft.load_for_replay"
-COMPARED = "scripts.commands.compare"
+DRAFTS = "scripts.api.replay.load_for_replay"
+BOTH_DRAFTS = "scripts.api.parity_draft.load_for_replay"
+COMPARED = "scripts.api.compare"
 
 
 def on_traces(verb: str) -> tuple[Row, ...]:
@@ -336,8 +337,13 @@ COMMANDS = (
         Row("DRAFT", "P a/b", "references", ("P", "a/b")),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         *replayed("settings."),
+        Row("--draft-sampling", "probabilistic", "draft_sampling", "probabilistic",
+            "validate.counting.trace_replay.replay_drafts"),
         Row("--rope-theta", "5e5", "settings.rotary_base", 5e5),
-    ), stubs(OPEN)),
+    ), {
+        DRAFTS: MagicMock(traces=[]),
+        **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens"),
+    }),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
         Row("--launch", "M.yaml", "path", Path("M.yaml"), "validate.launch.matrix.load_matrix",
@@ -439,7 +445,7 @@ COMMANDS = (
                 "scripts.commands.gate.print_replays", "scripts.commands.gate.print_judged"),
     }),
     Command("compare DRAFT --traces TRACES", "validate.comparison.draft_comparison.compare", (
-        Row("DRAFT", "P a/b", "references", ["P", "a/b"], f"{COMPARED}.load_for_replay"),
+        Row("DRAFT", "P a/b", "references", ("P", "a/b"), f"{COMPARED}.load_for_replay"),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         *replayed("settings.", f"{COMPARED}.load_for_replay"),
         *replayed("settings.", f"{COMPARED}.replay_loaded"),
@@ -459,7 +465,7 @@ COMMANDS = (
              "validate.comparison.draft_comparison.compare",
              "validate.comparison.comparison_page.page", "validate.comparison.comparison_page.plot",
              "validate.charts.svg.standalone", "validate.report.document.document_text",
-             f"{COMPARED}._print")),
+             "scripts.commands.compare._print")),
     Command("report G.json", "validate.report.document.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),
         *pages(),
@@ -570,12 +576,12 @@ COMMANDS = (
     }),
     Command("parity draft BF16 QUANT --traces TRACES",
             "validate.parity.draft_findings.draft_findings", (
-        Row("BF16", "a/b", "references.0", "a/b", DRAFTS),
-        Row("QUANT", "a/b", "references.1", "a/b", DRAFTS),
+        Row("BF16", "a/b", "references.0", "a/b", BOTH_DRAFTS),
+        Row("QUANT", "a/b", "references.1", "a/b", BOTH_DRAFTS),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         Row("--num-draft-tokens", "5", "asked", 5,
             "validate.counting.trace_replay.chosen_num_draft_tokens"),
-        *(row for row in replayed("settings.", DRAFTS)
+        *(row for row in replayed("settings.", BOTH_DRAFTS)
           if row.option not in ("--draft-sampling", "--batch-size")),
         Row("--top", "7", "top", 7),
         Row("--top", "7", "top", 7, "validate.parity.draft_agreement.draft_agreement"),
@@ -585,7 +591,7 @@ COMMANDS = (
         Row("--confidence", "90%", "confidence", 0.9),
         *findings(),
     ), {
-        DRAFTS: MagicMock(both=TWO),
+        BOTH_DRAFTS: MagicMock(both=TWO),
         "validate.parity.draft_findings.draft_findings": [FINDING],
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
                 "validate.parity.draft_agreement.draft_agreement",

@@ -7,7 +7,7 @@ from typing import Annotated
 from . import reports
 from .arguments import AnyPath, Device, Dtype, NumDraftTokens, Target
 from .findings import BoundedFindings
-from .opening import Reference, optional_path
+from .opening import Reference
 from .option import Argument, Option
 from .replay import OnTracesSettings, load_for_replay
 from .verb import verb
@@ -81,7 +81,7 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
     how = OnTracesSettings(
         watch=settings.watch,
         num_draft_tokens=settings.num_draft_tokens,
-        target=optional_path(settings.target),
+        target=settings.target,
         device=settings.device,
         dtype=settings.dtype,
         batch_size=1,
