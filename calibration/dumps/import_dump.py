@@ -20,8 +20,8 @@ from .dump_answers import Answer, Answers
 from .dump_conventions import Declared, check_sample, feature_dtype, last_states, settle, split_last
 from .dump_formats import DumpFormat, samples_of
 from .dump_target import TargetFacts, read_target
-from .findings import ImportReport, Layout
 from .head import TargetHead
+from .import_findings import ImportReport, Layout
 
 
 def import_dump(

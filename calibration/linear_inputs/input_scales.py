@@ -19,7 +19,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat
 from ..errors import CalibrationError
 from ..traces.trace_folder import TraceFolder
-from .observation import never_run, run_over_traces
+from .trace_runs import never_run, run_over_traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

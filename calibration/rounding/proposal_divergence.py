@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...quantize.drafts.forward import DraftForward, DraftPass, positions
 from ..passes.predictions import MAX_LOGITS, draft_ids_of
+from .learning_settings import Teaching
 from .sequences import LearningSequence
-from .settings import Teaching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

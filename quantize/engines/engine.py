@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..drafts import FAMILIES
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
-from ..drafts.registry import FAMILIES
 from .captured_layers import Captures
 from .contract import EngineName, Module, Question, Scheme
 from .declaration import Declaration

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..counting.draft_counts import DraftCounts, PromptPair
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
-from .anomalies import Background, find_doubt
+from .anomalies import Background, find_anomaly
 from .categories import CategoryFigures, outcome
 from .interim_analysis import Look
 from .policy import Policy
@@ -78,9 +78,11 @@ def _different_things(evidence: Evidence) -> Decision | None:
     )
 
 
-def _doubted(evidence: Evidence) -> Decision | None:
-    doubt = find_doubt(evidence.baseline, evidence.candidate, evidence.policy, evidence.background)
-    return Decision("ANOMALOUS", doubt.reason, doubt.action) if doubt else None
+def _anomalous(evidence: Evidence) -> Decision | None:
+    found = find_anomaly(
+        evidence.baseline, evidence.candidate, evidence.policy, evidence.background
+    )
+    return Decision("ANOMALOUS", found.reason, found.action) if found else None
 
 
 def _no_spread(evidence: Evidence) -> Decision | None:
@@ -235,7 +237,7 @@ def _passed(evidence: Evidence) -> Decision | None:
 
 LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
     _different_things,
-    _doubted,
+    _anomalous,
     _no_spread,
     _too_few_prompts,
     _too_large_a_gain,

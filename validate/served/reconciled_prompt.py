@@ -14,7 +14,7 @@ from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.rounds import rounds
 from ..measure.measurement import RequestRecord
 from .common_rounds import common_length, round_starts, whole_counts
-from .every_position import Places
+from .every_position import EveryPosition
 
 DifferenceKind = Literal["prompt", "text", "K", "kernel", "draft", "round", "untold"]
 """What a difference comes from: another prompt or template; another text behind a token; rounds
@@ -29,8 +29,8 @@ class ComparedRound:
     Attributes:
         start: tokens of the output behind it. served, replayed: accepted draft tokens.
         num_proposed: draft tokens of the server's round, at most K.
-        distance: of the draft's logits at the token at which the two part, see `Places`; None where
-            they do not.
+        distance: of the draft's logits at the token at which the two part, see `EveryPosition`;
+            None where they do not.
     """
 
     start: int
@@ -106,7 +106,7 @@ def compare_rounds(
     accepted: Sequence[int],
     starts: Sequence[int],
     common: int,
-    here: Places,
+    here: EveryPosition,
     num_draft_tokens: int,
     drafted: Sequence[int] | None = None,
 ) -> list[ComparedRound]:
@@ -147,7 +147,7 @@ def compare_rounds(
 def reconcile_prompt(
     record: RequestRecord,
     trace: PromptTrace,
-    here: Places,
+    here: EveryPosition,
     num_draft_tokens: int,
     *,
     near: float,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...drafts.engine_traits import INVALID, Finding
-from ...drafts.speculators import LAYER_CONFIG
+from ...drafts.speculators_layout import LAYER_CONFIG
 from ..config_rules import transformers_problem
 from ..engine import TRAITS
 

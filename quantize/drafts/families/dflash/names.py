@@ -22,7 +22,7 @@ from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, 
 from ...shared.mixture.names import mlp_shapes
 from .engine_traits import ENGINE_TRAITS
 from .geometry import DFlashGeometry
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch

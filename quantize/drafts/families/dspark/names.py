@@ -20,7 +20,7 @@ from ...lint import Lint
 from ..dflash.names import DFlash
 from .engine_traits import ENGINE_TRAITS
 from .geometry import MARKOV_HEADS, DSparkGeometry
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch

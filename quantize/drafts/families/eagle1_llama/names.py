@@ -20,7 +20,7 @@ from ...family import Dim, Family, TensorSpec
 from ...shared.llama.geometry import LlamaGeometry
 from ...shared.llama.names import layer_specs, read_llama
 from .engine_traits import ENGINE_TRAITS
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch

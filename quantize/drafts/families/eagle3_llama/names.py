@@ -19,7 +19,7 @@ from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes
 from ...shared.eagle3.geometry import Eagle3LlamaGeometry
 from ...shared.eagle3.names import Eagle3, read_common
 from .engine_traits import ENGINE_TRAITS, MASK_KEYS
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch

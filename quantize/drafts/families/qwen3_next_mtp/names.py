@@ -21,7 +21,7 @@ from ...shared.mixture.names import read_qwen_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import GroupedMtp, read_mtp, rotated_part
 from .engine_traits import ENGINE_TRAITS
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     pass

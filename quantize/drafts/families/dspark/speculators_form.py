@@ -4,7 +4,7 @@ from typing import Any
 
 from ...config_reader import ConfigReader
 from ...speculators_form import SpeculatorsForm, positive_keys
-from ..dflash.speculators import block_keys
+from ..dflash.speculators_form import block_keys
 
 
 def _dspark(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ...quantize.drafts.shared.mixture.names import is_expert
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..traces.trace_folder import TraceFolder
-from .observation import never_run, run_over_traces
+from .trace_runs import never_run, run_over_traces
 
 _ROWS = 4096  # inputs multiplied at a time
 BYTES_AT_ONCE = 4 << 30

@@ -8,7 +8,7 @@ from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
 
 
-def caveats(
+def report_warnings(
     evidence: Evidence, *, num_prompts: int, num_copies: int, num_short_prompts: int
 ) -> Iterator[str]:
     """Sentences without a full stop, for the `warnings` of the report.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..drafts import Draft
 from ..drafts.exporters import in_speculators_layout, is_mla, layer_config
 from ..drafts.lint import Lint
-from ..drafts.reading import layers_of_one
+from ..drafts.recognition import layers_of_one
 from ..drafts.shared.aux_layers import (
     DEEPSEEK_TYPES,
     KEY,

@@ -4,7 +4,7 @@ from typing import Any
 
 from ...config_reader import ConfigReader
 from ...speculators_form import SpeculatorsForm, positive_keys
-from ..dflash.speculators import dflash_keys
+from ..dflash.speculators_form import dflash_keys
 
 
 def _dflash2(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from ...recipes.errors import short
 from ..errors import CheckpointError
 from .config_reader import ConfigReader
-from .registry import FAMILIES
+from .families import FAMILIES
 from .speculators_form import SpeculatorsForm, positive_keys
 
 LAYER_CONFIG = "transformer_layer_config"

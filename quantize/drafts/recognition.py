@@ -11,10 +11,10 @@ from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..files.subtree import mtp_layers
 from .architectures import declared_architecture, with_family_name
+from .families import FAMILIES
 from .family import Draft, Family, Row, TensorSpec
 from .geometry import Geometry
-from .registry import FAMILIES
-from .speculators import LAYER_CONFIG, plain_config
+from .speculators_layout import LAYER_CONFIG, plain_config
 from .unsupported import kind_of, nested_eagle_keys, old_medusa_keys
 
 
