@@ -375,6 +375,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_command_prints_what_a_terminal_would_obey(
     change: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -484,6 +485,7 @@ def run(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("shell", "code", "reason"),
     [

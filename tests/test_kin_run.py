@@ -35,6 +35,7 @@ def run(command: str, *arguments: object) -> None:
     assert main([command, *map(str, arguments)]) == 0
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("algorithm", ["absmax", "gptq", "learned"])
 def test_codes_are_found_verified_and_replayed(
     algorithm: str,

@@ -160,6 +160,7 @@ def test_a_row_of_a_block_takes_as_many_slots(
     assert set(asked) == {1 if block is None else 1 + pair.num_draft_tokens}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_the_loss_falls_and_every_linear_learns(
     name: str, pair: RoundingPair, tmp_path: Path
@@ -179,6 +180,7 @@ def test_the_loss_falls_and_every_linear_learns(
         assert (one.quantized().codes != first[module]).any(), module
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_the_folder_holds_what_was_judged(name: str, pair: RoundingPair, tmp_path: Path) -> None:
     plan = pair.plan(learned_recipe(name))
@@ -265,6 +267,7 @@ def stop_after(step: int) -> Callable[[LearningProgress], None]:
     return look
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("step", "save_seconds"), [(1, 0.0), (2, 0.0), (5, 0.0), (7, 1e9)])
 def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
     step: int, save_seconds: float, pair: RoundingPair, tmp_path: Path

@@ -42,6 +42,7 @@ def quantize(pair: RoundingPair, out: Path, *arguments: str) -> int:
     return main(["quantize", str(pair.draft_folder), "--out", str(out), *given])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-w4a8-fp8", "blackwell-nvfp4"])
 def test_a_draft_is_quantized_verified_and_told_of(
     recipe: str, pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -133,6 +134,7 @@ def bf16_products(_learning: Learning) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("name", "narrow"),
     [

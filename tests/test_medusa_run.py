@@ -209,6 +209,7 @@ def run(command: str, *arguments: object) -> None:
     assert main([command, *map(str, arguments)]) == 0
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("recipe", "algorithm"),
     [

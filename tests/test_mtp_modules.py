@@ -88,6 +88,7 @@ def test_modules_differ(tmp_path: Path) -> None:
     assert not torch.equal(first(draft.weights), first(swapped))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("family", BUILDERS)
 @pytest.mark.parametrize("recipe", ["int4-channel", "fp8-ptpc"])
 def test_quantize_verify_dequantize(family: str, recipe: str, tmp_path: Path) -> None:

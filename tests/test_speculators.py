@@ -282,6 +282,7 @@ def refused(folder: Path, what: str, fix: str = "") -> CheckpointError:
 # What is printed
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("build", BUILD)
 def test_inspect_names_the_layout(
     build: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -105,6 +105,7 @@ def causal_attention(_layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float)
 # What is written
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("build", BUILD)
 @pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_is_written_verified_and_loaded(
