@@ -18,6 +18,7 @@ def one_global_scale(
 ) -> Iterator[Finding]:
     """What becomes of parts of a fused linear that have different ones; their values are read."""
     scales = [t for part in parts.values() for s, t in part.items() if s in _SUFFIXES]
+    scales = [tensor for tensor in scales if (tensor.dtype, tensor.numel) == ("F32", 1)]
     if len({stored_scalar(checkpoint, tensor) for tensor in scales}) < 2:
         return
     remedy = "quantize the fused parts with one global scale"
