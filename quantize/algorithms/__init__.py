@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
-from .base import Algorithm, FoundCodes, Need, Statistics
+from .base import Algorithm, FoundCodes, Need, RowAlgorithm, Statistics
 from .gptq import Gptq
 from .learned import Learned
 from .moments import InputMoments
@@ -28,4 +28,12 @@ def get_algorithm(choice: Choice) -> Algorithm:
     return _ALGORITHMS[choice.scale, choice.rounding]
 
 
-__all__ = ["Algorithm", "FoundCodes", "InputMoments", "Need", "Statistics", "get_algorithm"]
+__all__ = [
+    "Algorithm",
+    "FoundCodes",
+    "InputMoments",
+    "Need",
+    "RowAlgorithm",
+    "Statistics",
+    "get_algorithm",
+]

@@ -3,6 +3,7 @@
 An algorithm knows tensors: neither names nor files, and not how a measurement came about.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -61,18 +62,25 @@ class FoundCodes(Protocol):
         """
 
 
-class Algorithm(Protocol):
-    """One way to find codes and scales; rows of a weight are independent of each other.
+class Algorithm:
+    """One way to find codes and scales.
 
     Attributes:
-        needs: what calibration must give.
+        needs: what calibration must give. Codes that it finds for a whole draft are not found here:
+            such an algorithm says for which formats alone.
     """
 
-    needs: Need
+    needs: Need = "none"
 
-    def problem(self, weights: WeightFormat) -> str | None:
+    def problem(self, weights: WeightFormat) -> str | None:  # noqa: ARG002
         """Why this algorithm cannot find codes of a format, or None."""
+        return None
 
+
+class RowAlgorithm(Algorithm, ABC):
+    """One that finds them weight by weight; rows of a weight are independent of each other."""
+
+    @abstractmethod
     def quantize(
         self,
         weight: Tensor,
@@ -86,7 +94,7 @@ class Algorithm(Protocol):
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32, finite.
             weights: the recipe's format.
-            absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover;
-                None = that of `weight`. See `Backend.quantize`.
+            absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover:
+                that of the weight and of those that engines fuse with it; None = that of `weight`.
             moments: of the inputs where `needs` says so, else None.
         """

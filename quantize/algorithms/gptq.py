@@ -10,18 +10,19 @@ Source: Frantar et al., arXiv 2210.17323; in this form Chee et al., arXiv 2307.1
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...recipes.schema import WeightFormat
 from ..numerics.quantized_weight import QuantizedWeight, code_values
 from ..numerics.rows import nearest_codes, served_scale
-from .base import Algorithm, Need
+from .base import Need, RowAlgorithm
 from .moments import InputMoments
 
 _COLUMNS = 128  # rounded between two matrix products
 _ROUNDED = ("int4", "nvfp4", "mxfp4")
 
 
-class Gptq:
+class Gptq(RowAlgorithm):
     """Codes by GPTQ under the scales of another algorithm.
 
     Args:
@@ -30,15 +31,16 @@ class Gptq:
 
     needs: Need = "second_moments"
 
-    def __init__(self, scales: Algorithm) -> None:
+    def __init__(self, scales: RowAlgorithm) -> None:
         self._scales = scales
 
+    @override
     def problem(self, weights: WeightFormat) -> str | None:
-        """See `Algorithm.problem`."""
         if weights.dtype not in _ROUNDED:
             return f"rounding: gptq rounds {', '.join(_ROUNDED)}: {weights.dtype} loses too little"
         return self._scales.problem(weights)
 
+    @override
     def quantize(
         self,
         weight: Tensor,
@@ -47,7 +49,6 @@ class Gptq:
         absmax: Tensor | None,
         moments: InputMoments | None,
     ) -> QuantizedWeight:
-        """See `Algorithm.quantize`."""
         if moments is None:
             raise TypeError("gptq needs the second moments of the inputs")
         found = self._scales.quantize(weight, weights, absmax=absmax, moments=moments)

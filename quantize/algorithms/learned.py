@@ -3,18 +3,15 @@
 What is here says for which formats; the learning itself knows drafts and traces, and lies above.
 """
 
-from torch import Tensor
+from typing_extensions import override
 
 from ...recipes.schema import RoundingChoice, WeightFormat
-from ..errors import BackendError
-from ..numerics.quantized_weight import QuantizedWeight
-from .base import Need
-from .moments import InputMoments
+from .base import Algorithm, Need
 
 LEARNED_FORMATS = ("int4", "nvfp4", "mxfp4")
 
 
-class Learned:
+class Learned(Algorithm):
     """Codes, and scales but for powers of two, from the gradient of the draft's loss.
 
     Args:
@@ -26,8 +23,8 @@ class Learned:
     def __init__(self, rounding: RoundingChoice) -> None:
         self._rounding = rounding
 
+    @override
     def problem(self, weights: WeightFormat) -> str | None:
-        """See `Algorithm.problem`."""
         if weights.dtype not in LEARNED_FORMATS:
             return (
                 f"rounding: {self._rounding} finds codes of four bits"
@@ -37,23 +34,3 @@ class Learned:
         if weights.first_stage is not None:
             return f"rounding: {self._rounding} finds codes of one stage"
         return None
-
-    def quantize(
-        self,
-        weight: Tensor,
-        weights: WeightFormat,
-        *,
-        absmax: Tensor | None,
-        moments: InputMoments | None,
-    ) -> QuantizedWeight:
-        """Refuse: one weight alone does not say what its codes must be.
-
-        Raises:
-            BackendError: always.
-        """
-        del weight, absmax, moments
-        raise BackendError(
-            f"rounding: {self._rounding}, {weights}",
-            "the codes of one weight follow from the whole draft and from traces",
-            fix="record traces ('draftquant record') and pass --traces",
-        )

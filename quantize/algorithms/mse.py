@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...recipes.schema import WeightFormat
 from ..numerics.absmax import row_absmax
@@ -23,7 +24,7 @@ from ..numerics.rows import (
     served_scale,
     whole_scale,
 )
-from .base import Need
+from .base import RowAlgorithm
 from .moments import InputMoments
 from .nearest import stored_scale_dtype
 
@@ -34,17 +35,16 @@ POWERS = (0.5, 0.25)
 SMALLEST_E8M0 = 2.0**-127
 
 
-class MseNearest:
+class MseNearest(RowAlgorithm):
     """Scales by search, then the nearest codes; one scale for each row or group."""
 
-    needs: Need = "none"
-
+    @override
     def problem(self, weights: WeightFormat) -> str | None:
-        """See `Algorithm.problem`."""
         if weights.granularity not in ("channel", "group") or weights.first_stage is not None:
             return "scale: mse searches scales of channels or groups, of one stage"
         return None
 
+    @override
     def quantize(
         self,
         weight: Tensor,
@@ -53,7 +53,6 @@ class MseNearest:
         absmax: Tensor | None,
         moments: InputMoments | None,
     ) -> QuantizedWeight:
-        """See `Algorithm.quantize`."""
         rows = weight.reshape(-1, weights.group_size or weight.shape[1])  # a group is a row
         whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
         scale = _best(rows, weights, whole, _importance(weight, weights, moments))

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...recipes.schema import WeightFormat
 from ..numerics.absmax import block_absmax, row_absmax
@@ -9,20 +10,14 @@ from ..numerics.fp8 import fp8_codes, fp8_scale
 from ..numerics.int4 import int4_codes, int4_scale
 from ..numerics.quantized_weight import QuantizedWeight
 from ..numerics.rows import absmax_scale, nearest_codes, whole_scale
-from .base import Need
+from .base import RowAlgorithm
 from .moments import InputMoments
 
 
-class AbsmaxNearest:
+class AbsmaxNearest(RowAlgorithm):
     """Scales such that the largest magnitude fits, then the nearest codes."""
 
-    needs: Need = "none"
-
-    def problem(self, weights: WeightFormat) -> str | None:
-        """None: every format of the schema is known here."""
-        del weights
-        return None
-
+    @override
     def quantize(
         self,
         weight: Tensor,
@@ -31,8 +26,6 @@ class AbsmaxNearest:
         absmax: Tensor | None,
         moments: InputMoments | None,
     ) -> QuantizedWeight:
-        """See `Algorithm.quantize`."""
-        del moments
         if weights.granularity == "tensor":
             return _fp8_of_matrix(weight, absmax)
         if weights.granularity == "block":

@@ -5,7 +5,7 @@ it was made for. It never sees embeddings, heads or files, and it never stores a
 the writer do.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from torch import Tensor
 
@@ -17,15 +17,19 @@ ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
 """What every backend carries, in every format that it computes."""
 
 
-class Backend(Protocol):
-    """One way to compute codes and scales."""
+class Backend(ABC):
+    """One way to compute codes and scales.
+
+    Attributes:
+        streams_rows: blocks of rows may be quantized one by one; else the whole weight is needed.
+        needs: what calibration must give, as of an `Algorithm`.
+    """
 
     name: BackendName
-    streams_rows: bool
-    """True if blocks of rows may be quantized one by one; False if the whole weight is needed."""
+    streams_rows: bool = False
     needs: Need
-    """What must be measured of a linear's inputs; see `Algorithm.needs`."""
 
+    @abstractmethod
     def check(self, weights: WeightFormat) -> None:
         """Fail before any work if this backend cannot run here or cannot express the format.
 
@@ -34,13 +38,14 @@ class Backend(Protocol):
                 algorithm does not.
         """
 
-    def start(self) -> None:
-        """Load the toolkit, which takes seconds; `quantize` does so unasked.
+    def start(self) -> None:  # noqa: B027
+        """Load the toolkit, if there is one, which takes seconds; `quantize` does so unasked.
 
         Raises:
             BackendError: it cannot be loaded.
         """
 
+    @abstractmethod
     def quantize(
         self,
         weight: Tensor,
@@ -56,11 +61,12 @@ class Backend(Protocol):
             absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover
                 (`WeightFormat.scales_whole_matrix`): that of the weight, of which `weight` may be
                 a block, and of those that engines fuse with it. None = that of `weight`.
-            moments: see `Algorithm.quantize`.
+            moments: of the inputs where `needs` says so, else None.
 
         Raises:
             BackendError: the toolkit failed on this weight, or `absmax` makes no sense for it.
         """
 
+    @abstractmethod
     def versions(self) -> dict[str, str]:
         """Package versions that the result depends on, for provenance."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import InputMoments, Need
@@ -19,7 +20,7 @@ from ..errors import BackendError
 from ..numerics.fp8 import fp8_codes, fp8_scale
 from ..numerics.packing import fp4_codes_of_bytes
 from ..numerics.quantized_weight import QuantizedWeight
-from .base import ABSMAX_NEAREST
+from .base import ABSMAX_NEAREST, Backend
 from .torch import TorchBackend
 from .vendor import (
     finite_absmax,
@@ -52,18 +53,17 @@ _failing = partial(
 )
 
 
-class ModelOptBackend:
+class ModelOptBackend(Backend):
     """FP8 and NVFP4; nearest codes are `TorchBackend`'s. It cannot export INT4 per channel."""
 
     name: BackendName = "modelopt"
-    streams_rows = False
 
     def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
         self._algorithm = algorithm
         self.needs: Need = "second_moments" if algorithm.rounding == "gptq" else "none"
 
+    @override
     def check(self, weights: WeightFormat) -> None:
-        """Fail unless ModelOpt 0.47 is here and exports the format; see `Backend.check`."""
         if weights.dtype not in ("fp8_e4m3", "nvfp4") or weights.granularity == "block":
             raise BackendError(
                 "backend modelopt",
@@ -80,12 +80,13 @@ class ModelOptBackend:
             )
         tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
 
+    @override
     def start(self) -> None:
-        """See `Backend.start`."""
         with _failing("backend modelopt"), process_state():
             import modelopt.torch.export.unified_export_hf
             import modelopt.torch.quantization  # noqa: F401
 
+    @override
     def quantize(
         self,
         weight: Tensor,
@@ -93,13 +94,7 @@ class ModelOptBackend:
         absmax: Tensor | None = None,
         moments: InputMoments | None = None,
     ) -> QuantizedWeight:
-        """Quantize one whole weight with ModelOpt's calibration and export; see `Backend.quantize`.
-
-        Args:
-            weight: [rows, in_features] bfloat16, float16 or float32; not changed.
-            weights: the recipe's format, FP8 or NVFP4.
-            absmax: see `Backend.quantize`.
-            moments: of the inputs, for GPTQ.
+        """Quantize one whole weight with ModelOpt's calibration and export.
 
         Returns:
             codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8, scale
@@ -129,8 +124,8 @@ class ModelOptBackend:
         whole = weights.granularity == "tensor"
         return _with_vanishing_rows(weight, largest if whole else rows, codes, scale.reshape(-1, 1))
 
+    @override
     def versions(self) -> dict[str, str]:
-        """See `Backend.versions`."""
         return {
             "nvidia-modelopt": tested_version(self.name, "nvidia-modelopt", TESTED_SERIES),
             "torch": torch.__version__,

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import nn, override
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import InputMoments, Need
@@ -19,7 +20,7 @@ from ..errors import BackendError
 from ..numerics.fp4 import fp4_codes
 from ..numerics.fp8 import FP8, FP8_MAX
 from ..numerics.quantized_weight import QuantizedWeight
-from .base import ABSMAX_NEAREST
+from .base import ABSMAX_NEAREST, Backend
 from .quark_import import quark_process_state, require_build_tools
 from .vendor import finite_absmax, gptq_inputs, tested_version, toolkit_errors, with_absmax
 
@@ -35,18 +36,17 @@ _failing = partial(
 )
 
 
-class QuarkBackend:
+class QuarkBackend(Backend):
     """INT4, also in two stages, FP8 without blocks, MXFP4; nearest codes are `TorchBackend`'s."""
 
     name: BackendName = "quark"
-    streams_rows = False
 
     def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
         self._gptq = algorithm.rounding == "gptq"
         self.needs: Need = "second_moments" if self._gptq else "none"
 
+    @override
     def check(self, weights: WeightFormat) -> None:
-        """Fail unless Quark 0.13 and what its import needs are here; see `Backend.check`."""
         problem = weights.problem()
         if problem is not None:
             raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
@@ -67,11 +67,13 @@ class QuarkBackend:
         tested_version(self.name, "amd-quark", TESTED_VERSION)
         require_build_tools()
 
+    @override
     def start(self) -> None:
-        """See `Backend.start`: Quark's first import builds its extension."""
+        # Quark's first import builds its extension
         with _failing("backend quark"), quark_process_state():
             import quark.torch  # noqa: F401
 
+    @override
     def quantize(
         self,
         weight: Tensor,
@@ -79,15 +81,9 @@ class QuarkBackend:
         absmax: Tensor | None = None,
         moments: InputMoments | None = None,
     ) -> QuantizedWeight:
-        """Quantize one whole weight with Quark's own observer and rounding; see `Backend.quantize`.
+        """Quantize one whole weight with Quark's own observer and rounding.
 
         Quark's GPTQ reads inputs, of which it takes the second moments: it gets inputs with ours.
-
-        Args:
-            weight: [rows, in_features] bfloat16, float16 or float32; not changed.
-            weights: the recipe's format.
-            absmax: see `Backend.quantize`.
-            moments: of the inputs, for GPTQ.
 
         Returns:
             codes int8 and scale [rows, 1 or groups] in the weight's dtype (INT4), codes
@@ -118,8 +114,8 @@ class QuarkBackend:
             group_size=weights.group_size,
         )
 
+    @override
     def versions(self) -> dict[str, str]:
-        """See `Backend.versions`."""
         return {
             "amd-quark": tested_version(self.name, "amd-quark", TESTED_VERSION),
             "torch": torch.__version__,

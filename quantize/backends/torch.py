@@ -2,15 +2,16 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import InputMoments, get_algorithm
+from ..algorithms import InputMoments, RowAlgorithm, get_algorithm
 from ..errors import BackendError
 from ..numerics.quantized_weight import QuantizedWeight
-from .base import ABSMAX_NEAREST
+from .base import ABSMAX_NEAREST, Backend
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """The fast path and the independent oracle of the vendor backends."""
 
     name: BackendName = "torch"
@@ -21,8 +22,8 @@ class TorchBackend:
         self._algorithm = get_algorithm(algorithm)
         self.needs = self._algorithm.needs
 
+    @override
     def check(self, weights: WeightFormat) -> None:
-        """Fail unless the algorithm knows the format; see `Backend.check`."""
         problem = self._algorithm.problem(weights)
         if problem is not None:
             raise BackendError(
@@ -31,9 +32,7 @@ class TorchBackend:
                 fix="use 'scale: absmax' and 'rounding: nearest', or another format",
             )
 
-    def start(self) -> None:
-        """See `Backend.start`: there is nothing to load."""
-
+    @override
     def quantize(
         self,
         weight: Tensor,
@@ -41,9 +40,14 @@ class TorchBackend:
         absmax: Tensor | None = None,
         moments: InputMoments | None = None,
     ) -> QuantizedWeight:
-        """See `Backend.quantize`."""
+        if not isinstance(self._algorithm, RowAlgorithm):
+            raise BackendError(
+                f"rounding: {self._choice.rounding}, {weights}",
+                "the codes of one weight follow from the whole draft and from traces",
+                fix="record traces ('draftquant record') and pass --traces",
+            )
         return self._algorithm.quantize(weight, weights, absmax=absmax, moments=moments)
 
+    @override
     def versions(self) -> dict[str, str]:
-        """See `Backend.versions`."""
         return {"torch": torch.__version__}

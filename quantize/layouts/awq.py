@@ -7,12 +7,13 @@ are stored with the constant zero point 8.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from typing_extensions import override
+
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
-    ONE_FORMAT,
     Columns,
-    Heads,
+    Layout,
     OwnFormat,
     check_divides,
     last_parts,
@@ -27,18 +28,15 @@ ZERO_POINT = 8
 _ZERO_POINTS = -0x77777778  # 0x88888888 as int32: eight times the zero point 8
 
 
-class AwqLayout:
+class AwqLayout(Layout):
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]."""
 
     name: LayoutName = "awq"
-    mix_problem: str | None = ONE_FORMAT
-    exact_excludes = False
     exclude_keys: tuple[str, ...] = ("modules_to_not_convert",)
-    heads: Heads = "never"
     int4_scale_dtype: Literal["float16"] | None = "float16"
 
+    @override
     def problem(self, recipe: Recipe) -> str | None:
-        """See `Layout.problem`."""
         weights = recipe.weights
         if (weights.dtype, weights.granularity) != ("int4", "group"):
             return "AWQ stores INT4 groups only"
@@ -48,8 +46,8 @@ class AwqLayout:
             return "AWQ stores float16 scales: needs scale_dtype float16"
         return None
 
+    @override
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
-        """See `Layout.stored`."""
         size = recipe.weights.group_size or 0
         check_divides(self.name, weight, 0, 8)
         check_divides(self.name, weight, 1, size)
@@ -61,39 +59,37 @@ class AwqLayout:
             StoredTensor(name=f"{module}.scales", dtype="F16", shape=(groups, rows)),
         )
 
+    @override
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        """See `Layout.encode_rows`."""
-        del weights
         from ..numerics.packing import int4_words
 
         words = int4_words(block.codes.T, interleaved=True, offset=ZERO_POINT)
         return {f"{module}.qweight": Columns(words), f"{module}.scales": Columns(block.scale.T)}
 
+    @override
     def encode_whole(
         self,
         weight: TensorInfo,
         block: "QuantizedWeight",
         recipe: Recipe,
         input_scale: float | None,
-    ) -> "Mapping[str, Tensor]":
-        """See `Layout.encode_whole`."""
-        del block, input_scale
+    ) -> "dict[str, Tensor]":
         import torch
 
         (_, zeros, _) = self.stored(weight, recipe)
         return {zeros.name: torch.full(zeros.shape, _ZERO_POINTS, dtype=torch.int32)}
 
+    @override
     def excludes(self, kept: Sequence[str]) -> list[str]:
-        """See `Layout.excludes`; engines look for these parts anywhere in a module's name."""
+        # Engines look for these parts anywhere in a module's name
         return last_parts(kept)
 
+    @override
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `Layout.declare`."""
-        del own
         return {
             "bits": 4,
             "group_size": recipe.weights.group_size,
@@ -102,8 +98,3 @@ class AwqLayout:
             "version": "gemm",
             "zero_point": True,
         }
-
-    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Layout.side_files`."""
-        del declared
-        return {}

@@ -6,8 +6,9 @@ block has a multiple of 128 rows, except the last one of a weight.
 Planning needs layouts too, so they import torch only where they encode.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
@@ -46,7 +47,7 @@ class OwnFormat(NamedTuple):
     leaves: tuple[str, ...]
 
 
-class Layout(Protocol):
+class Layout(ABC):
     """One way to store quantized weights.
 
     Attributes:
@@ -58,15 +59,17 @@ class Layout(Protocol):
     """
 
     name: LayoutName
-    mix_problem: str | None
-    exact_excludes: bool
     exclude_keys: tuple[str, ...]
-    heads: Heads
-    int4_scale_dtype: Literal["float16"] | None
+    mix_problem: str | None = ONE_FORMAT
+    exact_excludes: bool = False
+    heads: Heads = "never"
+    int4_scale_dtype: Literal["float16"] | None = None
 
+    @abstractmethod
     def problem(self, recipe: Recipe) -> str | None:
         """Why this layout cannot express the formats of a recipe of one format, or None."""
 
+    @abstractmethod
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """The tensors that a quantized weight [out, in] becomes.
 
@@ -74,6 +77,7 @@ class Layout(Protocol):
             LayoutError: this shape cannot be stored.
         """
 
+    @abstractmethod
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
@@ -85,8 +89,11 @@ class Layout(Protocol):
         block: "QuantizedWeight",
         recipe: Recipe,
         input_scale: float | None,
-    ) -> "Mapping[str, Tensor]":
+    ) -> "dict[str, Tensor]":
         """The stored tensors that a weight has once, by name.
+
+        Unless a layout has others: the one `weight_scale` [] of a matrix and its `input_scale` [],
+        where it has them.
 
         Args:
             weight: the source weight [out, in].
@@ -94,10 +101,25 @@ class Layout(Protocol):
             recipe: whose formats are stored.
             input_scale: stored scale of the linear's input, None where the recipe has none.
         """
+        module, whole = weight.name.removesuffix(".weight"), {}
+        if recipe.weights.granularity == "tensor":
+            whole[f"{module}.weight_scale"] = scalar(block.scale, ())
+        if input_scale is not None:
+            whole[f"{module}.input_scale"] = scalar(input_scale, ())
+        return whole
 
     def excludes(self, kept: Sequence[str]) -> list[str]:
-        """Modules to exclude, spelled so that every engine which reads this layout matches them."""
+        """Modules to exclude, spelled so that every engine which reads this layout matches them.
 
+        Unless engines match otherwise: exact names and an index-free regex, as vLLM 0.33 and SGLang
+        0.5.23 want them. Engines match runtime names: vLLM asks for `model.fc`, the vendor's own
+        loader for `fc`; layer numbers differ from those on disk, so the regex names the last part
+        alone.
+        """
+        exact = [n for module in kept for n in (module, f"model.{module.removeprefix('model.')}")]
+        return [*dict.fromkeys(exact), *name_patterns(last_parts(kept))]
+
+    @abstractmethod
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
@@ -109,18 +131,9 @@ class Layout(Protocol):
             own: none where the layout cannot mix.
         """
 
-    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
         """Further JSON files of this layout by name."""
-
-
-def excluded_spellings(kept: Sequence[str]) -> list[str]:
-    """How vLLM 0.33 and SGLang 0.5.23 want an exclude spelled: exact names and an index-free regex.
-
-    Engines match runtime names: vLLM asks for `model.fc`, the vendor's own loader for `fc`; layer
-    numbers differ from those on disk, so the regex names the last part alone.
-    """
-    exact = [name for module in kept for name in (module, f"model.{module.removeprefix('model.')}")]
-    return [*dict.fromkeys(exact), *name_patterns(last_parts(kept))]
+        return {}
 
 
 def name_patterns(leaves: Sequence[str]) -> list[str]:
@@ -164,18 +177,6 @@ def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
     import torch
 
     return torch.as_tensor(value, dtype=torch.float32).reshape(shape)
-
-
-def scalars(
-    module: str, block: "QuantizedWeight", recipe: Recipe, input_scale: float | None
-) -> dict[str, "Tensor"]:
-    """The one `weight_scale` [] of a matrix and its `input_scale` [], where it has them."""
-    whole = {}
-    if recipe.weights.granularity == "tensor":
-        whole[f"{module}.weight_scale"] = scalar(block.scale, ())
-    if input_scale is not None:
-        whole[f"{module}.input_scale"] = scalar(input_scale, ())
-    return whole
 
 
 def codes_tensor(name: str, weight: TensorInfo, weights: WeightFormat) -> StoredTensor:

@@ -1,7 +1,9 @@
 """The compressed-tensors layout (version 0.20): INT4, FP8, NVFP4 and MXFP4."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
@@ -9,10 +11,10 @@ from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
     Heads,
+    Layout,
     OwnFormat,
     check_divides,
     codes_tensor,
-    excluded_spellings,
     name_patterns,
     scalar,
     scale_dtype,
@@ -46,7 +48,7 @@ _ACTIVATIONS: dict[tuple[str, str], tuple[str | None, ...]] = {
 """Activations that a weight format may be paired with."""
 
 
-class CompressedTensorsLayout:
+class CompressedTensorsLayout(Layout):
     """`weight` (FP8) or `weight_packed`; `weight_scale` [out, groups], [1] for a whole matrix.
 
     That of blocks is [out / 128, in / 128]. INT4 adds `weight_shape`; NVFP4 `weight_global_scale`
@@ -55,13 +57,11 @@ class CompressedTensorsLayout:
 
     name: LayoutName = "compressed-tensors"
     mix_problem: str | None = None
-    exact_excludes = False
     exclude_keys: tuple[str, ...] = ("ignore",)
     heads: Heads = "named"
-    int4_scale_dtype: Literal["float16"] | None = None
 
+    @override
     def problem(self, recipe: Recipe) -> str | None:
-        """See `Layout.problem`."""
         weights = recipe.weights
         if weights.first_stage:
             return "compressed-tensors has no weights of two stages"
@@ -70,8 +70,8 @@ class CompressedTensorsLayout:
             return "no engine has a scheme for this pair in compressed-tensors"
         return None
 
+    @override
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
-        """See `Layout.stored`."""
         rows, columns = weight.shape
         weights, module = recipe.weights, weight.name.removesuffix(".weight")
         if weights.group_size:
@@ -99,10 +99,10 @@ class CompressedTensorsLayout:
             ),
         )
 
+    @override
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        """See `Layout.encode_rows`."""
         from ..numerics.packing import packed
 
         codes = packed(weights.dtype, block.codes, interleaved=False, offset=8)
@@ -111,14 +111,14 @@ class CompressedTensorsLayout:
             rows[f"{module}.weight_scale"] = stored_scale(block.scale, weights)
         return rows
 
+    @override
     def encode_whole(
         self,
         weight: TensorInfo,
         block: "QuantizedWeight",
         recipe: Recipe,
         input_scale: float | None,
-    ) -> "Mapping[str, Tensor]":
-        """See `Layout.encode_whole`."""
+    ) -> "dict[str, Tensor]":
         import torch
 
         module = weight.name.removesuffix(".weight")
@@ -135,19 +135,13 @@ class CompressedTensorsLayout:
             whole[f"{module}.{_input_scale(recipe)}"] = value
         return whole
 
-    def excludes(self, kept: Sequence[str]) -> list[str]:
-        """See `Layout.excludes`."""
-        return excluded_spellings(kept)
-
+    @override
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `Layout.declare`.
-
-        Both engines look for the name of a linear first, in the order of the groups, then for its
-        class, so `Linear` is every other one. A head is found by its name alone: its class,
-        ParallelLMHead, has no "Linear" in it.
-        """
+        # Both engines look for the name of a linear first, in the order of the groups, then for its
+        # class, so `Linear` is every other one. A head is found by its name alone: its class,
+        # ParallelLMHead, has no "Linear" in it
         groups = {"group_0": _group(recipe, ["Linear"])}
         for index, each in enumerate(own, start=1):
             groups[f"group_{index}"] = _group(each.recipe, name_patterns(each.leaves))
@@ -161,11 +155,6 @@ class CompressedTensorsLayout:
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
         }
-
-    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Layout.side_files`."""
-        del declared
-        return {}
 
 
 def _group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:

@@ -4,17 +4,17 @@ Sources: vLLM 0.33 and SGLang 0.5.23 `fp8.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
-    ONE_FORMAT,
     Columns,
-    Heads,
+    Layout,
     OwnFormat,
     last_parts,
-    scalars,
 )
 
 if TYPE_CHECKING:
@@ -23,21 +23,18 @@ if TYPE_CHECKING:
     from ..numerics.quantized_weight import QuantizedWeight
 
 
-class Fp8Layout:
+class Fp8Layout(Layout):
     """`weight` FP8; `weight_scale` [] and `input_scale` [], or `weight_scale_inv` per block.
 
     Despite its name `weight_scale_inv` multiplies the codes, as every scale here.
     """
 
     name: LayoutName = "fp8"
-    mix_problem: str | None = ONE_FORMAT
     exact_excludes = True
     exclude_keys: tuple[str, ...] = ("ignored_layers", "modules_to_not_convert")
-    heads: Heads = "never"
-    int4_scale_dtype: Literal["float16"] | None = None
 
+    @override
     def problem(self, recipe: Recipe) -> str | None:
-        """See `Layout.problem`."""
         weights, activations = recipe.weights, recipe.activations
         if weights.dtype != "fp8_e4m3" or weights.granularity not in ("tensor", "block"):
             return "plain fp8 stores FP8 weights with one scale per matrix or per block only"
@@ -47,8 +44,8 @@ class Fp8Layout:
             return "plain fp8 pairs blocks of the weight with groups of the activations"
         return None
 
+    @override
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
-        """See `Layout.stored`."""
         module = weight.name.removesuffix(".weight")
         codes = StoredTensor(name=weight.name, dtype="F8_E4M3", shape=weight.shape)
         size = recipe.weights.group_size
@@ -61,38 +58,25 @@ class Fp8Layout:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
         return tuple(tensors)
 
+    @override
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        """See `Layout.encode_rows`."""
         rows: dict[str, Tensor | Columns] = {f"{module}.weight": block.codes}
         if weights.granularity == "block":
             rows[f"{module}.weight_scale_inv"] = block.scale
         return rows
 
-    def encode_whole(
-        self,
-        weight: TensorInfo,
-        block: "QuantizedWeight",
-        recipe: Recipe,
-        input_scale: float | None,
-    ) -> "Mapping[str, Tensor]":
-        """See `Layout.encode_whole`."""
-        return scalars(weight.name.removesuffix(".weight"), block, recipe, input_scale)
-
+    @override
     def excludes(self, kept: Sequence[str]) -> list[str]:
-        """See `Layout.excludes`.
-
-        vLLM compares whole names, so both spellings of each are listed; SGLang looks for parts.
-        """
+        # vLLM compares whole names, so both spellings of each are listed; SGLang looks for parts
         bare = [module.removeprefix("model.") for module in kept]
         return sorted({*bare, *(f"model.{module}" for module in bare), *last_parts(kept)})
 
+    @override
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `Layout.declare`."""
-        del own
         ignored = self.excludes(kept)
         scheme = "static" if recipe.needs_input_scales else "dynamic"
         declared = {
@@ -103,8 +87,3 @@ class Fp8Layout:
         }
         size = recipe.weights.group_size
         return declared | ({"fmt": "e4m3", "weight_block_size": [size, size]} if size else {})
-
-    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Layout.side_files`."""
-        del declared
-        return {}

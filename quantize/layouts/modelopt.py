@@ -1,7 +1,9 @@
 """NVIDIA ModelOpt's layout (0.47): FP8 per matrix, or per channel and token; NVFP4."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
@@ -9,12 +11,12 @@ from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
     Heads,
+    Layout,
     OwnFormat,
     check_divides,
     codes_tensor,
     last_parts,
     scalar,
-    scalars,
     scale_dtype,
 )
 
@@ -27,7 +29,7 @@ PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose JSON this is
 SIDE_FILE = "hf_quant_config.json"
 
 
-class ModelOptLayout:
+class ModelOptLayout(Layout):
     """`weight` FP8, `weight_scale` [] or [out]; NVFP4: packed, with `weight_scale_2` [].
 
     `input_scale` [] where one is stored.
@@ -39,19 +41,17 @@ class ModelOptLayout:
         "declares several formats by whole names of linears (MIXED_PRECISION), and engines have"
         " their own for those of a draft"
     )
-    exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
     heads: Heads = "as linears"
-    int4_scale_dtype: Literal["float16"] | None = None
 
+    @override
     def problem(self, recipe: Recipe) -> str | None:
-        """See `Layout.problem`."""
         if _algorithm(recipe) is None:
             return "ModelOpt has a name for FP8 and NVFP4 with their own activations only"
         return None
 
+    @override
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
-        """See `Layout.stored`."""
         module, weights = weight.name.removesuffix(".weight"), recipe.weights
         rows, columns = weight.shape
         shape: tuple[int, ...] = (rows,) if weights.granularity == "channel" else ()
@@ -68,10 +68,10 @@ class ModelOptLayout:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
         return tuple(tensors)
 
+    @override
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        """See `Layout.encode_rows`."""
         from ..numerics.packing import packed
 
         codes = packed(weights.dtype, block.codes, interleaved=False, offset=0)
@@ -82,37 +82,35 @@ class ModelOptLayout:
             rows[f"{module}.weight_scale"] = block.scale[:, 0]
         return rows
 
+    @override
     def encode_whole(
         self,
         weight: TensorInfo,
         block: "QuantizedWeight",
         recipe: Recipe,
         input_scale: float | None,
-    ) -> "Mapping[str, Tensor]":
-        """See `Layout.encode_whole`."""
+    ) -> "dict[str, Tensor]":
         module = weight.name.removesuffix(".weight")
-        whole = scalars(module, block, recipe, input_scale)
+        whole = super().encode_whole(weight, block, recipe, input_scale)
         if block.global_scale is not None:
             whole[f"{module}.weight_scale_2"] = scalar(block.global_scale, ())
         return whole
 
+    @override
     def excludes(self, kept: Sequence[str]) -> list[str]:
-        """See `Layout.excludes`.
-
-        Engines match these as wildcards against runtime names, so the last part of a name between
-        two stars is enough; ModelOpt's own `model*` would match every layer of the draft.
-        """
+        # Engines match these as wildcards against runtime names, so the last part of a name between
+        # two stars is enough; ModelOpt's own `model*` would match every layer of the draft
         return [f"*{leaf}*" for leaf in last_parts(kept)]
 
+    @override
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `Layout.declare`."""
-        del own
         return flat_form(_algorithm(recipe) or "", self.excludes(kept))
 
+    @override
     def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """ModelOpt's own nested form beside config.json: TensorRT-LLM reads it."""
+        # ModelOpt's own nested form beside config.json: TensorRT-LLM reads it.
         quantization = {
             "quant_algo": declared["quant_algo"],
             "kv_cache_quant_algo": None,

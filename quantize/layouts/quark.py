@@ -1,22 +1,21 @@
 """AMD Quark's layout, as Quark 0.13 exports it (real_quantized, `reorder` packing)."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
-    ONE_FORMAT,
     Columns,
-    Heads,
+    Layout,
     OwnFormat,
     check_divides,
     codes_tensor,
-    excluded_spellings,
     scalar,
-    scalars,
     scale_dtype,
     stored_scale,
 )
@@ -31,7 +30,7 @@ _INT4_PER_WORD = 8
 _SECOND_STAGE = "_2"
 
 
-class QuarkLayout:
+class QuarkLayout(Layout):
     """`weight` and `weight_scale`, for INT4 an all-zero `weight_zero_point` too.
 
     Of two stages `weight_scale` [] is the first one's, `_2` the second one's scale and zero point.
@@ -40,14 +39,10 @@ class QuarkLayout:
     """
 
     name: LayoutName = "quark"
-    mix_problem: str | None = ONE_FORMAT
-    exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude",)
-    heads: Heads = "never"
-    int4_scale_dtype: Literal["float16"] | None = None
 
+    @override
     def problem(self, recipe: Recipe) -> str | None:
-        """See `Layout.problem`."""
         weights, activations = recipe.weights, recipe.activations
         if weights.dtype == "nvfp4" or weights.granularity == "block":
             return "Quark 0.13 has no such weights"
@@ -57,8 +52,8 @@ class QuarkLayout:
             return "Quark 0.13 has no FP8 activations in groups"
         return None
 
+    @override
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
-        """See `Layout.stored`."""
         module = weight.name.removesuffix(".weight")
         parts = _int4_parts if recipe.weights.dtype == "int4" else _float_parts
         tensors = [
@@ -69,10 +64,10 @@ class QuarkLayout:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
         return tuple(tensors)
 
+    @override
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
-        """See `Layout.encode_rows`."""
         from ..numerics.packing import packed
 
         codes, scale = f"{module}.weight", f"{module}.weight_scale"
@@ -90,18 +85,18 @@ class QuarkLayout:
             rows[scale] = block.scale[:, 0]
         return rows
 
+    @override
     def encode_whole(
         self,
         weight: TensorInfo,
         block: "QuantizedWeight",
         recipe: Recipe,
         input_scale: float | None,
-    ) -> "Mapping[str, Tensor]":
-        """See `Layout.encode_whole`."""
+    ) -> "dict[str, Tensor]":
         import torch
 
         module = weight.name.removesuffix(".weight")
-        whole = scalars(module, block, recipe, input_scale)
+        whole = super().encode_whole(weight, block, recipe, input_scale)
         if block.global_scale is not None:
             whole[f"{module}.weight_scale"] = scalar(block.global_scale, ())
         for tensor in self.stored(weight, recipe):
@@ -109,15 +104,10 @@ class QuarkLayout:
                 whole[tensor.name] = torch.zeros(tensor.shape, dtype=torch.int32)
         return whole
 
-    def excludes(self, kept: Sequence[str]) -> list[str]:
-        """See `Layout.excludes`."""
-        return excluded_spellings(kept)
-
+    @override
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `Layout.declare`."""
-        del own
         return {
             "algo_config": None,
             "exclude": self.excludes(kept),
@@ -144,11 +134,6 @@ class QuarkLayout:
             "softmax_quant_spec": None,
             "version": VERSION,
         }
-
-    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Layout.side_files`."""
-        del declared
-        return {}
 
 
 Parts = list[tuple[str, str, tuple[int, ...]]]

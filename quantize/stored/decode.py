@@ -165,7 +165,7 @@ def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
 
 
 class Nibbles(NamedTuple):
-    """How INT4 codes lie in their words; other formats have one way. See `unpack_int4`."""
+    """How INT4 codes lie in their words; other formats have one way."""
 
     pack_method: PackMethod | None
     offset: int

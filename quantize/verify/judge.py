@@ -1,25 +1,28 @@
 """What judges the codes of one linear, block by block; and the judge that asks the least."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from ..stored.decode import Bytes, Floats
 from .report import Fault
 
 
-class Judge(Protocol):
-    """Collects the codes that a rule does not give."""
+class Judge(ABC):
+    """Collects the codes that a rule does not give.
 
-    @property
-    def wrong(self) -> int:
-        """How many."""
+    Attributes:
+        wrong: how many.
+        max_error: largest |w/scale - code| in units of what is allowed; None where nothing is held
+            against bounds.
+    """
 
-    @property
-    def max_error(self) -> float | None:
-        """See `LinearFinding`."""
+    wrong = 0
+    max_error: float | None = None
 
+    @abstractmethod
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
         """Judge a block of rows; its arrays are reused afterwards.
 
@@ -30,6 +33,7 @@ class Judge(Protocol):
             stored: the bytes that they were decoded from, all rows' where codes are transposed.
         """
 
+    @abstractmethod
     def faults(self, name: str) -> list[Fault]:
         """At most one fault, of the tensor `name`."""
 
@@ -48,17 +52,14 @@ class Buffers:
         return array[: shape[0]]
 
 
-class Numbers:
+class Numbers(Judge):
     """Every code is a number: only F8_E4M3 has codes that are none."""
 
     def __init__(self) -> None:
-        self.wrong = 0
-        self.max_error: float | None = None
         self.first = (0, 0)
 
+    @override
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        """See `Judge.add`."""
-        del w, stored
         self._count(first_row, np.isnan(codes))
 
     def _count(self, first_row: int, wrong: npt.NDArray[np.bool_]) -> None:
@@ -67,22 +68,21 @@ class Numbers:
             self.first = first_row + int(bad[0, 0]), int(bad[0, 1])
         self.wrong += len(bad)
 
+    @override
     def faults(self, name: str) -> list[Fault]:
-        """See `Judge.faults`."""
         return _faults(name, "codes that are numbers", f"{self.wrong} NaN(s)", self)
 
 
 class CarriedNumbers(Numbers):
     """Every F8_E4M3 code is one of INT4: a whole number from -8 to 7, and no -0."""
 
+    @override
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        """See `Judge.add`."""
-        del w, stored
         good = (codes >= -8) & (codes <= 7) & (codes == np.rint(codes))
         self._count(first_row, ~(good & ~((codes == 0) & np.signbit(codes))))
 
+    @override
     def faults(self, name: str) -> list[Fault]:
-        """See `Judge.faults`."""
         return _faults(name, "whole numbers from -8 to 7", f"{self.wrong} other(s)", self)
 
 

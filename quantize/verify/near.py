@@ -6,10 +6,11 @@ order, of another linear or under other scales are off by several times that.
 """
 
 import numpy as np
+from typing_extensions import override
 
 from ..stored.decode import Bytes, Floats
 from ..stored.linear import StoredLinear, spread
-from .judge import Buffers, Numbers
+from .judge import Buffers, Judge, Numbers
 from .nearest import Nearest
 from .report import Fault
 
@@ -19,8 +20,8 @@ _SMALLEST = 1 / 48
 """Mean square of what rounding to half a step adds; rows that codes say exactly are taken so."""
 
 
-class Near:
-    """Codes against the error of the nearest ones under the same scales; see `Judge`.
+class Near(Judge):
+    """Codes against the error of the nearest ones under the same scales.
 
     Args:
         numbers: what single codes must be.
@@ -41,15 +42,13 @@ class Near:
         most: float = MOST_OF_LINEAR,
     ) -> None:
         self._most = most
-        self.wrong = 0
-        self.max_error: float | None = None
         self._numbers, self._nearest = numbers, nearest
         self._linear, self._group_size, self._buffers = linear, group_size, buffers
         self._ratios: list[Floats] = []
         self._lost, self._least = 0.0, 0.0
 
+    @override
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        """See `Judge.add`."""
         self._numbers.add(first_row, w, codes, stored)
         self.wrong = self._numbers.wrong
         rows = range(first_row, first_row + len(w))
@@ -69,8 +68,8 @@ class Near:
         squares: Floats = np.einsum("ij,ij->i", lost, lost)
         return squares
 
+    @override
     def faults(self, name: str) -> list[Fault]:
-        """See `Judge.faults`."""
         if self.wrong:
             return self._numbers.faults(name)
         ratios = np.concatenate(self._ratios)

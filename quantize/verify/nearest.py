@@ -5,11 +5,12 @@ Weight / scale is one float32 division; INT4 multiplies by the rounded inverse, 
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from ..stored.declarations import DeclaredScheme
 from ..stored.decode import Bytes, Floats
 from ..stored.linear import spread
-from .judge import Buffers
+from .judge import Buffers, Judge
 from .report import Fault
 from .rounding import e2m1_rounded, e4m3_rounded
 
@@ -19,8 +20,8 @@ NEGATIVE_ZERO = 8
 E4M3_NEGATIVE_ZERO = 0x80
 
 
-class Nearest:
-    """Codes against the nearest ones; see `Judge`.
+class Nearest(Judge):
+    """Codes against the nearest ones.
 
     Args:
         scheme: what the folder declares.
@@ -41,8 +42,6 @@ class Nearest:
         carried: bool = False,
     ) -> None:
         self._carried = carried
-        self.wrong = 0
-        self.max_error: float | None = None
         self._scheme = scheme
         self._first_scale = first_scale
         with np.errstate(all="ignore"):  # scales that are no scales are faults of their own
@@ -51,8 +50,8 @@ class Nearest:
         self._buffers = buffers
         self._worst = (0, 0, 0.0, 0.0, 0.0)  # row, column, weight, code, nearest
 
+    @override
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        """See `Judge.add`."""
         x = self._buffers.get("x", w.shape)
         with np.errstate(all="ignore"):  # a weight that is no number has scales that are faults
             nearest = self.values(first_row, w, x)
@@ -95,8 +94,8 @@ class Nearest:
         wanted: npt.NDArray[np.bool_] = (nearest == 0) & (w < 0)
         return np.not_equal(negative, wanted, out=wanted)
 
+    @override
     def faults(self, name: str) -> list[Fault]:
-        """See `Judge.faults`."""
         if not self.wrong:
             return []
         row, column, w, code, nearest = self._worst

@@ -9,10 +9,11 @@ but their recorded hashes says.
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from ..stored.decode import Bytes, Floats
 from ..stored.linear import StoredLinear, spread
-from .judge import Buffers, Numbers
+from .judge import Buffers, Judge, Numbers
 from .report import Fault
 
 MIN_COSINE = 0.8
@@ -49,8 +50,8 @@ class Direction:
         return [Fault(where=name, expected=expected, got=f"{self.cosine:.3g}")]
 
 
-class Retuned:
-    """Codes times scales against the direction of the source's weight; see `Judge`.
+class Retuned(Judge):
+    """Codes times scales against the direction of the source's weight.
 
     Args:
         numbers: what single codes must be.
@@ -61,13 +62,11 @@ class Retuned:
     def __init__(
         self, numbers: Numbers, linear: StoredLinear, group_size: int | None, buffers: Buffers
     ) -> None:
-        self.wrong = 0
-        self.max_error: float | None = None
         self._numbers, self._direction = numbers, Direction()
         self._linear, self._group_size, self._buffers = linear, group_size, buffers
 
+    @override
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        """See `Judge.add`."""
         self._numbers.add(first_row, w, codes, stored)
         self.wrong = self._numbers.wrong
         rows = range(first_row, first_row + len(w))
@@ -75,8 +74,8 @@ class Retuned:
         served = np.multiply(codes, scale, out=self._buffers.get("lost", w.shape))
         self._direction.add(w, served)
 
+    @override
     def faults(self, name: str) -> list[Fault]:
-        """See `Judge.faults`."""
         return self._numbers.faults(name) if self.wrong else self._direction.faults(name)
 
 

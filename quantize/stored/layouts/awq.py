@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
+from typing_extensions import override
+
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader
@@ -19,8 +21,9 @@ class StoredAwq(StoredLayout):
     zero_points = MappingProxyType({"qzeros": 0x88})  # two nibbles of 8
     nibble_offset = 8
 
+    @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        """See `StoredLayout.read`; engines also take -1, one group for the whole row."""
+        # Engines also take -1, one group for the whole row
         keys.choice("bits", 4)
         keys.choice("zero_point", True)
         keys.choice("version", "gemm", "GEMM")
@@ -35,11 +38,10 @@ class StoredAwq(StoredLayout):
             activations="none",
         )
 
+    @override
     def complete(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `StoredLayout.complete`."""
-        del own
         return {
             "quant_method": "awq",
             "version": "gemm",
@@ -49,15 +51,15 @@ class StoredAwq(StoredLayout):
             "modules_to_not_convert": excludes,
         }
 
+    @override
     def excludes_module(self, pattern: str, module: str) -> bool:
         """A part of the name."""
         return pattern in module
 
+    @override
     def parts(
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
-        """See `StoredLayout.parts`."""
-        del scale_dtypes
         groups = group_count(scheme, columns)
         return {
             "qweight": Part(("I32",), (columns, words(rows))),
@@ -65,17 +67,14 @@ class StoredAwq(StoredLayout):
             "scales": Part(("F16",), (groups, rows)),
         }
 
+    @override
     def weight_suffix(self, scheme: DeclaredScheme) -> str:
-        """See `StoredLayout.weight_suffix`."""
-        del scheme
         return "qweight"
 
+    @override
     def scale_suffix(self, scheme: DeclaredScheme) -> str:
-        """See `StoredLayout.scale_suffix`."""
-        del scheme
         return "scales"
 
+    @override
     def transposed(self, scheme: DeclaredScheme) -> bool:
-        """See `DeclaredScheme.transposed`."""
-        del scheme
         return True

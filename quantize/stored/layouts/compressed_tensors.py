@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
@@ -59,8 +61,8 @@ class StoredCompressedTensors(StoredLayout):
     nibble_offset = 8
     names_heads = True
 
+    @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        """See `StoredLayout.read`."""
         form = keys.choice("format", *_FORMATS, _MIXED)
         keys.optional("quantization_status", "compressed")
         keys.absent("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config")
@@ -97,10 +99,10 @@ class StoredCompressedTensors(StoredLayout):
             targets=targets,
         )
 
+    @override
     def complete(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `StoredLayout.complete`."""
         groups = [_complete_group(recipe, list(EVERY_LINEAR))]
         groups += [_complete_group(one.recipe, _patterns(one.leaves)) for one in own]
         first, *other = {group["format"] for group in groups}
@@ -114,16 +116,17 @@ class StoredCompressedTensors(StoredLayout):
             "kv_cache_scheme": None,
         }
 
+    @override
     def excludes_module(self, pattern: str, module: str) -> bool:
         """`re:` matched from the start, else the whole name."""
         if pattern.startswith("re:"):
             return is_regex_match(pattern, module)
         return pattern == module
 
+    @override
     def parts(
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
-        """See `StoredLayout.parts`."""
         number, size = NUMBER_FORMATS[scheme.weight_dtype], scheme.group_size or columns
         parts = {self.weight_suffix(scheme): stored_codes(scheme, rows, columns)}
         if scheme.weight_dtype == "int4":
@@ -144,14 +147,14 @@ class StoredCompressedTensors(StoredLayout):
             parts["input_global_scale"] = Part(("F32",), (1,))
         return parts
 
+    @override
     def weight_suffix(self, scheme: DeclaredScheme) -> str:
-        """See `StoredLayout.weight_suffix`."""
         packed = NUMBER_FORMATS[scheme.weight_dtype].codes_per_element > 1
         return "weight_packed" if packed else "weight"
 
+    @override
     def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
-        """See `StoredLayout.foreign_quotients_rounded`; the library itself does."""
-        del scheme
+        # The library itself does
         return True
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
@@ -18,8 +20,8 @@ class StoredFp8(StoredLayout):
     exclude_keys = ("ignored_layers", "modules_to_not_convert")
     companions = frozenset({"weight_scale", "weight_scale_inv", "input_scale"})
 
+    @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        """See `StoredLayout.read`."""
         dynamic = keys.choice("activation_scheme", "dynamic", "static") == "dynamic"
         keys.optional("fmt", "e4m3", None)
         keys.absent("kv_cache_scheme")
@@ -36,8 +38,8 @@ class StoredFp8(StoredLayout):
             activations="group-dynamic" if blocks else whole,
         )
 
+    @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
-        """See `StoredLayout.excludes`."""
         ignored, other = (keys.strings(key) for key in self.exclude_keys)
         excludes = ignored or other
         if other and set(other) != set(excludes):
@@ -49,11 +51,10 @@ class StoredFp8(StoredLayout):
             )
         return excludes
 
+    @override
     def complete(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `StoredLayout.complete`."""
-        del own
         whole: dict[str, Any] = {
             "quant_method": "fp8",
             "activation_scheme": "static" if recipe.needs_input_scales else "dynamic",
@@ -62,15 +63,15 @@ class StoredFp8(StoredLayout):
             whole |= {"fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
         return whole | dict.fromkeys(self.exclude_keys, excludes)
 
+    @override
     def excludes_module(self, pattern: str, module: str) -> bool:
         """The whole name."""
         return pattern == module
 
+    @override
     def parts(
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
-        """See `StoredLayout.parts`."""
-        del scale_dtypes
         size = scheme.group_size
         scales = (-(-rows // size), -(-columns // size)) if size else ()
         parts = {
@@ -81,6 +82,7 @@ class StoredFp8(StoredLayout):
             parts["input_scale"] = Part(("F32", "BF16"), ())
         return parts
 
+    @override
     def scale_suffix(self, scheme: DeclaredScheme) -> str:
-        """See `StoredLayout.scale_suffix`; despite its name it multiplies the codes."""
+        # Despite its name it multiplies the codes
         return "weight_scale_inv" if scheme.granularity == "block" else "weight_scale"

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from ...files.checkpoint import CONFIG_FILE, read_json_object
@@ -34,7 +36,7 @@ _ALGORITHMS: dict[str, tuple[WeightDtype, Granularity, Activations]] = {
 
 
 def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
-    """See `SideFile`; TensorRT-LLM reads it."""
+    """The nested form beside config.json, which TensorRT-LLM reads, says the same."""
     path = folder / HF_QUANT_CONFIG
     check_own(folder, HF_QUANT_CONFIG)
     if not path.exists():
@@ -61,7 +63,7 @@ _PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 
 
 def _complete_side_file(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """See `SideFile`."""
+    """All that this package has in the nested form."""
     quantization = {key: declared.get(key) for key in ("quant_algo", "exclude_modules")}
     quantization["kv_cache_quant_algo"] = None
     if "group_size" in declared:
@@ -80,8 +82,9 @@ class StoredModelOpt(StoredLayout):
         HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file, _complete_side_file
     )
 
+    @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        """See `StoredLayout.read`; the nested form, flattened."""
+        # The nested form, flattened
         algo = keys.choice("quant_algo", *_ALGORITHMS)
         keys.absent("kv_cache_quant_algo", "kv_cache_scheme")
         dtype, granularity, activations = _ALGORITHMS[algo]
@@ -101,8 +104,8 @@ class StoredModelOpt(StoredLayout):
             activations=activations,
         )
 
+    @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
-        """See `StoredLayout.excludes`."""
         excludes = keys.strings("exclude_modules" if keys.has("exclude_modules") else "ignore")
         # Engines read one list or the other: they must not exclude different modules.
         if keys.has("ignore") and set(keys.strings("ignore")) != set(excludes):
@@ -114,11 +117,10 @@ class StoredModelOpt(StoredLayout):
             )
         return excludes
 
+    @override
     def complete(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `StoredLayout.complete`."""
-        del own
         weights, rounded = recipe.weights, recipe.activations is not None
         whole: dict[str, Any] = {"quant_method": "modelopt", "producer": _PRODUCER}
         whole |= dict.fromkeys(self.exclude_keys, excludes)
@@ -134,15 +136,15 @@ class StoredModelOpt(StoredLayout):
         group = {"targets": ["Linear"], "weights": args, **inputs}
         return whole | {"config_groups": {"group_0": group}}
 
+    @override
     def excludes_module(self, pattern: str, module: str) -> bool:
         """Shell wildcards."""
         return fnmatch.fnmatchcase(module, pattern)
 
+    @override
     def parts(
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
-        """See `StoredLayout.parts`."""
-        del scale_dtypes
         parts = {"weight": stored_codes(scheme, rows, columns)}
         if scheme.weight_dtype == "nvfp4":
             groups = group_count(scheme, columns)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
@@ -59,8 +61,8 @@ class StoredQuark(StoredLayout):
     declares_pack_order = True
     foreign_scale_dtypes = ("F32",)
 
+    @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        """See `StoredLayout.read`."""
         keys.absent(
             "algo_config",
             "kv_cache_quant_config",
@@ -93,11 +95,10 @@ class StoredQuark(StoredLayout):
             activations=activations,
         )
 
+    @override
     def complete(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """See `StoredLayout.complete`."""
-        del own
         export = {
             "pack_method": "reorder",
             "weight_format": "real_quantized",
@@ -126,16 +127,17 @@ class StoredQuark(StoredLayout):
             **{key: {} for key in empty},
         }
 
+    @override
     def excludes_module(self, pattern: str, module: str) -> bool:
         """`re:` matched from the start, else shell wildcards."""
         if pattern.startswith("re:"):
             return is_regex_match(pattern, module)
         return fnmatch.fnmatchcase(module, pattern)
 
+    @override
     def parts(
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
-        """See `StoredLayout.parts`."""
         codes, groups = stored_codes(scheme, rows, columns), group_count(scheme, columns)
         scales: tuple[int, ...] = () if scheme.granularity == "tensor" else (rows,)
         if self.transposed(scheme):
@@ -165,16 +167,17 @@ class StoredQuark(StoredLayout):
             parts["input_scale"] = Part(("F32", "BF16"), ())
         return parts
 
+    @override
     def scale_suffix(self, scheme: DeclaredScheme) -> str:
-        """See `StoredLayout.scale_suffix`."""
         return "weight_scale_2" if scheme.first_stage else "weight_scale"
 
+    @override
     def transposed(self, scheme: DeclaredScheme) -> bool:
-        """See `DeclaredScheme.transposed`."""
         return scheme.weight_dtype == "int4" and scheme.granularity == "group"
 
+    @override
     def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
-        """See `StoredLayout.foreign_quotients_rounded`; the FP8 values of two stages are so."""
+        # The FP8 values of two stages are so
         return scheme.first_stage is not None
 
 
