@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from typing_extensions import nn, override
+from torch import Tensor, nn
+from typing_extensions import override
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import InputMoments, Need
