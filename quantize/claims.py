@@ -8,7 +8,8 @@ import difflib
 import fnmatch
 from collections.abc import Mapping, Sequence
 
-from ..recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
+from ..recipes.roles import QUANTIZABLE, SHARED_ROLES, Role
+from ..recipes.schema import Recipe, Rule
 from .drafts.family import Draft, Row
 from .drafts.shared.mixture.names import is_expert
 from .errors import PlanError

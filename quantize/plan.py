@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..recipes.decode import encode
-from ..recipes.schema import LAYER_ROLES, Format, Recipe
+from ..recipes.roles import LAYER_ROLES
+from ..recipes.schema import Format, Recipe
 from .claims import claims
 from .drafts import runtime_names
 from .drafts.family import Draft, Row

@@ -1,7 +1,8 @@
 """Number formats of quantized weights: the facts that schema, layouts and readers ask for.
 
 A format is a row here, its arithmetic in `quantize/numerics/`, its decoder in
-`quantize/stored/decode.py` and its rule in `quantize/verify/`. Both sides share facts, no code.
+`quantize/stored/decode.py`, its rule in `quantize/verify/` and its name in each layout that has it.
+All other code asks what a format is. Both sides share facts, no code.
 """
 
 from collections.abc import Mapping
@@ -55,6 +56,21 @@ class NumberFormat:
         return set(self.sizes) == {"group"}
 
     @property
+    def is_integer(self) -> bool:
+        """True if a code is a whole number."""
+        return self.kind == "int"
+
+    @property
+    def is_fp8(self) -> bool:
+        """True of floating-point numbers of 8 bits."""
+        return self.kind == "float" and self.bits == 8
+
+    @property
+    def powers_of_two(self) -> bool:
+        """True if its scales are powers of two, stored as exponents."""
+        return self.scale_dtype == "U8"
+
+    @property
     def is_fp4(self) -> bool:
         """True of floating-point numbers of 4 bits."""
         return self.kind == "float" and self.bits == 4
@@ -104,3 +120,7 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         unit="mxfp4",
     ),
 }
+FEW_BITS: tuple[WeightDtype, ...] = tuple(
+    name for name, number in NUMBER_FORMATS.items() if number.bits < 8
+)
+"""Formats that lose enough for their codes to be searched along inputs."""

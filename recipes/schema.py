@@ -12,28 +12,10 @@ from typing import Any, Literal
 
 from .decode import encode
 from .expectations import Expectation, GateChoice, LoadsOn
-from .formats import NUMBER_FORMATS, ActivationDtype, Granularity, WeightDtype
+from .formats import NUMBER_FORMATS, ActivationDtype, Granularity, NumberFormat, WeightDtype
+from .roles import SHARED_ROLES, Role
 from .seen_prompts import SeenPrompts
 
-Role = Literal[
-    "attention",
-    "mlp",
-    "kv_up",
-    "fusion",
-    "embedding",
-    "head",
-    "norm",
-    "vocabulary_map",
-    "mask",
-    "proposal",
-    "router",
-]
-LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
-"""Linears of decoder layers: what `expect` counts."""
-QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head")
-"""What a rule may quantize; the last two by explicit choice, which no recipe makes unasked."""
-SHARED_ROLES: tuple[Role, ...] = ("embedding", "head")
-"""What a rule may drop: tables that engines take from the target where the draft has none."""
 BackendName = Literal["torch", "quark", "modelopt"]
 LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
 Action = Literal["quantize", "keep", "drop"]
@@ -70,7 +52,7 @@ class WeightFormat:
         """What makes this combination impossible, or None."""
         if not self.symmetric:
             return "symmetric: expected true: no shipped layout stores a non-zero zero point"
-        number = NUMBER_FORMATS[self.dtype]
+        number = self.number
         if self.granularity not in number.sizes:
             return f"granularity: {self.dtype} needs {_either(number.sizes)}"
         sizes = number.sizes[self.granularity]
@@ -90,6 +72,11 @@ class WeightFormat:
         return None
 
     @property
+    def number(self) -> NumberFormat:
+        """The facts of its number format."""
+        return NUMBER_FORMATS[self.dtype]
+
+    @property
     def stored(self) -> "WeightFormat":
         """The format that layouts store and declare: the carrier's where there is one."""
         if self.carrier is None:
@@ -99,7 +86,7 @@ class WeightFormat:
     @property
     def scales_whole_matrix(self) -> bool:
         """True if a scale depends on the largest magnitude of the whole weight."""
-        whole = self.granularity == "tensor" or NUMBER_FORMATS[self.dtype].global_scale
+        whole = self.granularity == "tensor" or self.number.global_scale
         return whole or bool(self.first_stage)
 
     def __str__(self) -> str:
@@ -122,9 +109,14 @@ class ActivationFormat:
     granularity: Literal["token", "tensor", "group"]
     dynamic: bool
 
+    @property
+    def number(self) -> NumberFormat:
+        """The facts of its number format."""
+        return NUMBER_FORMATS[self.dtype]
+
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
-        if NUMBER_FORMATS[self.dtype].only_groups and self.granularity != "group":
+        if self.number.only_groups and self.granularity != "group":
             return f"granularity: {self.dtype} activations need 'group'"
         if self.granularity == "tensor" and self.dynamic:
             return "dynamic: per-tensor activation scales are static here: expected false"
@@ -134,7 +126,7 @@ class ActivationFormat:
 
     def __str__(self) -> str:
         kind = "dynamic" if self.dynamic else "static"
-        over = " under one static scale" if NUMBER_FORMATS[self.dtype].global_scale else ""
+        over = " under one static scale" if self.number.global_scale else ""
         return f"{self.dtype} per {self.granularity}, {kind}{over}"
 
 
@@ -205,7 +197,7 @@ class Format:
     def needs_input_scale(self) -> bool:
         """True if a linear stores a scale of its input, or one over the groups of it."""
         a = self.activations
-        return a is not None and (not a.dynamic or NUMBER_FORMATS[a.dtype].global_scale)
+        return a is not None and (not a.dynamic or a.number.global_scale)
 
     def __str__(self) -> str:
         return f"weights {self.weights}, activations {self.activations or 'none'}"

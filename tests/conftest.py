@@ -6,6 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from everyday import (  # noqa: F401 - hooks
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+)
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(

@@ -121,6 +121,7 @@ def quantized(first: tuple[Workspace, Run]) -> str:
     return str(first[0].folder / "draftquant/quantized")
 
 
+@pytest.mark.slow
 def test_it_quantizes_verifies_asks_judges_uploads_and_comments(
     first: tuple[Workspace, Run],
 ) -> None:
@@ -144,6 +145,7 @@ def test_it_quantizes_verifies_asks_judges_uploads_and_comments(
     assert written.strip() in body
 
 
+@pytest.mark.slow
 def test_a_quantized_folder_is_judged_as_it_is(
     workspace: Workspace, quantized: str, traces: Path
 ) -> None:
@@ -296,6 +298,7 @@ SHADOWS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search_path", [{}, {"PYTHONPATH": "."}, {"PYTHONPATH": ":/nowhere"}])
 def test_no_file_of_the_checkout_becomes_code(
     workspace: Workspace, quantized: str, search_path: dict[str, str]

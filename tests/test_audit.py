@@ -140,6 +140,7 @@ def largest_codes(values: torch.Tensor, block: QuantizedWeight) -> torch.Tensor:
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("layout", "weights", "inputs"), CASES, ids=str)
 def test_every_layout_and_format_gives_the_figures_that_were_computed(
     layout: LayoutName,

@@ -44,6 +44,7 @@ VENDORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VENDORS)
 def test_a_run_tells_that_a_toolkit_is_loaded(name: BackendName, tmp_path: Path) -> None:
     """It takes longer than all the rest of a small draft."""
@@ -229,6 +230,15 @@ with quark_process_state():
 """
 
 
+def test_the_lock_file_of_a_build_that_was_killed_is_removed(tmp_path: Path) -> None:
+    lock = tmp_path / quark_import.EXTENSION / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    with quark_import._alone_in(tmp_path):
+        assert not lock.exists()
+
+
+@pytest.mark.slow
 @pytest.mark.vendor
 @needs("quark")
 def test_a_build_that_was_killed_does_not_block_the_next_import(

@@ -68,6 +68,7 @@ def small_half_error(source: Path, out: Path, family: str) -> float:
     return float((lost / total) ** 0.5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", BUILDERS)
 @pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-w4a8"])
 def test_halves_16_apart_keep_both(recipe: str, family: str, tmp_path: Path) -> None:

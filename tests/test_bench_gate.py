@@ -24,6 +24,8 @@ from draftquant.scripts.dev.simulated_bounds import dependent, losses
 from draftquant.scripts.dev.simulated_replays import record, replays
 from draftquant.validate.judging.interim_analysis import Spending
 
+pytestmark = pytest.mark.slow
+
 RUNS = 60
 
 

@@ -13,6 +13,8 @@ from draftquant.scripts.dev.simulated_servers import Parting, measure
 from draftquant.validate.measure.measurement_checks import record_problem
 from draftquant.validate.served.measurement_pair import pair_measurements
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def small_population(monkeypatch: pytest.MonkeyPatch) -> None:

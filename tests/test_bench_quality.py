@@ -24,6 +24,8 @@ from draftquant.scripts.dev.quality_traces import (
 )
 from draftquant.scripts.dev.training import selection
 
+pytestmark = pytest.mark.slow
+
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 CHANGE = Change(relative=-0.0012, lower=-0.004, upper=0.0017, verdict="PASS")
 

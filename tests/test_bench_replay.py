@@ -9,6 +9,8 @@ from draftquant.scripts.dev.bench_replay import Inputs, Job, Measurement, main, 
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.target import target_config, target_shapes
 
+pytestmark = pytest.mark.slow
+
 INPUTS = Inputs(drafts=(Path("a"), Path("b")), traces=Path("t"), target=Path("m"), out=Path("w"))
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from draftquant.scripts.dev.bench_rerolled import Rerolled, main, print_rows
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_row_has_the_spread_of_the_variants(capsys: pytest.CaptureFixture[str]) -> None:
     changes = (-0.03, -0.01, -0.02)

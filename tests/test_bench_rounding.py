@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from draftquant.scripts.dev.bench_rounding import Row, main, print_rows
 
+pytestmark = pytest.mark.slow
+
 
 def test_both_algorithms_are_measured_and_nothing_is_left_but_what_is_measured_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

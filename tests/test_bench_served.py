@@ -20,6 +20,8 @@ from draftquant.scripts import cli
 from draftquant.validate.launch.matrix import Matrix, load_matrix
 from test_server_process import free_port
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "bench_served.sh"
 PAIR = SCRIPT.parents[2] / "tests" / "pairs" / "eagle3-llama"
 LAUNCHED = Path(__file__).parent / "launched_vllm.py"

@@ -89,6 +89,7 @@ def declaration(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", BEYOND)
 @pytest.mark.parametrize("family", BUILDERS)
 def test_a_folder_is_verified_audited_and_decoded(

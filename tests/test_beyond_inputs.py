@@ -6,7 +6,7 @@ import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
-from draftquant.calibration.linear_inputs.moments import MomentsAlongTraces
+from draftquant.calibration.linear_inputs.second_moments import MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt

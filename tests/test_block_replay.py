@@ -139,6 +139,7 @@ def assert_replay_is_the_engine(
     return AcceptanceCounts(histogram=tuple(histogram))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, K])
 def test_replay_equals_the_engine(
     folder: Path, traces: TraceFolder, target: Qwen3ForCausalLM, num_draft_tokens: int
@@ -377,6 +378,7 @@ def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> 
 # ---- drafts that choose their tokens one after the other
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("kind", "own", "reference"),
     [

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.engines.captured import misread_layers, sglang_captures, vllm_captures
+from draftquant.quantize.engines.captured_layers import (
+    misread_layers,
+    sglang_captures,
+    vllm_captures,
+)
 from draftquant.scripts.cli import main
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash

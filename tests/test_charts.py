@@ -8,9 +8,15 @@ import pytest
 from draftquant.validate.charts.acceptance_charts import Dot, histogram, positions, scatter
 from draftquant.validate.charts.bars import Bar, bars
 from draftquant.validate.charts.forest import Interval, forest
-from draftquant.validate.charts.look import standalone, style_sheet
-from draftquant.validate.charts.scale import Scale, percent, ticks
-from draftquant.validate.charts.svg import WIDTH, Drawing
+from draftquant.validate.charts.svg import (
+    WIDTH,
+    Drawing,
+    Scale,
+    percent,
+    standalone,
+    style_sheet,
+    ticks,
+)
 
 NAMES = ("BF16", "quantized")
 

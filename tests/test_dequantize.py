@@ -103,6 +103,7 @@ def config_of(folder: Path) -> Any:
 # ---- what is written
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("layout", "weights"), STORAGE, ids=str)
 def test_every_layout_and_format_gives_the_weights_that_were_computed(
     layout: LayoutName, weights: WeightFormat, draft: Path, tmp_path: Path
@@ -174,6 +175,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["int4-channel", "blackwell-fp8", "mi325x-w4a8"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gets_its_folder_back(family: str, name: str, tmp_path: Path) -> None:

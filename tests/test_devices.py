@@ -165,6 +165,7 @@ def traces_of(case: Any, mode: FakeTensorMode) -> tuple[Any, list[PromptTrace]]:
     return Traces, batch
 
 
+@pytest.mark.each_value
 @pytest.mark.usefixtures("_no_values")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(

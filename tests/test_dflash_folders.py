@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_quantizes_35_linears_and_verifies(

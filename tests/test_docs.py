@@ -124,6 +124,7 @@ def test_a_recipe_loads_where_it_is_advised(choice: choices.Choice) -> None:
                 assert verdicts[choice.engine.lower()] == expected, (family, name, gpu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", choices.CHOICES, ids=lambda each: "-".join((*each[0], each[1])))
 def test_what_is_advised_is_listed_by_the_recipes_command(
     choice: choices.Choice, capsys: pytest.CaptureFixture[str]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from draftquant.scripts.cli import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/tutorials/amd.md", "docs/tutorials/nvidia.md", "docs/tutorials/ci.md")
 NUM_PROMPTS = 4

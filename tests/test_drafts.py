@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.registry import FAMILIES
+from draftquant.quantize.drafts.families import FAMILIES
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
 from draftquant.quantize.errors import CheckpointError

@@ -24,7 +24,7 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.transcoding.transcode import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
-from draftquant.recipes.schema import Role
+from draftquant.recipes.roles import Role
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors

@@ -176,6 +176,7 @@ def test_its_head_is_quantized_by_no_recipe(tmp_path: Path) -> None:
         make_plan(load_recipe(str(path)), draft)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_check_says_what_the_engines_own_loader_says(

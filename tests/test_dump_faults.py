@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.dumps.dump_conventions import Declared
+from draftquant.calibration.dumps.dump_formats import samples_of
 from draftquant.calibration.dumps.import_dump import import_dump
-from draftquant.calibration.dumps.readers import READERS
 from draftquant.calibration.errors import PromptError, TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
@@ -465,7 +465,7 @@ def test_damaged_bytes_give_an_error_of_ours_or_tensors(
         rest = b"" if draw.random() < 0.1 else whole[at + len(middle) :]
         file.write_bytes(whole[:at] + middle + rest)
         try:
-            sample = READERS[name](dump)[0].read()
+            sample = samples_of(dump, name)[0].read()
         except TraceError:
             refusals += 1
         else:

@@ -2,8 +2,7 @@
 
 import pytest
 from draftquant.quantize.engines.contract import Module
-from draftquant.quantize.engines.parameters import parameters
-from draftquant.quantize.engines.shapes import without_ones
+from draftquant.quantize.engines.parameters import parameters, without_ones
 
 
 @pytest.mark.parametrize(

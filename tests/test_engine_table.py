@@ -24,12 +24,14 @@ def written(predictions: tuple[list[Any], dict[Any, str]]) -> str:
     return engines_page.table(*predictions)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_table_of_today(written: str) -> None:
     text = engines_page.PAGE.read_text(encoding="utf-8")
     again = "run: python tests/engines/engines_page.py"
     assert engines_page.with_table(text, written) == text, again
 
 
+@pytest.mark.slow
 def test_every_recipe_has_a_row_for_every_family(written: str) -> None:
     recipes = set(DATA_FREE)  # the files of the others have the same form
     rows: dict[str, list[str]] = {}
@@ -43,6 +45,7 @@ def test_every_recipe_has_a_row_for_every_family(written: str) -> None:
         assert sorted(families) in (["all"], sorted(engines_page.FAMILIES))
 
 
+@pytest.mark.slow
 def test_a_wrong_prediction_is_marked_and_counted(
     predictions: tuple[list[Any], dict[Any, str]],
 ) -> None:
@@ -57,6 +60,7 @@ def test_a_wrong_prediction_is_marked_and_counted(
     assert right == wrong + 1
 
 
+@pytest.mark.slow
 def test_a_page_without_marks_is_an_error(written: str) -> None:
     with pytest.raises(ValueError, match="expected the marks"):
         engines_page.with_table("# draftquant", written)

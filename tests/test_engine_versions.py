@@ -33,9 +33,18 @@ ENGINE = replace(
     BEFORE,
     version="VERSION",
     evidence="made up for a test",
-    schemes={{**BEFORE.schemes, "quark int4 channel none": {{"*": Scheme("QuarkW4A16Int4")}}}},
-    architectures=BEFORE.architectures | {{"{TENSORRT_LLM_NAME}"}},
-    architecture_problem=lambda _name: None,
+    config=replace(
+        BEFORE.config,
+        architectures=frozenset({{"{TENSORRT_LLM_NAME}"}}),
+        architecture_problem=lambda _name: None,
+    ),
+    declaration=replace(
+        BEFORE.declaration,
+        schemes={{
+            **BEFORE.declaration.schemes,
+            "quark int4 channel none": {{"*": Scheme("QuarkW4A16Int4")}},
+        }},
+    ),
 )
 '''
 
@@ -72,7 +81,11 @@ def test_the_known_versions() -> None:
 def test_every_engine_that_builds_linears_reads_the_excludes_of_every_layout() -> None:
     for engine in registry.ENGINES.values():
         if engine.name != "tensorrt-llm":  # of which no linear is known
-            assert set(engine.exclude_rules) == set(READERS) > set(typing.get_args(LayoutName))
+            assert (
+                set(engine.declaration.exclude_rules)
+                == set(READERS)
+                > set(typing.get_args(LayoutName))
+            )
 
 
 @pytest.mark.usefixtures("two_more")

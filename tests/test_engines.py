@@ -7,13 +7,15 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.quantize.engines import EngineCheck, check_draft
 from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineName, UnsureError
-from draftquant.quantize.engines.excludes import (
+from draftquant.quantize.engines.name_patterns import (
     dotted_path,
     exact_or_regex,
     star_on_parts,
@@ -72,30 +74,60 @@ def formats() -> list[Recipe]:
     return all_formats()
 
 
-@pytest.fixture(scope="module")
-def folders(workshop: Workshop, formats: list[Recipe]) -> Path:
-    """Unquantized drafts and mixed ones of all families, broken folders, formats of one family."""
-    for family in FAMILIES:
-        workshop.source(family).rename(workshop.out / f"{family}--unquantized")
-    for broken in BROKEN:
-        _broken(workshop, broken)
-    for recipe in formats:
-        _quantized(workshop, "format", FORMATS_OF, recipe)
-    mixed_cases(workshop)
-    beyond_cases(workshop)
-    return workshop.out
+class Folders:
+    """Unquantized drafts, broken folders, formats of one family: each made when it is asked for."""
+
+    def __init__(self, workshop: Workshop, formats: Sequence[Recipe]) -> None:
+        self._workshop = workshop
+        self._making: dict[str, Callable[[], object]] = {
+            **{f"{name}--unquantized": partial(self._unquantized, name) for name in FAMILIES},
+            **{f"broken--{one.name}": partial(_broken, workshop, one) for one in BROKEN},
+            **{
+                f"{FORMATS_OF}--{recipe.name}": partial(
+                    _quantized, workshop, "format", FORMATS_OF, recipe
+                )
+                for recipe in formats
+            },
+        }
+
+    def __truediv__(self, name: str) -> Path:
+        making = self._making.pop(name, None)
+        if making is not None:
+            making()
+        return self._workshop.out / name
+
+    @cached_property
+    def whole(self) -> Path:
+        """The folder of all of them, and of mixed drafts of all families."""
+        for making in self._making.values():
+            making()
+        self._making.clear()
+        mixed_cases(self._workshop)
+        beyond_cases(self._workshop)
+        return self._workshop.out
+
+    def _unquantized(self, family: FamilyName) -> None:
+        source = self._workshop.source(family)
+        source.rename(self._workshop.out / f"{family}--unquantized")
 
 
 @pytest.fixture(scope="module")
-def answers(folders: Path) -> list[tuple[Outcome, EngineCheck]]:
+def folders(workshop: Workshop, formats: list[Recipe]) -> Folders:
+    return Folders(workshop, formats)
+
+
+@pytest.fixture(scope="module")
+def answers(folders: Folders) -> list[tuple[Outcome, EngineCheck]]:
     """Every outcome of the truth whose folder is made, and what `check` says of it."""
+    made = folders.whole
     return [
-        (outcome, predicted(folders / outcome["draft"], outcome))
+        (outcome, predicted(made / outcome["draft"], outcome))
         for outcome in read_outcomes()
-        if (folders / outcome["draft"]).is_dir()
+        if (made / outcome["draft"]).is_dir()
     ]
 
 
+@pytest.mark.slow
 def test_predictions_are_what_the_engines_did(answers: list[tuple[Outcome, EngineCheck]]) -> None:
     faults = []
     for outcome, answer in answers:
@@ -114,6 +146,7 @@ def test_predictions_are_what_the_engines_did(answers: list[tuple[Outcome, Engin
     assert len(mixed) == len(FAMILIES) * 10  # on every GPU, in 1 and 2 shards
 
 
+@pytest.mark.slow
 def test_linears_have_the_shapes_that_the_engines_built(
     answers: list[tuple[Outcome, EngineCheck]],
 ) -> None:
@@ -125,6 +158,7 @@ def test_linears_have_the_shapes_that_the_engines_built(
     assert len(served) > 400
 
 
+@pytest.mark.slow
 def test_a_parameter_of_another_shape_or_name_is_a_mismatch(
     answers: list[tuple[Outcome, EngineCheck]],
 ) -> None:
@@ -143,6 +177,17 @@ def test_a_parameter_of_another_shape_or_name_is_a_mismatch(
     ):
         (found,) = parameter_mismatches({**outcome, "linears": changed}, answer)
         assert name in found
+
+
+@pytest.mark.parametrize("name", ["broken--kv-head-in-each-shard", "broken--vocabulary-padded"])
+def test_shards_of_heads_have_the_shapes_that_engines_built(folders: Folders, name: str) -> None:
+    """What a shard holds whole, and what it is filled up to: on every GPU, in 1 and 2 shards."""
+    outcomes = [outcome for outcome in read_outcomes() if outcome["draft"] == name]
+    assert len(outcomes) == 10
+    for outcome in outcomes:
+        answer = predicted(folders / name, outcome)
+        assert answer.verdict == outcome["verdict"]
+        assert parameter_mismatches(outcome, answer) == []
 
 
 def test_results_stay_small() -> None:
@@ -172,7 +217,7 @@ def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -
         ("ct-fp8-block-split-rows", "output_partition_size = 192"),
     ],
 )
-def test_blocks_are_not_split_by_shards(folders: Path, name: str, small: str) -> None:
+def test_blocks_are_not_split_by_shards(folders: Folders, name: str, small: str) -> None:
     folder, layers = folders / f"broken--{name}", NUM_TARGET_LAYERS
     for engine in ("vllm", "sglang"):
         one = check_draft(folder, engine=engine, tp=1, target_layers=layers)
@@ -183,14 +228,14 @@ def test_blocks_are_not_split_by_shards(folders: Path, name: str, small: str) ->
 
 
 @pytest.mark.parametrize("name", WITHOUT_ALIAS)
-def test_fused_parts_without_their_alias_are_cast(folders: Path, name: str) -> None:
+def test_fused_parts_without_their_alias_are_cast(folders: Folders, name: str) -> None:
     for engine, arch in (("vllm", "sm90"), ("sglang", "gfx942")):
         answer = check_draft(folders / name, engine=engine, arch=arch)
         assert answer.verdict == "LOADS BUT WRONG"
         assert "q_proj.weight: BF16 -> F8_E4M3" in (answer.error or "")
 
 
-def test_transposed_scales_are_not_taken(folders: Path, tmp_path: Path) -> None:
+def test_transposed_scales_are_not_taken(folders: Folders, tmp_path: Path) -> None:
     """As Quark 0.13 stores INT4 groups from file to file: vLLM 0.33 refuses them on copying."""
     folder = tmp_path / "draft"
     shutil.copytree(folders / f"{FORMATS_OF}--quark-int4-group128-weights-only", folder)
@@ -205,7 +250,7 @@ def test_transposed_scales_are_not_taken(folders: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_parameters_have_the_shapes_that_the_engines_built(folders: Path, engine: str) -> None:
+def test_parameters_have_the_shapes_that_the_engines_built(folders: Folders, engine: str) -> None:
     """As both built them in two shards; the head of 100 rows is filled up to 128."""
 
     def built(name: str, module: str) -> list[tuple[str, tuple[int, ...]]]:
@@ -234,7 +279,7 @@ def test_the_head_is_filled_up_to_whole_pieces(tmp_path: Path) -> None:
         assert (head.module, head.parameters[0].shape[0]) == ("lm_head", rows)
 
 
-def test_layers_without_a_known_number_are_named_so(folders: Path) -> None:
+def test_layers_without_a_known_number_are_named_so(folders: Folders) -> None:
     draft = folders / f"{FORMATS_OF}--fp8-fp8-block-fp8-group"
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     assert "num_target_layers" not in config
@@ -244,7 +289,7 @@ def test_layers_without_a_known_number_are_named_so(folders: Path) -> None:
     assert "100000" not in said
 
 
-def test_layers_name_what_fills_them(folders: Path) -> None:
+def test_layers_name_what_fills_them(folders: Folders) -> None:
     folder = folders / "broken--o-proj-kept-modelopt"
     layers = {
         layer.module: layer for layer in check_draft(folder, engine="vllm", arch="sm90").layers
@@ -299,7 +344,7 @@ def test_launch_of_an_unquantized_draft(tmp_path: Path, engine: str) -> None:
 
 
 def test_launch_keeps_sglang_from_giving_a_quantized_draft_the_method_of_the_target(
-    folders: Path,
+    folders: Folders,
 ) -> None:
     quantized = folders / f"{FORMATS_OF}--compressed-tensors-fp8-channel-fp8-token"
     answer = check_draft(quantized, engine="sglang", arch="sm90")
@@ -504,9 +549,11 @@ def test_tensorrt_llm_reads_the_side_file_first(workshop: Workshop) -> None:
     assert "reads hf_quant_config.json first" in (answer.error or "")
 
 
-def test_nothing_is_said_to_load_in_tensorrt_llm(folders: Path) -> None:
-    named = [*folders.glob("broken--*"), *folders.glob("*--unquantized")]
-    named += folders.glob(f"{FORMATS_OF}--*")
+@pytest.mark.slow
+def test_nothing_is_said_to_load_in_tensorrt_llm(folders: Folders) -> None:
+    made = folders.whole
+    named = [*made.glob("broken--*"), *made.glob("*--unquantized")]
+    named += made.glob(f"{FORMATS_OF}--*")
     assert len(named) > 60
     for folder in named:
         assert check_draft(folder, engine="tensorrt-llm").verdict != "LOADS"
@@ -531,7 +578,7 @@ def test_bad_input_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_the_command(
-    folders: Path,
+    folders: Folders,
     case: str,
     arguments: list[str],
     code: int,
@@ -544,7 +591,7 @@ def test_the_command(
         assert part in out
 
 
-def test_the_command_in_json(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_in_json(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(folders / "broken--quark-exclude-bare")
     assert main(["check", folder, "--engine", "vllm", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
@@ -552,7 +599,7 @@ def test_the_command_in_json(folders: Path, capsys: pytest.CaptureFixture[str]) 
     assert answer["findings"][0]["remedy"] == answer["remedy"]
 
 
-def test_check_imports_no_torch(folders: Path) -> None:
+def test_check_imports_no_torch(folders: Folders) -> None:
     code = (
         "import sys; from draftquant.scripts.cli import main;"
         " main(['check', sys.argv[1], '--engine', 'vllm']);"

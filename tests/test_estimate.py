@@ -319,6 +319,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(settings=SETTINGS, name=st.sampled_from(sorted(REAL_DRAFTS)), more=st.integers(1, 50))
 def test_more_work_never_takes_less_time(
     drafts: dict[str, Draft], settings: dict[str, Any], name: str, more: int

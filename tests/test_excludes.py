@@ -58,6 +58,7 @@ def half(recipe: Recipe, quantized: str) -> Recipe:
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("recipe", ONE_OF_EACH_LAYOUT, ids=lambda recipe: recipe.layout)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("quantized", ["attention", "mlp"])

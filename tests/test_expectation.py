@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from draftquant.validate.counting.expectation import (
+from draftquant.validate.counting.rounds import (
     acceptance_probabilities,
     expected_rounds,
     outcome_probabilities,
+    rounds,
     rounds_at_every_row,
 )
-from draftquant.validate.counting.rounds import rounds
 from torch import Tensor
 
 

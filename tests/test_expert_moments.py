@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tied_pair
 import torch
-from draftquant.calibration.linear_inputs import moments
-from draftquant.calibration.linear_inputs.moments import LEAST_PER_COLUMN, MomentsAlongTraces
-from draftquant.calibration.linear_inputs.observation import run_over_traces
+from draftquant.calibration.linear_inputs import second_moments as moments
+from draftquant.calibration.linear_inputs.second_moments import LEAST_PER_COLUMN, MomentsAlongTraces
+from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder

@@ -88,6 +88,7 @@ def test_every_layout_and_every_format_has_a_case() -> None:
     assert len(CASES) > 25
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("layout", "weights", "inputs"), CASES, ids=str)
 def test_what_is_written_verifies_and_decodes_to_what_was_computed(
     layout: LayoutName,
@@ -125,6 +126,7 @@ def test_what_is_written_verifies_and_decodes_to_what_was_computed(
         torch.testing.assert_close(ours, expected, rtol=2**-22 if inverse else 0, atol=0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("layout", "weights", "inputs"), CASES, ids=str)
 def test_one_flipped_bit_of_the_codes_is_found(
     layout: LayoutName,

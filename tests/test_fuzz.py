@@ -39,6 +39,8 @@ from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_eagle3
 
+pytestmark = pytest.mark.slow
+
 SECONDS, MEGABYTES = 2.0, 500
 CHECKS = tuple(("check", "DRAFT", "--engine", name) for name in ("vllm", "sglang", "tensorrt-llm"))
 INT4 = ("--recipe", "int4-channel", "--backend", "torch")

@@ -142,6 +142,7 @@ def traced(folder: Path) -> tuple[str, str]:
     return "--traces", str(folder / "traces")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-w4a8", "mi325x-w4a8-fp8"])
 def test_a_draft_is_quantized_verified_and_loaded(
     recipe: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

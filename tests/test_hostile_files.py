@@ -95,7 +95,7 @@ HOMES = {
              "scripts/terminal.py", "quantize/files/staging.py",
              "quantize/backends/quark_import.py"},  # a folder, to lock it
     "loads": {"recipes/strict_json.py"},
-    "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/moments.py"},
+    "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/second_moments.py"},
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
@@ -375,6 +375,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_command_prints_what_a_terminal_would_obey(
     change: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -484,6 +485,7 @@ def run(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("shell", "code", "reason"),
     [

@@ -9,12 +9,13 @@ import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.linear_inputs.input_scales import InputScale, measure_input_scales
-from draftquant.calibration.linear_inputs.observation import run_over_traces
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
+from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import balanced_norms
@@ -155,7 +156,7 @@ def test_no_data_or_broken_data(
     tensors = load_file(broken / "model.safetensors")
     tensors["midlayer.mlp.up_proj.weight"][0, 0] = torch.nan
     save_file(tensors, broken / "model.safetensors")
-    with pytest.raises(CalibrationError, match="NaN or infinite"):
+    with pytest.raises(ForwardError, match="NaN or infinite"):
         measure_input_scales(load_draft(broken), traces, num_draft_tokens=2)
     other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     shifted = load_draft(save_draft(tmp_path / "ids", folder / "target", eagle_config=other))

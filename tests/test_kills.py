@@ -10,6 +10,8 @@ import pytest
 from draftquant.scripts.dev.io_faults import FailingDisk, Fault
 from draftquant.scripts.dev.publishers import FAILED, contents, exit_code, fork
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = ["check --fix", "dequantize", "quantize", "record"]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from block_pair import with_own_tensors
-from draftquant.calibration.rounding import settings as settings_module
+from draftquant.calibration.rounding import learning_settings as settings_module
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from rounding_pairs import make_pair
@@ -35,6 +35,7 @@ def run(command: str, *arguments: object) -> None:
     assert main([command, *map(str, arguments)]) == 0
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("algorithm", ["absmax", "gptq", "learned"])
 def test_codes_are_found_verified_and_replayed(
     algorithm: str,

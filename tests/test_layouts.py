@@ -263,6 +263,7 @@ def runtime_names(on_disk: str) -> set[str]:
     return names
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", built_in_recipes())
 @pytest.mark.parametrize("prefix", ["midlayer.", "model.layers.0."])
 @pytest.mark.parametrize("shared", [True, False])

@@ -15,6 +15,7 @@ from draftquant.calibration.rounding.latent_weight import LatentWeight
 from draftquant.calibration.rounding.learn import first_latents, learned_codes
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearnedCodes
 from draftquant.calibration.rounding.learning_loop import Learning
+from draftquant.calibration.rounding.learning_settings import LearningSettings
 from draftquant.calibration.rounding.proposal_divergence import (
     DepthWeights,
     agreement,
@@ -25,7 +26,6 @@ from draftquant.calibration.rounding.sequences import (
     split_prompts,
     validation_rows,
 )
-from draftquant.calibration.rounding.settings import LearningSettings
 from draftquant.calibration.rounding.validation import LearningProgress
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder
@@ -160,6 +160,7 @@ def test_a_row_of_a_block_takes_as_many_slots(
     assert set(asked) == {1 if block is None else 1 + pair.num_draft_tokens}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_the_loss_falls_and_every_linear_learns(
     name: str, pair: RoundingPair, tmp_path: Path
@@ -179,6 +180,7 @@ def test_the_loss_falls_and_every_linear_learns(
         assert (one.quantized().codes != first[module]).any(), module
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_the_folder_holds_what_was_judged(name: str, pair: RoundingPair, tmp_path: Path) -> None:
     plan = pair.plan(learned_recipe(name))
@@ -265,6 +267,7 @@ def stop_after(step: int) -> Callable[[LearningProgress], None]:
     return look
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("step", "save_seconds"), [(1, 0.0), (2, 0.0), (5, 0.0), (7, 1e9)])
 def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
     step: int, save_seconds: float, pair: RoundingPair, tmp_path: Path

@@ -9,12 +9,12 @@ import torch
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.rounding import settings as settings_module
+from draftquant.calibration.rounding import learning_settings as settings_module
 from draftquant.calibration.rounding.learn import first_latents
 from draftquant.calibration.rounding.learned_state import KeptRounding
 from draftquant.calibration.rounding.learning_loop import Learning
+from draftquant.calibration.rounding.learning_settings import LearningSettings
 from draftquant.calibration.rounding.sequences import split_prompts
-from draftquant.calibration.rounding.settings import LearningSettings
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from rounding_pairs import RoundingPair, learned_recipe, make_pair
@@ -42,6 +42,7 @@ def quantize(pair: RoundingPair, out: Path, *arguments: str) -> int:
     return main(["quantize", str(pair.draft_folder), "--out", str(out), *given])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-w4a8-fp8", "blackwell-nvfp4"])
 def test_a_draft_is_quantized_verified_and_told_of(
     recipe: str, pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -133,6 +134,7 @@ def bf16_products(_learning: Learning) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("name", "narrow"),
     [

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from draftquant.quantize import drafts, lints
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.config_keys import near_key
+from draftquant.quantize.drafts.config_reader import near_key
 from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION
-from draftquant.quantize.drafts.speculators import plain_config
+from draftquant.quantize.drafts.speculators_layout import plain_config
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import Lint, check_vocabulary_map, find_lints, fixed_config

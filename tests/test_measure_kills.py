@@ -64,6 +64,7 @@ def wait_for(running: VLLMServer, answers: int) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on(
     running: VLLMServer, runs: "subprocess.Popen[str]", out: Path
 ) -> None:

@@ -59,6 +59,7 @@ def written(folder: Path, **changes: object) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_from_a_matrix_to_a_table_and_a_drawing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +99,7 @@ def test_from_a_matrix_to_a_table_and_a_drawing(
     assert "already exists" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_server_without_a_draft_that_drafts_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from draftquant.validate.measure.measurement_checks import prompts_sha256
 from draftquant.validate.measure.measurement_file import line_of, read_measurement
 from draftquant.validate.parity.finding import Finding, write_findings
 from draftquant.validate.served import reconciliation as reconciled
-from draftquant.validate.served.every_position import places, places_of_batch
+from draftquant.validate.served.every_position import every_position, every_position_of_batch
 from handmade_measurements import alternating, measurement, record, setup
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -54,7 +54,7 @@ def served(traces: TraceFolder, folder: Path) -> Measurement:
     records = []
     for number, entry in enumerate(traces.manifest.prompts):
         trace = traces.load(entry)
-        here, accepted, written = places(draft, traces, trace, K), [], 1
+        here, accepted, written = every_position(draft, traces, trace, K), [], 1
         while written < len(trace.continuation):
             known = written <= len(here.accepted)
             accepted.append(here.accepted[written - 1] if known else 0)
@@ -269,9 +269,9 @@ def test_a_run_that_was_killed_goes_on(
         if len(replayed) == 2 * 3:  # each prompt in two dtypes
             raise KeyboardInterrupt
         replayed.extend(trace.id for trace in batch)
-        return places_of_batch(draft, traces, batch, k)
+        return every_position_of_batch(draft, traces, batch, k)
 
-    monkeypatch.setattr(reconciled, "places_of_batch", dies)
+    monkeypatch.setattr(reconciled, "every_position_of_batch", dies)
     assert main([*command, str(report)]) == 130  # interrupted
     kept = tmp_path / "report.json.reconciling"
     assert len([*kept.glob("*.places.json")]) == 3
@@ -308,14 +308,14 @@ def test_places_of_a_batch_are_those_of_each_prompt(work: Path) -> None:
     texts[2] = dataclasses.replace(
         texts[2], token_ids=texts[2].token_ids[:cut], features=texts[2].features[: cut - 1]
     )
-    for text, together in zip(texts, places_of_batch(draft, traces, texts, K), strict=True):
-        alone = places(draft, traces, text, K)
+    for text, together in zip(texts, every_position_of_batch(draft, traces, texts, K), strict=True):
+        alone = every_position(draft, traces, text, K)
         assert together.accepted == alone.accepted
         assert len(together.distances) == len(alone.distances)
         for one, other in zip(together.distances, alone.distances, strict=True):
             assert one == pytest.approx(other, abs=1e-3)
-    assert len(places(draft, traces, texts[1], K).accepted) == 9 - K
-    assert places(draft, traces, texts[2], K).accepted == ()
+    assert len(every_position(draft, traces, texts[1], K).accepted) == 9 - K
+    assert every_position(draft, traces, texts[2], K).accepted == ()
 
 
 def test_every_difference_of_a_run_is_explained_or_not(

@@ -21,7 +21,7 @@ from draftquant.calibration.passes.predictions import (
 )
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.rounding import settings as settings_module
+from draftquant.calibration.rounding import learning_settings as settings_module
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import ForwardError
@@ -209,6 +209,7 @@ def run(command: str, *arguments: object) -> None:
     assert main([command, *map(str, arguments)]) == 0
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("recipe", "algorithm"),
     [

@@ -8,7 +8,7 @@ import torch
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
 from draftquant.calibration.rounding.learn import first_latents, learned_codes, nearest_weights
 from draftquant.calibration.rounding.learned_state import LearnedCodes
-from draftquant.calibration.rounding.settings import LearningSettings
+from draftquant.calibration.rounding.learning_settings import LearningSettings
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft
@@ -68,6 +68,7 @@ def test_inputs_are_rounded_by_the_format_of_each_linear(pair: RoundingPair) -> 
         assert torch.equal(rounding(name, x), x) != name.endswith("down_proj"), name
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("recipe", [STATIC_DOWN, DYNAMIC_DOWN], ids=["nvfp4", "int4"])
 def test_gptq_rounds_four_bits_and_leaves_fp8_to_the_nearest(
     recipe: Recipe, pair: RoundingPair, tmp_path: Path

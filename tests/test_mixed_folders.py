@@ -96,6 +96,7 @@ def fused_of(step: Any) -> tuple[str, str]:
     return fused_group(step.row.canonical.removesuffix(".weight"))
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("family", BUILDERS)
 def test_every_linear_is_stored_in_its_own_format(

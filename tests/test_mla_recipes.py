@@ -66,6 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str) -> None:

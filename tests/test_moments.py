@@ -8,8 +8,8 @@ import pytest
 import tied_pair
 import torch
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.linear_inputs.moments import BLOCK_ROW_STRIDE, MomentsAlongTraces
-from draftquant.calibration.linear_inputs.observation import run_over_traces
+from draftquant.calibration.linear_inputs.second_moments import BLOCK_ROW_STRIDE, MomentsAlongTraces
+from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder

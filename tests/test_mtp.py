@@ -123,6 +123,7 @@ def test_routing_by_hand() -> None:
     assert chosen == pytest.approx({0: 2 * 0.9526, 1: 2 * 0.0474}, abs=1e-3)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", BUILDERS)
 @pytest.mark.parametrize("recipe", ["int4-channel", "fp8-ptpc", "mi325x-w4a8", "mi355-mxfp4"])
 def test_quantize_verify_inspect_dequantize(
@@ -260,6 +261,7 @@ def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None
         make_estimate(draft, (), num_draft_tokens=3, context=100, tp=1)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("family", BUILDERS)
 def test_vllm_serves_it_unquantized_and_refuses_its_declaration(
     family: str, tmp_path: Path

@@ -66,6 +66,7 @@ def without_parameter(error: str | None) -> str:
     return re.sub(r"(Some parameters like) \S+", r"\1 ...", error or "")
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("row", ROWS)
 def test_check_says_what_the_loader_said(
     row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

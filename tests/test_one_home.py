@@ -1,7 +1,9 @@
 """What stands in one place: reading a layout, number formats, fused linears, declarations."""
 
 import ast
+import importlib
 import json
+import re
 import typing
 from pathlib import Path
 
@@ -101,6 +103,34 @@ def test_the_families_that_are_tested_are_all() -> None:
         "language-model", "mimo-mtp", "deepseek-mtp", "glm4-moe-mtp",
         "qwen3-next-mtp", "medusa", "step3p5-mtp",
     }  # fmt: skip
+
+
+def texts_in(source: str) -> set[str]:
+    return {
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_engines_ask_traits_and_name_no_family() -> None:
+    names = {family.name for family in FAMILIES}
+    drafts = re.compile("Eagle|EAGLE|DFlash|DSpark|Domino|Medusa")
+    names |= {name for each in FAMILIES for name in each.architectures if drafts.search(name)}
+    assert texts_in('x = family == "dflash"\ny = "DFlashDraftModel"') <= names
+    named = {
+        path.relative_to(ROOT).as_posix(): sorted(found)
+        for path in (ROOT / "quantize" / "engines").rglob("*.py")
+        if (found := names & texts_in(path.read_text(encoding="utf-8")))
+    }
+    assert named == {}
+
+
+def test_every_family_tells_engines_what_it_is_like() -> None:
+    for family in FAMILIES:
+        folder = type(family).__module__.rpartition(".")[0]
+        own = importlib.import_module(f"{folder}.engine_traits").ENGINE_TRAITS
+        assert family.engine_traits is own, family.name
 
 
 # ---- one reader of declarations

@@ -455,7 +455,7 @@ COMMANDS = (
              "validate.comparison.sources.of_replays",
              "validate.comparison.draft_comparison.compare",
              "validate.comparison.comparison_page.page", "validate.comparison.comparison_page.plot",
-             "validate.charts.look.standalone", "validate.report.document.document_text",
+             "validate.charts.svg.standalone", "validate.report.document.document_text",
              f"{COMPARED}._print")),
     Command("report G.json", "validate.report.document.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),

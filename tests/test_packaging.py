@@ -1,6 +1,7 @@
 """What holds for the source as a whole: installed names, and which module may import what."""
 
 import ast
+import functools
 import itertools
 import re
 import subprocess
@@ -65,6 +66,7 @@ def module_name(module: Path) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
+@functools.cache
 def parsed(module: Path) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"))
 

@@ -116,6 +116,7 @@ def expected(pair: Pair, kind: str) -> list[dict[Quantity, Tensor]]:
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["greedy", "drawn"])
 @pytest.mark.parametrize("max_logits", [1, 2**26])
 def test_sums_are_those_of_whole_distributions(

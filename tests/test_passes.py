@@ -169,6 +169,7 @@ def reference_of(case: Case) -> Any:
     return kind.get(case.family.name, ReferenceDraft)(case.geometry, case.weights)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("rows", "block_rows", "max_scores"),
     [("all", 256, 2**24), ("all", 4, 1), ("strided", 4, 2**24), ("one", 1, 1)],

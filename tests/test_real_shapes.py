@@ -150,6 +150,7 @@ def test_the_size_is_that_of_the_published_draft(drafts: dict[str, Draft], name:
     assert draft.checkpoint.nbytes == published.nbytes == 2 * published.parameters
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("recipe", built_in_recipes())
 def test_the_byte_budget_of_every_recipe(drafts: dict[str, Draft], name: str, recipe: str) -> None:
@@ -199,6 +200,7 @@ def test_kept_linears_are_those_that_engines_want_in_floating_point(
     }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_recipe_takes_a_draft_of_every_divisor(tmp_path: Path, name: str) -> None:
     """Recipes with groups take whole groups of inputs, and name what is not."""

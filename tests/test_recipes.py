@@ -34,7 +34,8 @@ from draftquant.recipes import (
 )
 from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.expectations import LoadsOn
-from draftquant.recipes.schema import LayoutName, Role
+from draftquant.recipes.roles import Role
+from draftquant.recipes.schema import LayoutName
 from draftquant.recipes.seen_prompts import SeenPrompts
 from tiny import tiny_eagle3_llama
 from wide import dimensions

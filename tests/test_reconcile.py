@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
 from draftquant.validate.measure.measurement import RequestRecord
-from draftquant.validate.served.every_position import Places
+from draftquant.validate.served.every_position import EveryPosition
 from draftquant.validate.served.reconciled_prompt import ReconciledPrompt, reconcile_prompt
 from handmade_measurements import record
 
@@ -44,7 +44,7 @@ def met(
     **changes: Any,
 ) -> ReconciledPrompt:
     """`accepted` is replay's, by place; 9 where nothing asks."""
-    places = Places(accepted=accepted, distances=distances)
+    places = EveryPosition(accepted=accepted, distances=distances)
     options: dict[str, Any] = {"near": NEAR, "gap": None, "max_gap": MAX_GAP} | changes
     return reconcile_prompt(one, recorded or trace(), places, K, **options)
 

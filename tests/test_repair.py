@@ -188,6 +188,7 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.some(40)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
 def test_broken_folders(workshop: Workshop, tmp_path: Path, broken: Broken) -> None:
     """After repair an engine does with a folder what it does with one that was never broken."""
@@ -228,6 +229,7 @@ WITHOUT_FC = {("language-model", "bare"), ("language-model", "stars")}
 """Excludes of an fc that there is none of do no harm."""
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("name", "formats", "break_it", "engine", "repair"),

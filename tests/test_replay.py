@@ -89,6 +89,7 @@ def kinds(draft: LoadedDraft) -> dict[str, tuple[LoadedDraft, RoundInput]]:
     return made
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int4", "int4-a8"])
 def test_replay_equals_the_engine_on_a_tied_pair(folder: Path, kind: str) -> None:
     model = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float64)
@@ -100,6 +101,7 @@ def test_replay_equals_the_engine_on_a_tied_pair(folder: Path, kind: str) -> Non
     assert replay.counts == counts
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("num_draft_tokens", [1, 5])
 def test_replay_equals_the_engine_for_other_chain_lengths(
     folder: Path, num_draft_tokens: int
@@ -144,6 +146,7 @@ def pair_traces(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
         )
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int4", "int4-a8"])
 def test_replay_equals_the_engine_on_a_trained_pair(pair_traces: TraceFolder, kind: str) -> None:
     model = LlamaForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float64)
@@ -161,6 +164,7 @@ def test_the_loop_is_lossless_against_plain_greedy_decoding(pair_traces: TraceFo
     assert greedy_decode(model, prompt, trace.num_tokens) == tuple(trace.token_ids.tolist())
 
 
+@pytest.mark.slow
 def test_replay_reproduces_the_figures_of_the_trainer(tmp_path: Path) -> None:
     """training.json holds figures of the trainer's own scoring, written without this package.
 

@@ -48,6 +48,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
         )
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("recipe", ["mi325x-w4a8", "int4-channel", "fp8-ptpc", "blackwell-fp8"])
 def test_a_quantized_folder_replays_as_the_engine_decodes(
     tmp_path: Path, traces: TraceFolder, recipe: str

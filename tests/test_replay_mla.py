@@ -102,6 +102,7 @@ def prove(
     assert replay.counts == counts
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("family", "num_layers"), [("mla", 1), ("mla", 2), ("llama", 2)])
 def test_replay_equals_the_engine(
     folder: Path,
@@ -117,6 +118,7 @@ def test_replay_equals_the_engine(
     prove(draft, model, traces, reference=reference)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -137,6 +139,7 @@ def test_replay_equals_the_engine_with_options(
     prove(draft, model, traces, num_draft_tokens=num_draft_tokens)
 
 
+@pytest.mark.some(1)
 def test_replay_equals_the_engine_with_a_pruned_vocabulary(
     folder: Path, tmp_path: Path, model: LlamaForCausalLM, traces: TraceFolder
 ) -> None:
@@ -149,6 +152,7 @@ def test_replay_equals_the_engine_with_a_pruned_vocabulary(
     prove(draft, model, traces)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("recipe", "num_layers"),
     [

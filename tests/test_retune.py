@@ -18,8 +18,8 @@ from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.rounding import learning_run, validation
 from draftquant.calibration.rounding import retune_draft as retuning
 from draftquant.calibration.rounding.learning_loop import Learning
+from draftquant.calibration.rounding.learning_settings import LearningSettings, Teaching
 from draftquant.calibration.rounding.retune_draft import RetuneReport, Side, retune_draft
-from draftquant.calibration.rounding.settings import LearningSettings, Teaching
 from draftquant.calibration.rounding.validation import LearningProgress
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.errors import BackendError, CheckpointError, OutputError
@@ -125,6 +125,7 @@ def check_both(pair: RoundingPair, folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["baseline", "out"]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-w4a8", "blackwell-nvfp4"])
 def test_two_folders_that_belong_together(recipe: str, llama: RoundingPair, tmp_path: Path) -> None:
     sides: list[tuple[Side, int]] = []
@@ -142,6 +143,7 @@ def test_two_folders_that_belong_together(recipe: str, llama: RoundingPair, tmp_
     assert bool(made.input_scales) is (recipe == "blackwell-nvfp4")
 
 
+@pytest.mark.some(1)
 def test_other_families(other: RoundingPair, tmp_path: Path) -> None:
     retune(other, tmp_path)
     check_both(other, tmp_path)
@@ -170,6 +172,7 @@ def test_both_accept_what_their_records_say(
     assert report.learned.acceptance_length >= report.learned.acceptance_length_before
 
 
+@pytest.mark.slow
 def test_equal_runs_give_equal_bytes(llama: RoundingPair, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -216,6 +219,7 @@ def stop_at(side: Side, step: int) -> Callable[[Side, LearningProgress], None]:
     return look
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("side", "step", "left"),
     [
@@ -258,6 +262,7 @@ test_retune.retune(RoundingPair(Path(sys.argv[2]), "llama"), Path(sys.argv[3]), 
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(llama: RoundingPair, tmp_path: Path) -> None:
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()

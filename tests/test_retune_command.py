@@ -10,8 +10,8 @@ import pytest
 import tied_pair
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.rounding import settings as settings_module
-from draftquant.calibration.rounding.settings import RETUNING, Teaching
+from draftquant.calibration.rounding import learning_settings as settings_module
+from draftquant.calibration.rounding.learning_settings import RETUNING, Teaching
 from draftquant.scripts.api.retune import retuned_recipe
 from draftquant.scripts.cli import main
 from reference_draft import transformers_in_float64

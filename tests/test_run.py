@@ -83,6 +83,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_on_every_variant_is_written_and_verified(
@@ -330,6 +331,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
 def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) -> None:
     tiny_eagle3_llama(tmp_path / "draft")

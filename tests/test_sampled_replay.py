@@ -32,6 +32,7 @@ PAIR = PAIRS / "eagle3-llama"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("pair", "how"),
     [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.scripts.cli import main
-from draftquant.validate.served.every_position import Places, noise
+from draftquant.validate.served.every_position import EveryPosition, noise
 from served import cpu, results
 from served.drafts import SERVED_PAIRS, UNQUANTIZED
 from served.rounds import Rounds, compare
@@ -38,7 +38,7 @@ def trace(*continuation: int) -> PromptTrace:
 
 def compared(text: list[int], steps: list[int], here: list[int], *continuation: int) -> Rounds:
     clear = ((9.0,) * K,) * len(here)
-    places = Places(accepted=tuple(here), distances=clear)
+    places = EveryPosition(accepted=tuple(here), distances=clear)
     return compare([text], [steps], [trace(*continuation)], [places], K, near=0.5)
 
 
@@ -63,15 +63,15 @@ def test_a_round_that_differs_is_looked_up_where_it_parted() -> None:
     text = [1, 2, 3, 4, 5, 6]
     distances = ((0.4, 9.0), (9.0, 9.0), (9.0, -0.4), (9.0, 9.0))
     for near, ties in ((0.5, 2), (0.3, 0)):
-        places = Places(accepted=(1, 0, 1, 0), distances=distances)
+        places = EveryPosition(accepted=(1, 0, 1, 0), distances=distances)
         found = compare([text], [[0, 0, 2]], [trace(*text)], [places], K, near=near)
         assert found.compared == ((0, 1), (0, 0), (2, 1))
         assert (found.num_equal, found.num_near_ties) == (1, ties)
 
 
 def test_noise_is_how_far_distances_move() -> None:
-    one = Places(accepted=(0,), distances=((1.0, 2.0),))
-    other = Places(accepted=(0,), distances=((4.0, -2.0),))
+    one = EveryPosition(accepted=(0,), distances=((1.0, 2.0),))
+    other = EveryPosition(accepted=(0,), distances=((4.0, -2.0),))
     assert noise([one, one], [other, one]) == pytest.approx((25 / 4) ** 0.5)
 
 

@@ -13,6 +13,8 @@ from draftquant.scripts.dev.training.target import greedy_continuations, record_
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+pytestmark = pytest.mark.slow
+
 PAIRS = Path(__file__).parent / "pairs"
 MAX_TARGET_BYTES, MAX_DRAFT_BYTES = 12_000_000, 4_100_000
 NUM_REPLAYED = 16

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
-from draftquant.quantize.drafts.speculators import is_speculators, plain_config
+from draftquant.quantize.drafts.speculators_layout import is_speculators, plain_config
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.cli import main
@@ -282,6 +282,7 @@ def refused(folder: Path, what: str, fix: str = "") -> CheckpointError:
 # What is printed
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("build", BUILD)
 def test_inspect_names_the_layout(
     build: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -17,7 +17,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
 from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
-from draftquant.quantize.drafts.speculators import plain_config
+from draftquant.quantize.drafts.speculators_layout import plain_config
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -105,6 +105,7 @@ def causal_attention(_layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float)
 # What is written
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("build", BUILD)
 @pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_is_written_verified_and_loaded(

@@ -537,8 +537,8 @@ def test_table_ids_that_say_nothing(
 
 def test_a_draft_proposes_what_it_is_made_for() -> None:
     chain, block, longer = (
-        SimpleNamespace(name=name, geometry=SimpleNamespace(block_size=size))
-        for name, size in (("chain", None), ("block", 8), ("longer", 16))
+        SimpleNamespace(name=name, geometry=SimpleNamespace(most_draft_tokens=most))
+        for name, most in (("chain", None), ("block", 7), ("longer", 15))
     )
     chosen: Callable[[int | None, list[Any]], int] = chosen_num_draft_tokens
     assert chosen(None, [chain]) == chosen(None, [chain, chain]) == 3

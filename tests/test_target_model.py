@@ -41,6 +41,7 @@ def recorded(pair: str, out: Path, **options: Any) -> TraceFolder:
     )
 
 
+@pytest.mark.some(1)
 @needs("accelerate")
 @pytest.mark.parametrize("pair", LAYERS)
 def test_a_spread_target_records_the_same_bytes(pair: str, tmp_path: Path) -> None:

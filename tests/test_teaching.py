@@ -10,10 +10,10 @@ import torch
 from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.rounding import proposal_divergence as divergence
 from draftquant.calibration.rounding.learned_state import KeptRounding
+from draftquant.calibration.rounding.learning_settings import RETUNING, LearningSettings, Teaching
 from draftquant.calibration.rounding.plain_weight import PlainWeight
 from draftquant.calibration.rounding.proposal_divergence import backward_of_divergence
 from draftquant.calibration.rounding.sequences import split_prompts
-from draftquant.calibration.rounding.settings import RETUNING, LearningSettings, Teaching
 from draftquant.calibration.rounding.validation import Validation, best_of
 from rounding_pairs import RoundingPair, make_pair
 from test_divergence import WEIGHTS, Drafts, all_logits, recorded

@@ -31,6 +31,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("dflash", "eagle3-llama", "eagle3-mla")
 TINY_SIZE = TargetSize(
     vocab_size=320,

@@ -24,6 +24,8 @@ from draftquant.scripts.dev.training.target_kinds import DEEPSEEK_V3, LLAMA, QWE
 from reference_dflash import ReferenceDFlash
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+pytestmark = pytest.mark.slow
+
 SIZE = TargetSize(
     vocab_size=320,
     hidden_size=32,

@@ -227,6 +227,7 @@ def name_of(case: Any) -> str:
     return f"{recipe}-{layout}-{carrier}"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("case", [*PAIRS, *IN_GROUPS_AND_BLOCKS], ids=name_of)
 def test_there_and_back_in_many_blocks(
     case: Any, many_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ def test_codes_by_gptq_are_found_by_prompts_that_do_not_judge(
     assert everywhere == {"int4-channel", "kept"}
 
 
+@pytest.mark.slow
 def test_gptq_is_taken_where_a_recipe_names_it_and_said_where_none_does(
     pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_fewer_inputs_than_features_still_have_a_factor(number: int) -> None:
 # ---- GPTQ
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(("name", "weights"), GPTQ_FORMATS)
 def test_codes_are_those_of_the_textbook(
@@ -118,6 +119,7 @@ def test_quark_finds_the_codes_of_our_own_gptq(weights: WeightFormat) -> None:
     assert (code_values(theirs.codes) == code_values(ours.codes)).float().mean() > 0.99
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize(("name", "weights"), GPTQ_FORMATS)
 def test_scales_of_edge_values_are_those_of_absmax(
@@ -295,6 +297,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.vendor
 @needs("quark")
 @needs("modelopt")

@@ -145,6 +145,7 @@ def assert_equal_to_torch(name: BackendName, weights: WeightFormat, weight: Tens
     assert torch.equal(weight, source), "the toolkit wrote into the caller's weight"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("name", "weights"), VENDOR_FORMATS)
@@ -156,6 +157,7 @@ def test_gaussian_weight(
     assert_equal_to_torch(name, weights, gaussian(rows, -(-columns // size) * size).to(dtype))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize(("name", "weights"), VENDOR_FORMATS)
@@ -166,6 +168,7 @@ def test_edge_values(
     assert_equal_to_torch(name, weights, in_whole_groups(weight, weights))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("name", "weights"), VENDOR_FORMATS)
 def test_weight_larger_than_one_block(name: BackendName, weights: WeightFormat) -> None:
     """Rounded in several blocks of rows; the last one is not full."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vendors import needs
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.vendor,
     pytest.mark.usefixtures("quark_imported"),
     pytest.mark.filterwarnings("ignore"),  # the toolkits' own

@@ -89,6 +89,7 @@ def copy(made: tuple[Path, Method], tmp_path: Path) -> Path:
     return Path(shutil.copytree(made[0], tmp_path / "copy"))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("family", BUILDERS)
 @pytest.mark.parametrize(("factor", "k"), [(1 / 16, 4), (16, -4), (1, None)])

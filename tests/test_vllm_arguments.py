@@ -12,7 +12,7 @@ from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vllm import server_answers as answers
-from draftquant.calibration.vllm.arguments import EngineSetup
+from draftquant.calibration.vllm.engine_arguments import EngineSetup
 from draftquant.calibration.vllm.offline import offline_engine
 from draftquant.calibration.vllm.server_answers import Answer, most_likely
 from draftquant.scripts.cli import main

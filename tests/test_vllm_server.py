@@ -174,6 +174,8 @@ def test_features_may_be_stored_as_the_drafts_fc_makes_them(
             num_aux_layers=len(LAYERS),
             target_hidden_size=WIDTH,
             hidden_size=4,
+            reads_layers=True,
+            reads_features=True,
         ),
         forward=SimpleNamespace(fuse=lambda features: features @ fc.T),
     )

@@ -76,6 +76,7 @@ def test_a_draft_is_read_or_told_what_it_is(draft: WildDraft, tmp_path: Path) ->
         assert f"it is {kind}, which is not supported" in said
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
     draft = next(draft for draft in DRAFTS if draft.name == name)

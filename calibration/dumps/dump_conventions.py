@@ -14,8 +14,8 @@ from ..traces.prompt_trace import FEATURE_DTYPES
 from .draft_steps import DraftFinding, DraftSteps
 from .dump_answers import Answer, Answers
 from .dump_target import TargetFacts
-from .findings import Layout
 from .head import HeadFinding, TargetHead
+from .import_findings import Layout
 from .recomputed import MIN_OWN, RecomputedFinding, recompute
 from .sample import Pending, Sample
 

@@ -18,11 +18,10 @@ from ..traces.trace_folder import TraceFolder
 from ..traces.writer import trace_output
 from .dump_answers import Answer, Answers
 from .dump_conventions import Declared, check_sample, feature_dtype, last_states, settle, split_last
-from .dump_formats import DumpFormat
+from .dump_formats import DumpFormat, samples_of
 from .dump_target import TargetFacts, read_target
-from .findings import ImportReport, Layout
 from .head import TargetHead
-from .readers import READERS
+from .import_findings import ImportReport, Layout
 
 
 def import_dump(
@@ -61,7 +60,7 @@ def import_dump(
     """
     check_output(out)
     facts = read_target(target)
-    pendings = READERS[written_by](dump)
+    pendings = samples_of(dump, written_by)
     layout = settle(dump, pendings, facts, declared, Answers(facts.ends, prompts))
     first = pendings[0].read()
     spec = FeatureSpec(

@@ -17,7 +17,7 @@ from ...quantize.drafts.fused import fused_group
 from ...quantize.stored.loading import LoadedDraft
 from ..traces.trace_folder import TraceFolder
 from .input_range import InputRange
-from .observation import never_run, run_over_traces
+from .trace_runs import never_run, run_over_traces
 
 Half = Literal["whole", "embedding", "hidden"]
 

@@ -19,7 +19,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat
 from ..errors import CalibrationError
 from ..traces.trace_folder import TraceFolder
-from .observation import never_run, run_over_traces
+from .trace_runs import never_run, run_over_traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def stored_scale(absmax: float, activations: ActivationFormat) -> float:
     other prompts give the same scale, and the same codes wherever nothing is clipped and no code
     is subnormal. Zero absmax gives 1.
     """
-    rule = nvfp4_global_scale if activations.dtype == "nvfp4" else fp8_scale
+    rule = nvfp4_global_scale if activations.number.global_scale else fp8_scale
     mantissa, exponent = math.frexp(float(rule(torch.tensor(absmax))))  # mantissa in [0.5, 1)
     return math.ldexp(1.0, exponent - (mantissa == 0.5))
 

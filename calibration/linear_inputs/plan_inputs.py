@@ -20,7 +20,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from ..traces.recorded_prompts import seen_prompts
 from ..traces.trace_folder import TraceFolder
-from .moments import MomentsAlongTraces
+from .second_moments import MomentsAlongTraces
 from .static_scales import StaticScales, balanced_draft, calibrated_scales
 
 

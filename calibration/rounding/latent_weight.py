@@ -15,15 +15,11 @@ from torch import Tensor
 from ...quantize.algorithms import Algorithm
 from ...quantize.numerics.quantized_weight import QuantizedWeight
 from ...quantize.numerics.rows import nearest_codes, rounded_values, storable_scale
-from ...recipes.formats import WeightDtype
+from ...recipes.formats import NumberFormat
 from ...recipes.schema import WeightFormat
 
 START_ELEMENTS = 2**22
 """Of a weight whose first codes are looked for at a time; a search holds some copies of it."""
-_LIMITS: Mapping[WeightDtype, tuple[float, float]] = {
-    "int4": (-8.5, 7.5), "nvfp4": (-7.0, 7.0), "mxfp4": (-7.0, 7.0),
-}  # fmt: skip
-"""Where latents end: half a step beyond the last code; what went further would not come back."""
 
 
 class Latent(Protocol):
@@ -84,17 +80,17 @@ class LatentWeight:
         latents = weight.to(device, torch.float32).view(*self._start.shape, -1)
         served = self._served(self._start)[..., None]
         # INT4 codes are of the product with the reciprocal: see `int4_codes`.
-        latents = latents * (1.0 / served) if weights.dtype == "int4" else latents / served
-        latents = latents.view(weight.shape).clamp_(*_LIMITS[weights.dtype])
+        latents = latents * (1.0 / served) if weights.number.is_integer else latents / served
+        latents = latents.view(weight.shape).clamp_(*_limits(weights.number))
         self.codes = latents.requires_grad_()
         self.log_scales = (
-            None if weights.dtype == "mxfp4" else torch.zeros_like(self._start).requires_grad_()
+            None if weights.number.powers_of_two else torch.zeros_like(self._start).requires_grad_()
         )
 
     @torch.no_grad()
     def keep_within_reach(self) -> None:
         """Put latents that left the range of codes back to its ends."""
-        self.codes.clamp_(*_LIMITS[self._weights.dtype])
+        self.codes.clamp_(*_limits(self._weights.number))
 
     def dequantized(self) -> Tensor:
         """Codes * scale, [out_features, in_features] float32, with a gradient for both.
@@ -140,3 +136,8 @@ class LatentWeight:
 def straight_through(value: Tensor, free: Tensor) -> Tensor:
     """`value`, bit for bit, with the gradient of `free`, which is finite."""
     return value + (free - free.detach())
+
+
+def _limits(number: NumberFormat) -> tuple[float, float]:
+    """Where latents end: half a step beyond the last code. What went further would stay there."""
+    return (-8.5, 7.5) if number.is_integer else (-number.largest - 1, number.largest + 1)

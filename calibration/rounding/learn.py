@@ -21,7 +21,7 @@ from ..traces.trace_folder import TraceFolder
 from .latent_weight import LatentWeight
 from .learned_state import LearnedCodes
 from .learning_run import SAVE_SECONDS, LearningTask, Start, learned_beside
-from .settings import LearningSettings
+from .learning_settings import LearningSettings
 from .validation import LearningProgress
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}

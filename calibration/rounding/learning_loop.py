@@ -21,6 +21,7 @@ from ..traces.manifest import TraceEntry
 from ..traces.trace_folder import TraceFolder
 from .latent_weight import Latent
 from .learned_state import KeptRounding
+from .learning_settings import LearningSettings
 from .optimiser import LatentOptimiser
 from .proposal_divergence import DepthWeights, agreement, backward_of_divergence
 from .sequences import (
@@ -31,7 +32,6 @@ from .sequences import (
     training_rows,
     validation_rows,
 )
-from .settings import LearningSettings
 from .validation import LearningProgress, Validation, best_of, is_over
 
 

@@ -29,8 +29,8 @@ from ..traces.trace_folder import TraceFolder
 from .latent_weight import Latent
 from .learned_state import KeptRounding, LearnedCodes
 from .learning_loop import Learning
+from .learning_settings import LearningSettings
 from .sequences import PromptSplit, split_prompts
-from .settings import LearningSettings
 from .validation import LearningProgress, Validation, best_of, is_over
 
 ROUNDING = ".rounding"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .latent_weight import Latent
-from .settings import LearningSettings
+from .learning_settings import LearningSettings
 
 BETAS = (0.9, 0.95)
 LEAST_SHARE = 0.01

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...quantize.drafts.forward import DraftForward, DraftPass, positions
 from ..passes.predictions import MAX_LOGITS, draft_ids_of
+from .learning_settings import Teaching
 from .sequences import LearningSequence
-from .settings import Teaching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Agreement:
     Attributes:
         rows: how many.
         accepted: tokens in a row that the draft has right, over all rows.
-        accepted_reference: likewise of the reference.
+        accepted_reference: the same of the reference.
         overlap: sum over rows and depths of the sum of the smaller probabilities.
     """
 

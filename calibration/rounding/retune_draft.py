@@ -34,8 +34,8 @@ from ..linear_inputs.static_scales import calibrated_scales
 from ..traces.trace_folder import TraceFolder
 from .learn import canonical, check_recipe, learned_codes, learned_steps, stored_linear
 from .learning_run import SAVE_SECONDS, LearningTask, Start, learned_beside, rounding_folder
+from .learning_settings import RETUNING, LearningSettings
 from .plain_weight import PlainWeight
-from .settings import RETUNING, LearningSettings
 from .validation import LearningProgress
 
 Side = Literal["baseline", "quantized"]

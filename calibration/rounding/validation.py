@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .settings import LearningSettings
+from .learning_settings import LearningSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

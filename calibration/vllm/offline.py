@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from typing_extensions import override
+
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
-from .server_answers import Answer, most_likely
+from .server_answers import Answer, Engine, most_likely
 from .states_file import STATES_KEY
 
 _ENVIRONMENT = {
@@ -58,8 +60,8 @@ def offline_engine(
         engine.llm_engine.engine_core.shutdown()
 
 
-class OfflineEngine:
-    """See `answers.Engine`."""
+class OfflineEngine(Engine):
+    """vLLM in this process."""
 
     def __init__(self, engine: Any, decoding: Decoding, session: str, max_new_tokens: int) -> None:
         self._engine = engine.llm_engine
@@ -68,8 +70,8 @@ class OfflineEngine:
         self._max_new_tokens = max_new_tokens
         self._finished: list[Any] = []
 
+    @override
     def submit(self, position: int, prompt: Prompt) -> None:
-        """See `answers.Engine`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -93,8 +95,8 @@ class OfflineEngine:
             raise TraceError(f"prompt {prompt.id}", f"vLLM refuses it: {_said(exc)}",
                              fix="mend the prompt or the engine's arguments") from exc  # fmt: skip
 
+    @override
     def next_answer(self) -> tuple[int, Answer]:
-        """See `answers.Engine`."""
         while not self._finished:
             try:
                 self._finished = [done for done in self._engine.step() if done.finished]

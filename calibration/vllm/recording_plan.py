@@ -15,7 +15,7 @@ from ..recording.prompt_fit import check_prompts
 from ..recording.target_shape import TargetShape, chosen_layers, feature_spec
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from ..traces.too_long import TooLongPrompts
-from .arguments import EngineSetup
+from .engine_arguments import EngineSetup
 from .states_file import ExpectedStates
 
 

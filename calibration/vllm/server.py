@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from typing_extensions import override
+
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
 from ..server_client import KEY_VARIABLE, Patience, ServerClient
-from .server_answers import Answer, most_likely
+from .server_answers import Answer, Engine, most_likely
 from .states_file import STATES_KEY
 
 _PATIENCE = Patience(seconds=3600)
@@ -58,8 +60,8 @@ def server_engine(
             runner.run(engine.give_up())
 
 
-class ServerEngine:
-    """See `answers.Engine`."""
+class ServerEngine(Engine):
+    """A server that runs elsewhere."""
 
     def __init__(
         self,
@@ -97,13 +99,13 @@ class ServerEngine:
                 fix=f"start it with --max-model-len {max_model_len}, or shorten the prompts",
             )
 
+    @override
     def submit(self, position: int, prompt: Prompt) -> None:
-        """See `answers.Engine`."""
         task = self._runner.get_loop().create_task(self._complete(prompt))
         self._asked[task] = position
 
+    @override
     def next_answer(self) -> tuple[int, Answer]:
-        """See `answers.Engine`."""
         first = self._runner.run(self._first_done())
         return self._asked.pop(first), first.result()
 

@@ -4,10 +4,11 @@ An engine is anything that takes prompts and gives answers as they come: in this
 or behind HTTP (`server`).
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from ..prompts.prompt_file import Prompt
 
@@ -38,12 +39,14 @@ class Answer:
     top: tuple[TopLogprobs, ...] | None = None
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Takes prompts and gives answers, in any order."""
 
+    @abstractmethod
     def submit(self, position: int, prompt: Prompt) -> None:
         """Hand over a prompt; `position` names its answer."""
 
+    @abstractmethod
     def next_answer(self) -> tuple[int, Answer]:
         """Wait for an answer: the position of its prompt, and what was said.
 

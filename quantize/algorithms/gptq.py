@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ...recipes.formats import FEW_BITS
 from ...recipes.schema import WeightFormat
 from ..numerics.quantized_weight import QuantizedWeight, code_values
 from ..numerics.rows import nearest_codes, served_scale
@@ -19,7 +20,6 @@ from .base import Need, RowAlgorithm
 from .moments import InputMoments
 
 _COLUMNS = 128  # rounded between two matrix products
-_ROUNDED = ("int4", "nvfp4", "mxfp4")
 
 
 class Gptq(RowAlgorithm):
@@ -36,8 +36,8 @@ class Gptq(RowAlgorithm):
 
     @override
     def problem(self, weights: WeightFormat) -> str | None:
-        if weights.dtype not in _ROUNDED:
-            return f"rounding: gptq rounds {', '.join(_ROUNDED)}: {weights.dtype} loses too little"
+        if weights.dtype not in FEW_BITS:
+            return f"rounding: gptq rounds {', '.join(FEW_BITS)}: {weights.dtype} loses too little"
         return self._scales.problem(weights)
 
     @override

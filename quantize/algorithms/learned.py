@@ -5,10 +5,9 @@ What is here says for which formats; the learning itself knows drafts and traces
 
 from typing_extensions import override
 
+from ...recipes.formats import FEW_BITS
 from ...recipes.schema import RoundingChoice, WeightFormat
 from .base import Algorithm, Need
-
-LEARNED_FORMATS = ("int4", "nvfp4", "mxfp4")
 
 
 class Learned(Algorithm):
@@ -25,10 +24,10 @@ class Learned(Algorithm):
 
     @override
     def problem(self, weights: WeightFormat) -> str | None:
-        if weights.dtype not in LEARNED_FORMATS:
+        if weights.dtype not in FEW_BITS:
             return (
                 f"rounding: {self._rounding} finds codes of four bits"
-                f" ({', '.join(LEARNED_FORMATS)}); 8 bits round so finely that there is nothing to"
+                f" ({', '.join(FEW_BITS)}); 8 bits round so finely that there is nothing to"
                 " win"
             )
         if weights.first_stage is not None:

@@ -101,14 +101,14 @@ def _candidates(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> It
     """Scales [rows, 1] to try, as they are stored: that of absmax first, then smaller ones."""
     largest = absmax_scale(weights.dtype, rows, whole, stored_scale_dtype(weights))
     yield largest
-    if weights.dtype == "mxfp4":
+    if weights.number.powers_of_two:
         yield from (torch.maximum(largest * f, torch.tensor(SMALLEST_E8M0)) for f in POWERS)
-    elif weights.dtype == "nvfp4":
+    elif weights.number.global_scale:
         exact = row_absmax(rows).float() / served_scale(torch.tensor(FP4_MAX), whole)
         for factor in FACTORS:
             smaller = (exact * factor).clamp_(SMALLEST_E4M3, FP8_MAX)
             yield torch.where(exact > 0, smaller, 1.0).to(FP8)
-    elif weights.dtype == "fp8_e4m3":
+    elif weights.number.is_fp8:
         yield from (torch.where(largest * f > 0, largest * f, largest) for f in FACTORS)
     else:
         for factor in FACTORS:

@@ -112,7 +112,7 @@ class ModelOptBackend(Backend):
         with _failing(where), torch.no_grad(), process_state():
             packed = _run_modelopt(covered, weights, self._algorithm, inputs)
         codes, scale = packed.weight.data[: len(weight)], packed.weight_scale
-        if weights.dtype == "nvfp4":
+        if weights.number.global_scale:
             if largest < SMALLEST_NORMAL:
                 return TorchBackend().quantize(weight, weights, absmax)
             return QuantizedWeight(
@@ -136,7 +136,7 @@ def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
     """Why ModelOpt's own search or GPTQ cannot be used for a format, or None."""
     if (algorithm.scale, algorithm.rounding) == ("absmax", "nearest"):
         return None
-    if weights.dtype == "nvfp4":
+    if weights.number.global_scale:
         return (
             "expected fp8_e4m3: ModelOpt's search and GPTQ round NVFP4 in Triton kernels, on CUDA"
             " alone"
@@ -183,7 +183,7 @@ def _reading(inputs: Tensor | None) -> Callable[[nn.Module], object] | None:
 
 
 def _attributes(weights: WeightFormat, rows: int) -> dict[str, Any]:
-    if weights.dtype == "nvfp4":
+    if weights.number.global_scale:
         # "dynamic" means that the group scales follow from the weight when it is exported.
         groups = {-1: weights.group_size, "type": "dynamic", "scale_bits": (4, 3)}
         return {"num_bits": (2, 1), "axis": None, "block_sizes": groups}

@@ -50,7 +50,7 @@ class QuarkBackend(Backend):
         problem = weights.problem()
         if problem is not None:
             raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
-        if weights.dtype == "nvfp4" or weights.granularity == "block":
+        if weights.number.global_scale or weights.granularity == "block":
             raise BackendError("backend quark", f"{weights} is not computed by this backend",
                                fix="use 'backend: torch'")  # fmt: skip
         if weights.scale_dtype is not None:
@@ -102,7 +102,7 @@ class QuarkBackend(Backend):
             codes, scale, first_scale = _run_quark(covered, weights, inputs)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         # Where a scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
-        if weights.dtype == "fp8_e4m3":
+        if weights.number.is_fp8:
             covers = largest if weights.granularity == "tensor" else rows
             scale = scale.masked_fill(covers / FP8_MAX == 0, 1.0)
         if first_scale is not None:
@@ -182,13 +182,13 @@ def _weight_spec(weights: WeightFormat, scale_type: str) -> Any:
                 ch_axis=0, is_dynamic=False, **int4 | {"scale_type": "float32"}
             ),
         )
-    elif weights.dtype == "mxfp4":
+    elif weights.number.powers_of_two:
         spec = config.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False)
-    elif weights.dtype == "int4" and weights.group_size is not None:
+    elif weights.number.is_integer and weights.group_size is not None:
         spec = config.Int4PerGroupSpec(
             ch_axis=1, group_size=weights.group_size, is_dynamic=False, **int4
         )
-    elif weights.dtype == "int4":
+    elif weights.number.is_integer:
         spec = config.Int4PerChannelSpec(ch_axis=0, is_dynamic=False, **int4)
     elif weights.granularity == "tensor":
         spec = config.FP8E4M3PerTensorSpec(
@@ -231,7 +231,7 @@ def _exported_codes(
         # In float32: FP8 codes of a bfloat16 weight would be rounded to bfloat16 first.
         rounded = real.to_real_quantize_params(weight[rows].float())
         # Unpacked, Quark's FP4 codes are the values that they stand for.
-        codes[rows] = fp4_codes(rounded) if weights.dtype == "mxfp4" else rounded
+        codes[rows] = fp4_codes(rounded) if weights.number.powers_of_two else rounded
     scales = 1 if weights.granularity == "tensor" else len(weight)
     first_scale = stages[0].scale.detach().clone() if weights.first_stage else None
     return codes, scale.detach().reshape(scales, -1).clone(), first_scale

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...recipes.schema import SHARED_ROLES, Role
+from ...recipes.roles import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
+from .engine_traits import EngineTraits
 from .fused import FusedLinear, fused_linear
 from .geometry import Geometry
 from .lint import Lint
@@ -97,6 +98,8 @@ class Family(ABC):
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
     shared_tables: tuple[Role, ...] = SHARED_ROLES
     """Tables that engines take from the target for a draft that has none."""
+    engine_traits: EngineTraits = EngineTraits()
+    """What engines are told of it."""
     inside_target: bool = False
     """Its names and config.json are those of the target that it was trained in."""
     is_whole_model: bool = False

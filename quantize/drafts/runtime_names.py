@@ -7,7 +7,7 @@ number of layers; a language model is built below a root of its own and counts f
 from collections.abc import Collection
 from typing import Any
 
-from ...recipes.schema import QUANTIZABLE
+from ...recipes.roles import QUANTIZABLE
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from .family import Draft, Family, Row

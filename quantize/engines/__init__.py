@@ -4,7 +4,8 @@
 version of one engine. It runs no engine, needs no GPU and imports no torch.
 """
 
+from ..drafts.engine_traits import Finding
 from .check import check_draft
-from .contract import EngineCheck, EngineName, Finding, Layer, Verdict
+from .contract import EngineCheck, EngineName, Layer, Verdict
 
 __all__ = ["EngineCheck", "EngineName", "Finding", "Layer", "Verdict", "check_draft"]

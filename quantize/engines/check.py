@@ -8,28 +8,28 @@ from typing import Any
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
+from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
-from .biases import without_bias_keys
-from .captured import REMEDY, misread_layers
+from .captured_layers import REMEDY, misread_layers
 from .contract import (
     ENGINE_NAMES,
     STAGES,
     VERDICTS,
-    Engine,
     EngineCheck,
     EngineName,
-    Finding,
     Layer,
     Question,
+    shown,
 )
 from .declaration import Declaration, read_declaration
-from .layer_numbers import shown
+from .engine import Engine
+from .linear_findings import Walk
+from .parameters import without_bias_keys
 from .registry import choose, known_versions
-from .walk import Walk
 
 
 def check_draft(
@@ -127,23 +127,23 @@ def _check(
     has_side_file: bool,
     served_as: str | None,
 ) -> EngineCheck:
-    config = engine.plain_config(checkpoint.config)
+    config = engine.config.plain(checkpoint.config)
     if isinstance(config, Finding):
         return _answer(engine, arch, tp, [config])
     checkpoint = replace(checkpoint, config=config)
     name = declared_architecture(config)
-    problem = engine.architecture_problem(name)
+    problem = engine.config.architecture_problem(name)
     if problem is not None:
         return _answer(engine, arch, tp, [problem])
     if name not in engine.architectures:
         declared = checkpoint.config.get("architectures")
         return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
-    checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
+    checkpoint = replace(checkpoint, config=engine.declaration.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
     spelled = config.get("quantization_config")
     if declaration is not None and isinstance(spelled, Mapping):
         declaration = replace(declaration, spelled=str(spelled.get("quant_method")))
-    taken = declaration and engine.taken(declaration, arch)
+    taken = declaration and engine.declaration.taken(declaration, arch)
     if isinstance(taken, Finding):
         return _answer(engine, arch, tp, [taken])
     declaration = taken
@@ -156,7 +156,8 @@ def _check(
     family, geometry = read_config(plain, as_declared=True)
     geometry = _with_norms(engine, family, geometry, checkpoint.config)
     question = Question(
-        family=family.name,
+        traits=family.engine_traits,
+        own=engine.own(family.engine_traits),
         config=with_text_config(checkpoint.config),
         tensor_names=frozenset(checkpoint.tensors),
         declaration=declaration,
@@ -169,7 +170,7 @@ def _check(
         arch=arch,
         tp=tp,
     )
-    problem = engine.config_problem(question)
+    problem = engine.config.problem(question)
     walk = Walk(
         engine=engine,
         question=question,
@@ -179,7 +180,7 @@ def _check(
         specs=family.tensor_specs(geometry),
     )
     layers, findings = walk.layers_and_findings()
-    captures = engine.captures(question.config) if question.fuses else ()
+    captures = engine.config.captures(question) if question.fuses else ()
     misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
@@ -197,8 +198,10 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
     names = question.tensor_names
     stored = {family.canonical_name(name).rpartition(".")[0] for name in names}
     tied = question.config.get("tie_word_embeddings") is True
-    own = {"lm_head"} if tied or engine.unshared_head(question) is not None else set()
-    return [said for table, said in engine.absent_tables.items() if table not in stored | own]
+    own = {"lm_head"} if tied or engine.tensors.unshared_head(question) is not None else set()
+    return [
+        said for table, said in engine.tensors.absent_tables.items() if table not in stored | own
+    ]
 
 
 def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
@@ -211,15 +214,17 @@ def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[s
         before = nested.get("norm_before_fc", before)
     return replace(
         geometry,
-        norm_before_fc=bool(before) and family.name == "eagle3-llama",
-        fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
+        norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
+        fc_norm=any(bool(config.get(key)) for key in engine.config.fc_norm_keys),
     )
 
 
 def _null_base(engine: Engine, config: Mapping[str, Any]) -> list[Finding]:
     """A missing rope_theta is 10000, one that is null is null."""
-    if engine.null_base and "rope_theta" in config and config["rope_theta"] is None:
-        return [Finding("init", engine.null_base, "remove rope_theta, or give the draft's base")]
+    if engine.config.null_base and "rope_theta" in config and config["rope_theta"] is None:
+        return [
+            Finding("init", engine.config.null_base, "remove rope_theta, or give the draft's base")
+        ]
     return []
 
 
@@ -233,13 +238,17 @@ def _method_problem(engine: Engine, declaration: Declaration | None) -> Finding 
     """A quant_method that is missing, or that the engine has never heard of."""
     if declaration is None:
         return None
-    if declaration.method is None and engine.no_method is not None:
-        return Finding("config", engine.no_method, "add quant_method to quantization_config")
-    if declaration.method is not None and declaration.method not in engine.methods:
-        remedy = f"one of {', '.join(sorted(engine.methods))}"
-        if not engine.unknown_method:
+    if declaration.method is None and engine.declaration.no_method is not None:
+        return Finding(
+            "config", engine.declaration.no_method, "add quant_method to quantization_config"
+        )
+    if declaration.method is not None and declaration.method not in engine.declaration.methods:
+        remedy = f"one of {', '.join(sorted(engine.declaration.methods))}"
+        if not engine.declaration.unknown_method:
             return Finding("unknown", f"quant_method {declaration.method}: not read", remedy)
-        return Finding("config", engine.unknown_method.format(declaration.method), remedy)
+        return Finding(
+            "config", engine.declaration.unknown_method.format(declaration.method), remedy
+        )
     return None
 
 

@@ -16,8 +16,7 @@ from ..stored.declarations import Form, RawDeclaration, raw_declaration, read_sc
 from ..stored.layouts import LAYOUTS
 from ..stored.layouts.reader import ObjectReader
 from .declared import READERS
-from .declared.reading import NotReadError
-from .linear_scheme import Group, of_declared
+from .linear_scheme import Group, NotReadError, of_declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

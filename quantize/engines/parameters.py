@@ -2,17 +2,28 @@
 
 Both engines name a parameter as its stored tensor, put the parts of a fused linear one below the
 other, and hold what each part has once in one element per part: executed with vLLM 0.33.0 and
-SGLang 0.5.23 (`tests/engines/run.py` compares every shape).
+SGLang 0.5.23 (`tests/engines/run.py` compares every shape). Biases of attention and MLP that
+config.json asks for were executed with every combination that stands in the engines' `biases`
+(`tests/engines/kinds.py`); another one is UNKNOWN.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from ..drafts.engine_traits import Finding
+from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .contract import Module, Parameter
+from ..stored.decode import stored_scalar
+from ..stored.parts import FP8_DTYPE
+from .contract import Module, Parameter, Question, Scheme
+from .engine import Engine
 from .linear_scheme import LinearScheme
 
 VOCAB_PADDING = 64
 """Rows of a head are filled up to a multiple of this before they are split."""
+_FNUZ = "F8_E4M3FNUZ"
+_GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
+_BIAS_KEYS = ("attention_bias", "mlp_bias")
 
 
 def parameters(
@@ -53,3 +64,90 @@ def parameters(
         )
         for suffix, shape in expected.items()
     )
+
+
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without trailing ones: engines load a column of scales as [out] or [out, 1]."""
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """An engine may cut a part out of a larger tensor, and stretch a single number."""
+    stored, expected = without_ones(stored), without_ones(expected)
+    return len(stored) != len(expected) or any(
+        there < wanted for there, wanted in zip(stored, expected, strict=True)
+    )
+
+
+def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
+    """The assertion with which loaders refuse a tensor of another shape than its parameter."""
+    text = f"AssertionError: {tensor.name} is {list(tensor.shape)}, its parameter {list(shape)}"
+    return Finding("load", text, remedy)
+
+
+def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
+    """A tensor of which it is not known what a loader makes of its shape."""
+    text = f"{tensor.name}: {tensor.dtype} {list(tensor.shape)}, expected shape {list(shape)}"
+    return Finding("unknown", text, "the tensors are not those of the declaration or of the config")
+
+
+def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
+    """Codes of the FNUZ kind are FP8 as well: engines copy them by value (executed)."""
+    return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)
+
+
+def one_global_scale(
+    checkpoint: Checkpoint,
+    module: Module,
+    parts: Mapping[str, Mapping[str, TensorInfo]],
+    taken: Scheme,
+) -> Iterator[Finding]:
+    """What becomes of parts of a fused linear that have different ones; their values are read."""
+    scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
+    if len({stored_scalar(checkpoint, tensor) for tensor in scales}) < 2:
+        return
+    remedy = "quantize the fused parts with one global scale"
+    if taken.own_global_scales:
+        yield Finding("after load", taken.own_global_scales, remedy)
+    else:
+        yield Finding("wrong", f"one scale for several: {module.name}", remedy)
+
+
+def without_bias_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json of the same draft without these biases, which every family reads."""
+    return {
+        key: value for key, value in config.items() if not (key in _BIAS_KEYS and value is True)
+    }
+
+
+def built_biases(engine: Engine, question: Question) -> frozenset[str]:
+    """Leaves to which it gives a bias for what config.json says, beside the family's own."""
+    return frozenset().union(*(leaves or () for leaves in _asked(engine, question)))
+
+
+def bias_findings(
+    engine: Engine, question: Question, stored: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Biases that are built and not stored, and keys of which nothing is known."""
+    for leaves in _asked(engine, question):
+        if leaves is None:
+            what = "attention_bias or mlp_bias: loading was not executed for such a draft"
+            yield Finding("unknown", what, "try it, or train the draft without biases")
+    built = built_biases(engine, question)
+    for module in engine.linears.modules(question) if built else ():
+        for part in module.parts:
+            biased = part.rpartition(".")[2] in built
+            if biased and part in stored and "bias" not in stored[part]:
+                text = f"never written: {module.name}.bias, for {part}.bias is not stored"
+                yield Finding("wrong", text, "correct attention_bias and mlp_bias of config.json")
+
+
+def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
+    built = engine.linears.biases(question)
+    return [
+        leaves
+        for key, leaves in zip(_BIAS_KEYS, built, strict=True)
+        if question.config.get(key) is True
+    ]

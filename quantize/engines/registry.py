@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from . import versions
-from .contract import ENGINE_NAMES, Engine, EngineName
+from .contract import ENGINE_NAMES, EngineName
+from .engine import Engine
 
 Key = tuple[EngineName, str]
 

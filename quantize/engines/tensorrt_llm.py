@@ -15,7 +15,8 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from .contract import Finding, Module, Question, Scheme
+from ..drafts.engine_traits import Finding
+from .contract import Module, Question, Scheme
 
 _USE = "use FP8 in layout modelopt: recipe blackwell-fp8, or NVFP4: blackwell-nvfp4"
 _NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"
@@ -89,7 +90,7 @@ def config_problem(question: Question) -> Finding | None:
         text = f"what it makes of quant_method {method} in this form was not read"
         return Finding("unknown", text, _USE)
     text = f"the quantization_config of {method} is not read"
-    if question.family == "eagle3-llama":
+    if question.traits.tensorrt_llm.read:
         return Finding("wrong", f"{text}: FP8 codes are cast to floats without their scales", _USE)
     return Finding("unknown", f"{text}; what loading then does was read for Llama only", _USE)
 
@@ -97,7 +98,7 @@ def config_problem(question: Question) -> Finding | None:
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line; JSON is YAML."""
     config = {
-        "decoding_type": "DFlash" if question.is_dflash else "Eagle3",
+        "decoding_type": question.own.served_as,
         "max_draft_len": num_draft_tokens,
         "speculative_model": draft,
     }

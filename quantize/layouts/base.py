@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
 from ..files.safetensors_header import StoredTensor, TensorInfo
@@ -181,7 +180,7 @@ def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
 
 def codes_tensor(name: str, weight: TensorInfo, weights: WeightFormat) -> StoredTensor:
     """The tensor with the codes of a weight [out, in], packed along the inputs."""
-    number, (rows, columns) = NUMBER_FORMATS[weights.dtype], weight.shape
+    number, (rows, columns) = weights.number, weight.shape
     shape = (rows, -(-columns // number.codes_per_element))
     return StoredTensor(name=name, dtype=number.stored_dtype, shape=shape)
 
@@ -189,12 +188,12 @@ def codes_tensor(name: str, weight: TensorInfo, weights: WeightFormat) -> Stored
 def scale_dtype(weight: TensorInfo, weights: WeightFormat) -> str:
     """Safetensors dtype of the stored scales of a weight."""
     free = "F16" if weights.scale_dtype else weight.dtype
-    return NUMBER_FORMATS[weights.dtype].scale_dtype or free
+    return weights.number.scale_dtype or free
 
 
 def stored_scale(scale: "Tensor", weights: WeightFormat) -> "Tensor":
     """Scales in the form in which they are stored, same shape."""
-    powers = NUMBER_FORMATS[weights.dtype].scale_dtype == "U8"
+    powers = weights.number.scale_dtype == "U8"
     return exponent_bytes(scale) if powers else scale
 
 

@@ -76,7 +76,7 @@ class CompressedTensorsLayout(Layout):
         weights, module = recipe.weights, weight.name.removesuffix(".weight")
         if weights.group_size:
             check_divides(self.name, weight, 1, weights.group_size)
-        number = NUMBER_FORMATS[weights.dtype]
+        number = weights.number
         groups = columns // weights.group_size if weights.group_size else 1
         scale_shape = {
             "tensor": (1,),
@@ -85,7 +85,7 @@ class CompressedTensorsLayout(Layout):
         parts: list[tuple[str, str, tuple[int, ...]]] = [
             ("weight_scale", scale_dtype(weight, weights), scale_shape),
         ]
-        if weights.dtype == "int4":
+        if weights.number.is_integer:
             parts.append(("weight_shape", "I64", (2,)))
         if number.global_scale:
             parts.append(("weight_global_scale", "F32", (1,)))
@@ -123,14 +123,14 @@ class CompressedTensorsLayout(Layout):
 
         module = weight.name.removesuffix(".weight")
         whole = {}
-        if recipe.weights.dtype == "int4":
+        if recipe.weights.number.is_integer:
             whole[f"{module}.weight_shape"] = torch.tensor(weight.shape, dtype=torch.int64)
         if recipe.weights.granularity == "tensor":
             whole[f"{module}.weight_scale"] = scalar(block.scale, (1,))
         if block.global_scale is not None:
             whole[f"{module}.weight_global_scale"] = scalar(1 / block.global_scale, (1,))
         if input_scale is not None:
-            divides = NUMBER_FORMATS[recipe.weights.dtype].global_scale
+            divides = recipe.weights.number.global_scale
             value = 1 / scalar(input_scale, (1,)) if divides else scalar(input_scale, (1,))
             whole[f"{module}.{_input_scale(recipe)}"] = value
         return whole
@@ -168,17 +168,17 @@ def _group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
 
 
 def _codes(module: str, weights: WeightFormat) -> str:
-    packed = NUMBER_FORMATS[weights.dtype].codes_per_element > 1
+    packed = weights.number.codes_per_element > 1
     return f"{module}.weight_packed" if packed else f"{module}.weight"
 
 
 def _input_scale(recipe: Recipe) -> str:
-    whole = NUMBER_FORMATS[recipe.weights.dtype].global_scale
+    whole = recipe.weights.number.global_scale
     return "input_global_scale" if whole else "input_scale"
 
 
 def _weights(weights: WeightFormat) -> dict[str, Any]:
-    number, blocks = NUMBER_FORMATS[weights.dtype], weights.granularity == "block"
+    number, blocks = weights.number, weights.granularity == "block"
     structure = {"block_structure": [weights.group_size, weights.group_size]} if blocks else {}
     return structure | _args(
         bits=number.bits,

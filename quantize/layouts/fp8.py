@@ -36,7 +36,7 @@ class Fp8Layout(Layout):
     @override
     def problem(self, recipe: Recipe) -> str | None:
         weights, activations = recipe.weights, recipe.activations
-        if weights.dtype != "fp8_e4m3" or weights.granularity not in ("tensor", "block"):
+        if not weights.number.is_fp8 or weights.granularity not in ("tensor", "block"):
             return "plain fp8 stores FP8 weights with one scale per matrix or per block only"
         if activations is None or activations.dtype != "fp8_e4m3":
             return "plain fp8 needs FP8 activations"

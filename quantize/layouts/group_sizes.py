@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import Recipe
 from ..drafts.family import Row
 from ..errors import LayoutError
@@ -25,7 +24,7 @@ def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
         if weights.granularity != "group" or size is None or tensor.shape[1] % size == 0:
             continue
         rows = [t.shape[1] for t, other in quantized if other == weights]
-        known = NUMBER_FORMATS[weights.dtype].sizes["group"]
+        known = weights.number.sizes["group"]
         fitting = [s for s in sorted(known, reverse=True) if not any(row % s for row in rows)]
         raise LayoutError(
             tensor.name,

@@ -62,7 +62,7 @@ class ModelOptLayout(Layout):
             name=f"{module}.weight_scale", dtype=scale_dtype(weight, weights), shape=shape
         )
         tensors = [codes_tensor(weight.name, weight, weights), scale]
-        if NUMBER_FORMATS[weights.dtype].global_scale:
+        if weights.number.global_scale:
             tensors.append(StoredTensor(name=f"{module}.weight_scale_2", dtype="F32", shape=()))
         if recipe.needs_input_scales:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))

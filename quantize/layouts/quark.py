@@ -44,7 +44,7 @@ class QuarkLayout(Layout):
     @override
     def problem(self, recipe: Recipe) -> str | None:
         weights, activations = recipe.weights, recipe.activations
-        if weights.dtype == "nvfp4" or weights.granularity == "block":
+        if weights.number.global_scale or weights.granularity == "block":
             return "Quark 0.13 has no such weights"
         if activations is not None and activations.dtype not in ("fp8_e4m3", weights.dtype):
             return "Quark 0.13 pairs MXFP4 activations with MXFP4 weights only"
@@ -55,7 +55,7 @@ class QuarkLayout(Layout):
     @override
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         module = weight.name.removesuffix(".weight")
-        parts = _int4_parts if recipe.weights.dtype == "int4" else _float_parts
+        parts = _int4_parts if recipe.weights.number.is_integer else _float_parts
         tensors = [
             StoredTensor(name=f"{module}.{suffix}", dtype=dtype, shape=shape)
             for suffix, dtype, shape in parts(weight, recipe.weights)
@@ -73,7 +73,7 @@ class QuarkLayout(Layout):
         codes, scale = f"{module}.weight", f"{module}.weight_scale"
         if weights.first_stage:
             scale += _SECOND_STAGE
-        if weights.dtype == "int4" and weights.granularity == "group":
+        if weights.number.is_integer and weights.granularity == "group":
             words = packed(weights.dtype, block.codes.T, interleaved=True, offset=0)
             return {codes: Columns(words), scale: Columns(block.scale.T)}
         rows: dict[str, Tensor | Columns] = {
@@ -191,7 +191,7 @@ def _weight_spec(weights: WeightFormat) -> dict[str, Any] | list[dict[str, Any]]
             _spec(weights.first_stage, "tensor", axis=None, dynamic=False),
             _spec(weights.dtype, weights.granularity, axis=0, dynamic=False),
         ]
-    if weights.dtype == "int4":
+    if weights.number.is_integer:
         return _spec(weights.dtype, weights.granularity, dynamic=False, axis=0) | {
             "group_size": weights.group_size,
             "round_method": "half_even",
@@ -199,7 +199,7 @@ def _weight_spec(weights: WeightFormat) -> dict[str, Any] | list[dict[str, Any]]
             "symmetric": True,
             "zero_point_type": "int32",
         }
-    if weights.dtype == "mxfp4":
+    if weights.number.powers_of_two:
         return _mx_spec(dynamic=False)
     axis = 0 if weights.granularity == "channel" else None
     return _spec("fp8_e4m3", weights.granularity, axis=axis, dynamic=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..drafts import Draft
 from ..drafts.lint import Lint
-from . import layers, rope, spelling, storage, vocabulary
+from . import rope_config, storage, target_layers, vocabulary
 
 Check = Callable[[Draft], Iterator[Lint]]
 """Looks at one draft for one kind of finding."""
@@ -17,17 +17,17 @@ def _of_its_family(draft: Draft) -> Iterator[Lint]:
 
 
 CHECKS: tuple[Check, ...] = (
-    rope.rope_base,
-    rope.rope_injected,
-    rope.rope_default,
-    rope.rope_unreplayed,
-    layers.aux_layer_ids,
-    layers.aux_layer_list,
-    layers.without_fc,
-    layers.aux_layer_zero,
-    layers.layers_of_target,
-    layers.later_layer_norm,
-    layers.layers_of_mla,
+    rope_config.rope_base,
+    rope_config.rope_injected,
+    rope_config.rope_default,
+    rope_config.rope_unreplayed,
+    target_layers.aux_layer_ids,
+    target_layers.aux_layer_list,
+    target_layers.without_fc,
+    target_layers.aux_layer_zero,
+    target_layers.layers_of_target,
+    target_layers.later_layer_norm,
+    target_layers.layers_of_mla,
     vocabulary.draft_vocab_size,
     vocabulary.tied_head,
     vocabulary.vocabulary_map,
@@ -40,7 +40,7 @@ CHECKS: tuple[Check, ...] = (
     storage.dtype,
     storage.names,
     storage.embedding,
-    spelling.misspelt_keys,
+    storage.misspelt_keys,
 )
 
 

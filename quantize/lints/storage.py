@@ -1,9 +1,10 @@
-"""How the draft lies on disk: dtypes, names, and what need not be there; and its model_type."""
+"""How the draft lies on disk: dtypes, names, what need not be there, and keys of config.json."""
 
 from collections.abc import Iterator
 
 from ..drafts import Draft
 from ..drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
+from ..drafts.config_reader import near_key
 from ..drafts.exporters import in_speculators_layout, is_mla, layer_config
 from ..drafts.lint import Lint
 
@@ -133,4 +134,21 @@ def embedding(draft: Draft) -> Iterator[Lint]:
             " does where both are equal or the draft has none",
             remedy="drop it if it equals the target's (a rule with 'action: drop'):"
             f" {row.tensor.nbytes:,} bytes less to ship",
+        )
+
+
+def misspelt_keys(draft: Draft) -> Iterator[Lint]:
+    """A key beside which the right one is absent: its value is not read by anything.
+
+    Source: no engine refuses a key that it does not know (`PretrainedConfig` keeps all of them).
+    """
+    config = draft.checkpoint.config
+    found = {key: near for key in config if (near := near_key(key, config))}
+    if found:
+        yield Lint(
+            name="misspelt-key",
+            level="warning",
+            cause=f"nothing reads {', '.join(map(repr, found))} of config.json",
+            remedy="if that is what is meant, rename "
+            + ", ".join(f"{key!r} to {near!r}" for key, near in found.items()),
         )

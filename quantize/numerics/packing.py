@@ -1,11 +1,9 @@
 """Packing codes into the elements that are stored, INT4 into 32-bit words and FP4 into bytes."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from torch import Tensor
 
-from ...recipes.formats import WeightDtype
+from ...recipes.formats import NUMBER_FORMATS, WeightDtype
 
 
 def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
@@ -59,14 +57,6 @@ def _gather_even_nibbles(lanes: Tensor) -> Tensor:
     return (lanes | lanes >> 24) & 0xFFFF
 
 
-_WITHOUT_ORDER: Mapping[WeightDtype, Callable[[Tensor], Tensor]] = {
-    "fp8_e4m3": lambda codes: codes,
-    "nvfp4": fp4_bytes,
-    "mxfp4": fp4_bytes,
-}
-"""Formats that are packed in one way only."""
-
-
 def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
     """The codes of any format, row by row, as the elements that are stored.
 
@@ -76,6 +66,7 @@ def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int)
         interleaved: see `int4_words`, as `offset`; other formats are packed in one way only.
         offset: likewise.
     """
-    if dtype == "int4":
+    number = NUMBER_FORMATS[dtype]
+    if number.is_integer:
         return int4_words(codes, interleaved=interleaved, offset=offset)
-    return _WITHOUT_ORDER[dtype](codes)
+    return fp4_bytes(codes) if number.is_fp4 else codes

@@ -4,12 +4,10 @@ Groups are rows here: [number of groups, group size]. What a format has beside i
 of the whole matrix, is `whole` ([] float32, None where it has none).
 """
 
-from collections.abc import Callable, Mapping
-
 import torch
 from torch import Tensor
 
-from ...recipes.formats import WeightDtype
+from ...recipes.formats import NUMBER_FORMATS, WeightDtype
 from .absmax import row_absmax
 from .fp4 import (
     SMALLEST_E4M3,
@@ -26,7 +24,7 @@ from .int4 import INT4_MAX, INT4_MIN, SMALLEST_SCALE, int4_codes, int4_scale
 
 def whole_scale(dtype: WeightDtype, absmax: Tensor) -> Tensor | None:
     """The scale over all others, from the largest magnitude that it must cover, one element."""
-    return nvfp4_global_scale(absmax).reshape(()) if dtype == "nvfp4" else None
+    return nvfp4_global_scale(absmax).reshape(()) if NUMBER_FORMATS[dtype].global_scale else None
 
 
 def absmax_scale(
@@ -40,40 +38,24 @@ def absmax_scale(
         whole: see the module.
         scale_dtype: of INT4 scales; None = that of the weight.
     """
-    if dtype == "int4":
+    number = NUMBER_FORMATS[dtype]
+    if number.is_integer:
         return int4_scale(rows, scale_dtype)
-    if dtype == "fp8_e4m3":
+    if number.is_fp8:
         return fp8_scale(row_absmax(rows))
     return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)
 
 
-def _int4(rows: Tensor, scale: Tensor, _whole: Tensor | None) -> Tensor:
-    return int4_codes(rows, scale)
-
-
-def _fp8(rows: Tensor, scale: Tensor, _whole: Tensor | None) -> Tensor:
-    return fp8_codes(rows, scale)
-
-
-def _nvfp4(rows: Tensor, scale: Tensor, whole: Tensor | None) -> Tensor:
-    return fp4_codes(rows.float() / served_scale(scale, whole))
-
-
-def _mxfp4(rows: Tensor, scale: Tensor, _whole: Tensor | None) -> Tensor:
-    return mxfp4_codes(rows, scale)
-
-
-_CODES: Mapping[WeightDtype, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
-    "int4": _int4,
-    "fp8_e4m3": _fp8,
-    "nvfp4": _nvfp4,
-    "mxfp4": _mxfp4,
-}
-
-
 def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor | None) -> Tensor:
     """The codes nearest to rows / scale, [rows, in_features]; dtypes as in `QuantizedWeight`."""
-    return _CODES[dtype](rows, scale, whole)
+    number = NUMBER_FORMATS[dtype]
+    if number.is_integer:
+        return int4_codes(rows, scale)
+    if number.is_fp8:
+        return fp8_codes(rows, scale)
+    if number.powers_of_two:
+        return mxfp4_codes(rows, scale)
+    return fp4_codes(rows.float() / served_scale(scale, whole))
 
 
 def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
@@ -83,7 +65,9 @@ def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
         dtype: of the codes.
         x: float32, any device.
     """
-    return x.round().clamp_(INT4_MIN, INT4_MAX) if dtype == "int4" else fp4_rounded(x)
+    return (
+        x.round().clamp_(INT4_MIN, INT4_MAX) if NUMBER_FORMATS[dtype].is_integer else fp4_rounded(x)
+    )
 
 
 def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Tensor:
@@ -94,7 +78,7 @@ def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Te
         scale: float32; of NVFP4 without the scale of the whole matrix.
         stored: dtype of the result.
     """
-    if dtype == "int4":
+    if NUMBER_FORMATS[dtype].is_integer:
         return scale.clamp(min=SMALLEST_SCALE).to(stored)
     return scale.clamp(SMALLEST_E4M3, FP8_MAX).to(stored)
 

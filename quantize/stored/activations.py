@@ -10,21 +10,19 @@ from torch import Tensor
 
 from ...recipes.formats import NUMBER_FORMATS
 from ..drafts.forward import OnInput
-from .layouts.scheme import Activations
+from .layouts.scheme import GROUPS, INVERTED, Activations
 
 FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest
 (FP8_GROUP,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]  # inputs that share a scale, with blocks
-(NVFP4_GROUP,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
-(MXFP4_GROUP,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-FP4_MAX = NUMBER_FORMATS["nvfp4"].largest
-STATIC: tuple[Activations, ...] = ("tensor-static", "nvfp4")
+FP4_MAX = FP4_VALUES[-1]
+STATIC: tuple[Activations, ...] = ("tensor-static", *INVERTED)
 """What has a stored scale, and cannot be rounded without it."""
 
 
 def kernel_scale(how: Activations, scale: Tensor) -> Tensor:
     """The static scale of a linear's input as `InputRounding` takes it."""
-    return 1 / scale if how == "nvfp4" else scale
+    return 1 / scale if how in INVERTED else scale
 
 
 class InputRounding:
@@ -73,10 +71,10 @@ class InputRounding:
     def _rounded(self, how: Activations, x: Tensor, name: str) -> Tensor:
         if how == "tensor-static":
             return _fp8(x, self._scales[name])
-        if how == "nvfp4":
-            return _in_groups(x, NVFP4_GROUP, lambda groups: _nvfp4(groups, self._scales[name]))
-        if how == "mxfp4":
-            return _in_groups(x, MXFP4_GROUP, _mxfp4)
+        if how in INVERTED:
+            return _in_groups(x, GROUPS[how], lambda groups: _nvfp4(groups, self._scales[name]))
+        if how in GROUPS:
+            return _in_groups(x, GROUPS[how], _mxfp4)
         if how == "group-dynamic":
             return _in_groups(x, FP8_GROUP, lambda groups: _fp8(groups, _fp8_scale(groups)))
         if how == "tensor-dynamic":  # one scale for all tokens of a call

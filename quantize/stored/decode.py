@@ -1,6 +1,6 @@
 """Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
 
-`DECODERS` is the one table of formats; a new one is a row there, and a function.
+`DECODERS` has one for each format; codes of a new kind are a function more.
 The independent counterpart of the writing side: it shares no code with it and does not import
 torch. Everything works on blocks of rows, so memory stays bounded.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recipes.errors import reason
-from ...recipes.formats import WeightDtype
+from ...recipes.formats import NUMBER_FORMATS, NumberFormat, WeightDtype
 from ...recipes.regular_file import open_regular
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint, pread_exactly
@@ -192,11 +192,15 @@ def _fp4(stored: Bytes, _nibbles: Nibbles, out: Floats | None) -> Floats:
     return unpack_fp4(stored, out=out)
 
 
+def decoder(number: NumberFormat) -> Decoder:
+    """Of the codes of a weight: whole numbers, E4M3 or E2M1, whatever their scales are."""
+    if number.is_integer:
+        return _int4
+    return _fp8 if number.is_fp8 else _fp4
+
+
 DECODERS: Mapping[WeightDtype, Decoder] = {
-    "int4": _int4,
-    "fp8_e4m3": _fp8,
-    "nvfp4": _fp4,
-    "mxfp4": _fp4,
+    dtype: decoder(number) for dtype, number in NUMBER_FORMATS.items()
 }
 """Of the codes of a weight."""
 

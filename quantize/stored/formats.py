@@ -30,7 +30,7 @@ def declared_activations(activations: ActivationFormat | None) -> Activations:
 
 def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
     """The declared format of the weights; `scale_dtype` says that INT4 scales are float16."""
-    int4 = scheme.weight_dtype == "int4" and scheme.first_stage is None
+    int4 = scheme.number.is_integer and scheme.first_stage is None
     return WeightFormat(
         dtype=scheme.weight_dtype,
         granularity=scheme.granularity,

@@ -145,7 +145,7 @@ def _scale(
     if scheme.transposed:
         return np.ascontiguousarray(scale.reshape(tensor.shape).T)
     scale = scale.reshape(out_features, -1)
-    if NUMBER_FORMATS[scheme.weight_dtype].global_scale or scheme.first_stage:
+    if scheme.number.global_scale or scheme.first_stage:
         scale = scale * global_scale(checkpoint, module)
     return scale
 

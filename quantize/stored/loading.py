@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...recipes.schema import LAYER_ROLES
+from ...recipes.roles import LAYER_ROLES
 from ..drafts import Draft, Family, Row
 from ..drafts.forward import DraftForward, OnInput
 from ..errors import CheckpointError

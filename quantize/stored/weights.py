@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...recipes.schema import QUANTIZABLE
+from ...recipes.roles import QUANTIZABLE
 from ..drafts import Row
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint

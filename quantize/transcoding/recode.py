@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import Recipe, WeightFormat
 from ..drafts import Row
 from ..errors import CheckpointError, LayoutError
@@ -52,7 +51,7 @@ def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[Qu
     """
     weights, linear = recipe.weights, source.linear(row)
     scale, over = _scales(source, row, recipe, linear), None
-    if NUMBER_FORMATS[weights.dtype].global_scale or weights.first_stage:
+    if weights.number.global_scale or weights.first_stage:
         over = torch.tensor(global_scale(source.checkpoint, row.module))
     out_features, in_features = row.tensor.shape
     step = max(1, _BLOCK // in_features // _ROWS) * _ROWS
@@ -90,10 +89,10 @@ def stored_input_scale(source: StoredDraft, row: Row, recipe: Recipe) -> float |
 def _codes(linear: StoredLinear, rows: range, weights: WeightFormat) -> Tensor:
     """Codes [rows, in_features] as `QuantizedWeight` has them; carried ones are INT4 again."""
     stored = linear.bytes_of(rows)
-    if weights.dtype == "int4":
+    if weights.number.is_integer:
         return torch.from_numpy(linear.codes(rows, stored)).to(torch.int8)
     raw = torch.from_numpy(stored.reshape(len(rows), -1))
-    if weights.dtype == "fp8_e4m3":
+    if weights.number.is_fp8:
         return raw.view(torch.float8_e4m3fn)
     return torch.stack((raw & 15, raw >> 4), dim=-1).flatten(1)
 
@@ -115,9 +114,9 @@ def _scales(source: StoredDraft, row: Row, recipe: Recipe, linear: StoredLinear)
     if scheme is None:
         raise ValueError(f"{row.tensor.name} is not stored quantized")
     exact = torch.from_numpy(stored_scales(source.checkpoint, scheme, row.module))
-    if weights.dtype == "nvfp4":
+    if weights.number.global_scale:
         return exact.to(torch.float8_e4m3fn)
-    if weights.dtype != "int4" or weights.carrier or weights.first_stage:
+    if not weights.number.is_integer or weights.carrier or weights.first_stage:
         return exact
     dtype = _SCALE_DTYPES["F16" if weights.scale_dtype else row.tensor.dtype]
     scale = exact.to(dtype)

@@ -178,7 +178,7 @@ def _wanted(
 
     Scales that the layout has in one dtype only are written only if they are exact in it.
     """
-    only = get_layout(layout).int4_scale_dtype if found.weights.dtype == "int4" else None
+    only = get_layout(layout).int4_scale_dtype if found.weights.number.is_integer else None
     scale_dtype = only or origin.weights.scale_dtype
     weights = replace(found.weights, scale_dtype=scale_dtype)
     if carrier is not None:

@@ -22,7 +22,7 @@ _FLOATS: dict[str, FloatDtype] = {"BF16": "BF16", "F16": "F16", "F32": "F32"}
 
 def whole_steps(scheme: DeclaredScheme) -> float:
     """What the largest magnitude of a matrix is divided by: the largest code; NVFP4: times 448."""
-    return E2M1_MAX * E4M3_MAX if scheme.weight_dtype == "nvfp4" else E4M3_MAX
+    return E2M1_MAX * E4M3_MAX if scheme.number.global_scale else E4M3_MAX
 
 
 def whole_scale(scheme: DeclaredScheme, largest: np.float32) -> np.float32:
@@ -47,13 +47,13 @@ def absmax_scales(
         dtype: in which the scale is stored.
         whole: the scale of the matrix over them (NVFP4, two stages), else None.
     """
-    if scheme.weight_dtype == "mxfp4":
+    if scheme.number.powers_of_two:
         return _powers_of_two(largest)
-    if scheme.weight_dtype == "nvfp4":
+    if scheme.number.global_scale:
         assert whole is not None
         scale = np.clip(largest / (np.float32(E2M1_MAX) * whole), E4M3_SMALLEST, E4M3_MAX)
         return e4m3_rounded(np.where(largest > 0, scale, np.float32(1)))
-    if scheme.weight_dtype == "fp8_e4m3":
+    if scheme.number.is_fp8:
         scale = largest / np.float32(E4M3_MAX)
         return np.where(scale > 0, scale, np.float32(1))
     if whole is not None:  # rounding keeps the largest the largest
@@ -66,15 +66,15 @@ def smallest_scales(
     largest: Floats, scheme: DeclaredScheme, dtype: str, whole: np.float32 | None
 ) -> Floats:
     """A quarter of what `absmax_scales` gives, rounded: where a clip search ends."""
-    if scheme.weight_dtype == "nvfp4":
+    if scheme.number.global_scale:
         assert whole is not None
         exact = largest / (np.float32(E2M1_MAX) * whole)
         quarter = np.clip(exact * CLIPPED, E4M3_SMALLEST, E4M3_MAX)
         return e4m3_rounded(np.where(largest > 0, quarter, np.float32(1)))
     scale = absmax_scales(largest, scheme, dtype, whole)
-    if scheme.weight_dtype == "mxfp4":
+    if scheme.number.powers_of_two:
         return np.maximum(scale, E8M0_SMALLEST / CLIPPED) * CLIPPED
-    if scheme.weight_dtype == "fp8_e4m3":
+    if scheme.number.is_fp8:
         return scale * CLIPPED
     return rounded_values(np.maximum(scale * CLIPPED, INT4_SMALLEST_SCALE), _FLOATS[dtype])
 

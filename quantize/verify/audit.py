@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...recipes.schema import QUANTIZABLE
+from ...recipes.roles import QUANTIZABLE
 from ..drafts import Draft, Row
-from ..drafts.speculators import is_speculators
+from ..drafts.speculators_layout import is_speculators
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance, RepairedProvenance
 from ..files.provenance_file import read_provenance

@@ -133,7 +133,7 @@ def compare_linear(
         found.faults += judge.faults(stored) + errors.padding_faults(stored)
         found.faults += _scale_faults(output, own, module, linear, errors.absmax, expected, whole)
         found.linear = errors.finding(module)
-        if rule.scales == "about-absmax" and scheme.weight_dtype == "int4":
+        if rule.scales == "about-absmax" and scheme.number.is_integer:
             name = f"{module}.{scale_suffix(scheme)}"
             scales = _scale_rule(output.tensors[name], scheme, linear, errors.absmax)
             codes = "compensating" if judge.max_error is None else "nearest"
@@ -145,14 +145,14 @@ def compare_linear(
 def _width(tensor: TensorInfo, scheme: DeclaredScheme, rule: Rule) -> int:
     """Columns to decode: the padding of the last word of a row too, where it is known."""
     columns = tensor.shape[1]
-    if rule.of_our_own and scheme.weight_dtype == "int4" and not scheme.transposed:
+    if rule.of_our_own and scheme.number.is_integer and not scheme.transposed:
         return -(-columns // NIBBLES_PER_WORD) * NIBBLES_PER_WORD
     return columns
 
 
 def _no_scales(scale: Floats, scheme: DeclaredScheme) -> tuple[str, str] | None:
     """What scales must be to be any, and what is found; None where all are."""
-    one_stage = scheme.weight_dtype == "int4" and scheme.first_stage is None
+    one_stage = scheme.number.is_integer and scheme.first_stage is None
     smallest = float(INT4_SMALLEST_SCALE) if one_stage else 0.0
     good = np.isfinite(scale) & (scale > 0) & (scale >= smallest)
     if good.all():
@@ -180,7 +180,7 @@ def _judge(
     scale, first = linear.scale, None
     if scheme.first_stage is not None:
         scale, first = stored_scales(output, scheme, module), whole
-    elif scheme.weight_dtype == "nvfp4" and whole is not None:
+    elif scheme.number.global_scale and whole is not None:
         scale = stored_scales(output, scheme, module) * whole
     nearest = Nearest(scheme, scale, first, buffers, carried=carried)
     if rule.codes == "nearest":
@@ -190,7 +190,7 @@ def _judge(
 
 def _foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> Judge:
     about = AboutNearest(scheme, linear, buffers)
-    if scheme.weight_dtype != "int4" or scheme.first_stage is not None:
+    if not scheme.number.is_integer or scheme.first_stage is not None:
         return about
     nearest = Nearest(scheme, linear.scale, None, buffers)
     size, most = scheme.group_size, MOST_COMPENSATED
@@ -212,7 +212,7 @@ def _scale_faults(
         return []
     if rule.scales == "about-absmax":
         return about_absmax_faults(output, scheme, module, linear.scale, largest)
-    dtype = expected.scale_dtype if scheme.weight_dtype == "int4" and whole is None else None
+    dtype = expected.scale_dtype if scheme.number.is_integer and whole is None else None
     return scale_faults(output, scheme, module, largest, whole, rule.scales, dtype=dtype)
 
 

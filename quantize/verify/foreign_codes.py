@@ -62,9 +62,9 @@ class AboutNearest(Judge):
             first = self._linear.first_scale
             second = None if first is None else self._second_quotient(w, first, scale, codes)
             np.multiply(w, np.float32(1) / scale, out=x)
-            if self._scheme.weight_dtype == "int4":
+            if self._scheme.number.is_integer:
                 self._int4_errors(x if second is None else second, codes, error)
-            elif self._scheme.weight_dtype == "fp8_e4m3":
+            elif self._scheme.number.is_fp8:
                 self._fp8_errors(x, codes, error)
             else:
                 self._fp4_errors(x, codes, error)

@@ -55,16 +55,16 @@ def about_absmax_faults(
     name = f"{module}.{scale_suffix(scheme)}"
     largest = _covered(absmax.astype(np.float64), scheme)
     wide = scale.astype(np.float64)
-    if scheme.weight_dtype == "nvfp4":
+    if scheme.number.global_scale:
         return _nvfp4_faults(output, module, name, wide, largest)
     if scheme.first_stage:
         return _second_stage_faults(output, module, name, largest)
-    if scheme.weight_dtype == "mxfp4":
+    if scheme.number.powers_of_two:
         # The largest weight lies in [3.5, 7) scales: exponents come from one rounded mantissa bit.
         ratio = largest / wide
         wrong = ~((ratio >= 3.5) & (ratio < 7)) & (largest > 0) & (wide > 2.0**-127)
         return _faults(name, wrong, wide, largest / 4, "2^(floor(log2(absmax)) - 2), rounded")
-    if scheme.weight_dtype == "int4":
+    if scheme.number.is_integer:
         return _int4_faults(output.tensors[name], wide, largest)
     expected = largest / FP8_MAX
     wrong = ~_fits(wide, expected, output.tensors[name].dtype) & (largest > 0)
@@ -174,14 +174,14 @@ def about_matrix_scale_faults(
         scheme: what it declares.
         absmax: largest magnitude of each source weight, by on-disk module name.
     """
-    divisor = FP4_MAX * FP8_MAX if scheme.weight_dtype == "nvfp4" else FP8_MAX
+    divisor = FP4_MAX * FP8_MAX if scheme.number.global_scale else FP8_MAX
     shared = max(absmax.values())
     faults = []
     for module, own in absmax.items():
         tensor = matrix_scale(output, module)
         scale = float(floats(read_whole(output, tensor), tensor.dtype)[0])
         scale = 1 / scale if tensor.name.endswith(INVERSE_SCALE) else scale
-        slack = _GLOBAL_SLACK if scheme.weight_dtype == "nvfp4" else _SLACK[tensor.dtype]
+        slack = _GLOBAL_SLACK if scheme.number.global_scale else _SLACK[tensor.dtype]
         allowed = [largest / divisor for largest in (shared, own)]
         if not any(abs(scale - one) <= one * slack or one == 0 for one in allowed):
             of = f" of {', '.join(absmax)}" if len(absmax) > 1 else ""

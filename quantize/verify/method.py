@@ -165,7 +165,7 @@ def own_parts(
         if not set(part.dtypes) <= set(FLOAT_DTYPES):
             continue
         dtype = "F32"
-        if suffix == scale_suffix(scheme) and weights.dtype == "int4" and not weights.first_stage:
+        if suffix == scale_suffix(scheme) and weights.number.is_integer and not weights.first_stage:
             dtype = "F16" if weights.scale_dtype else scale_dtype
         exact[suffix] = part._replace(dtypes=(dtype,))
     return exact

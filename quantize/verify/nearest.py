@@ -45,7 +45,7 @@ class Nearest(Judge):
         self._scheme = scheme
         self._first_scale = first_scale
         with np.errstate(all="ignore"):  # scales that are no scales are faults of their own
-            int4 = scheme.weight_dtype == "int4"
+            int4 = scheme.number.is_integer
             self._scale = np.float32(1) / scale if int4 else scale  # of INT4 the inverse
         self._buffers = buffers
         self._worst = (0, 0, 0.0, 0.0, 0.0)  # row, column, weight, code, nearest
@@ -55,12 +55,12 @@ class Nearest(Judge):
         x = self._buffers.get("x", w.shape)
         with np.errstate(all="ignore"):  # a weight that is no number has scales that are faults
             nearest = self.values(first_row, w, x)
-        fp8 = self._scheme.weight_dtype == "fp8_e4m3"
+        fp8 = self._scheme.number.is_fp8
         # Bits tell -0 from 0, and no NaN is the nearest to anything.
         different = nearest.view(np.uint32) != codes.view(np.uint32) if fp8 else nearest != codes
         if self._carried:
             different |= stored.reshape(w.shape) == E4M3_NEGATIVE_ZERO
-        if self._scheme.weight_dtype in ("nvfp4", "mxfp4"):
+        if self._scheme.number.is_fp4:
             different |= self._wrong_zeros(w, nearest, stored)
         count = int(np.count_nonzero(different))
         if count and not self.wrong:
@@ -74,13 +74,13 @@ class Nearest(Judge):
         scheme, step = self._scheme, self._buffers.get("step", w.shape)
         rows = slice(None) if len(self._scale) == 1 else slice(first_row, first_row + len(w))
         scale = spread(self._scale[rows], scheme.group_size, w.shape[1])
-        if scheme.weight_dtype == "int4":
+        if scheme.number.is_integer:
             if self._first_scale is not None:
                 w = e4m3_rounded(np.divide(w, self._first_scale, out=x), out=x, step=step)
             np.rint(np.multiply(w, scale, out=x), out=x)
             return np.clip(x, INT4_MIN, INT4_MAX, out=x)
         np.divide(w, scale, out=x)
-        rounded = e4m3_rounded if scheme.weight_dtype == "fp8_e4m3" else e2m1_rounded
+        rounded = e4m3_rounded if scheme.number.is_fp8 else e2m1_rounded
         return rounded(x, out=x, step=step)
 
     def _wrong_zeros(self, w: Floats, nearest: Floats, stored: Bytes) -> npt.NDArray[np.bool_]:
@@ -89,7 +89,7 @@ class Nearest(Judge):
         np.bitwise_and(stored, 15, out=nibbles[:, 0])
         np.right_shift(stored, 4, out=nibbles[:, 1])
         negative: npt.NDArray[np.bool_] = nibbles.reshape(w.shape) == NEGATIVE_ZERO
-        if self._scheme.weight_dtype == "mxfp4":
+        if self._scheme.number.powers_of_two:
             return negative
         wanted: npt.NDArray[np.bool_] = (nearest == 0) & (w < 0)
         return np.not_equal(negative, wanted, out=wanted)

@@ -99,9 +99,8 @@ def scale_faults(
 def _words(scheme: DeclaredScheme) -> str:
     if scheme.first_stage:
         return "absmax of the FP8 values / 7.5"
-    return {
-        "int4": "absmax / 7.5",
-        "fp8_e4m3": "absmax / 448",
-        "nvfp4": "absmax / (6 * global scale)",
-        "mxfp4": "2^(floor(log2(absmax)) - 2), rounded",
-    }[scheme.weight_dtype]
+    number = scheme.number
+    if number.powers_of_two:
+        return "2^(floor(log2(absmax)) - 2), rounded"
+    steps = number.largest + (0.5 if number.is_integer else 0)
+    return f"absmax / ({steps:g} * global scale)" if number.global_scale else f"absmax / {steps:g}"

@@ -3,13 +3,12 @@
 In numpy, a block of rows at a time, with the decoder of `verify`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.formats import WeightDtype
+from ...recipes.formats import NumberFormat
 from ..drafts import Row
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -22,14 +21,12 @@ from .dequantized import row_blocks
 from .report import Fault
 
 _INT4: Floats = np.arange(-8, 8, dtype=np.float32)
-_VALUES: Mapping[WeightDtype, Floats] = {
-    "int4": _INT4, "fp8_e4m3": E4M3, "nvfp4": E2M1, "mxfp4": E2M1
-}  # fmt: skip
-TOP: Mapping[WeightDtype, float] = {"int4": 7.0, "fp8_e4m3": 448.0, "nvfp4": 6.0, "mxfp4": 4.0}
-"""Code that the largest weight under an absmax scale gets at least.
+_TOP_UNDER_POWERS = 4.0
+"""Code that the largest weight under an absmax scale gets at least: powers of two put it at 4 or 6.
 
-It is 7 or -8 for absmax / 7.5, 7 for absmax / 7; roundings of the scale to BF16, F16 or F8_E4M3 do
-not move the largest weight out of its last step. MXFP4's powers of two put it at 4 or 6.
+Under other scales it is the largest of the format: for absmax / 7.5 it is 7 or -8, for absmax / 7
+it is 7; roundings of the scale to BF16, F16 or F8_E4M3 do not move the largest weight out of its
+last step.
 """
 # Below it, an arithmetic that flushes to zero loses the scale. E8M0 is read as a float32, F8_E4M3
 # is multiplied by a float32 scale.
@@ -52,9 +49,9 @@ class CodeStatistics:
         zero_halves: the same in the embedding half and in the hidden half of a concat input; None
             for other linears.
         distinct: values that occur. possible: values of the format, +0 and -0 being one.
-        scales_fit: share of the scales whose largest code is `TOP` or more, of those with codes
-            that are not all zero; None if all are. Below 1, codes are wasted: a scale that fused
-            linears share, or that was learned, but also one that belongs to other codes.
+        scales_fit: share of the scales whose largest code is that of absmax or more, of those with
+            codes that are not all zero; None if all are. Below 1, codes are wasted: a scale that
+            fused linears share, or that was learned, but also one that belongs to other codes.
     """
 
     num_scales: int
@@ -98,6 +95,12 @@ def code_statistics(
     return codes.statistics(scale, peaks, concat=concat), faults
 
 
+def _values(number: NumberFormat) -> Floats:
+    if number.is_integer:
+        return _INT4
+    return E4M3 if number.is_fp8 else E2M1
+
+
 class _Codes:
     """The codes of one linear, counted over blocks of rows.
 
@@ -110,12 +113,12 @@ class _Codes:
     """
 
     def __init__(self, scheme: DeclaredScheme, shape: tuple[int, ...]) -> None:
-        self._dtype = scheme.weight_dtype
+        self._number = scheme.number
         self._in_features = shape[1]
         self._group = scheme.group_size or shape[1]
-        self._values = _VALUES[scheme.weight_dtype]
+        self._values = _values(scheme.number)
         # The twofold values of INT4 and FP4 are whole numbers in [-16, 14].
-        fp8 = scheme.weight_dtype == "fp8_e4m3"
+        fp8 = scheme.number.is_fp8
         self._bins = E4M3 if fp8 else (np.arange(_BINS, dtype=np.float32) - 16) / 2
         self._counts: Counts = np.zeros(len(self._bins), np.int64)
         self._zeros: Counts = np.zeros(2, np.int64)
@@ -125,7 +128,7 @@ class _Codes:
     def add(self, rows: range, linear: StoredLinear, stored: Bytes) -> None:
         """One block of rows, decoded and as stored."""
         codes = linear.codes(rows, stored)
-        fp8 = self._dtype == "fp8_e4m3"
+        fp8 = self._number.is_fp8
         index = stored if fp8 else (codes * 2 + 16).astype(np.uint8).reshape(-1)
         self._counts += np.bincount(index, minlength=len(self._bins))
         half = self._in_features // 2
@@ -149,7 +152,7 @@ class _Codes:
         So no rule chooses such scales. FP8 loses nothing by them.
         """
         largest, peak = float(np.nanmax(self._values)), float(self.peaks.max())
-        if self._dtype == "fp8_e4m3" or not 0 < peak <= largest / 2:
+        if self._number.is_fp8 or not 0 < peak <= largest / 2:
             return []
         got = f"none beyond {peak:g} in the whole matrix"
         expected = f"codes up to {largest:g}, the end of the range, or near it"
@@ -163,6 +166,7 @@ class _Codes:
         halves = self._zeros / (total / 2) if concat else None
         finite = scale[np.isfinite(scale)]
         used = peaks != 0
+        top = _TOP_UNDER_POWERS if self._number.powers_of_two else self._number.largest
         return CodeStatistics(
             num_scales=scale.size,
             smallest_scale=float(finite.min()) if finite.size else None,
@@ -172,7 +176,7 @@ class _Codes:
             zero_halves=None if halves is None else (float(halves[0]), float(halves[1])),
             distinct=len(np.unique(bins[(counts > 0) & ~np.isnan(bins)])),
             possible=len(np.unique(possible)),
-            scales_fit=float((peaks[used] >= TOP[self._dtype]).mean()) if used.any() else None,
+            scales_fit=float((peaks[used] >= top).mean()) if used.any() else None,
         )
 
 

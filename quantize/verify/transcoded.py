@@ -16,6 +16,7 @@ from ..drafts import Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..stored.decode import stored_scalar, tensor_sha256
 from ..stored.draft import StoredDraft
+from ..stored.layouts.scheme import INVERTED
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .dequantized import QUANTIZED_ONLY, WORKERS, row_blocks
 from .headers import index_faults, metadata_faults
@@ -171,6 +172,6 @@ def _input_scale(side: StoredDraft, module: str) -> np.float32 | None:
         tensor = side.checkpoint.tensors.get(f"{module}.{suffix}")
         if tensor is not None and scheme is not None:
             value = np.float32(stored_scalar(side.checkpoint, tensor))
-            inverted = scheme.activations == "nvfp4" and suffix != INVERSE_INPUT_SCALE
+            inverted = scheme.activations in INVERTED and suffix != INVERSE_INPUT_SCALE
             return np.float32(1) / value if inverted else value
     return None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...recipes.schema import LAYER_ROLES
+from ...recipes.roles import LAYER_ROLES
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import TunedProvenance

@@ -218,7 +218,7 @@ def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
     """What may round the candidate's four bits better than it was done."""
     if candidate is None or candidate.recipe.algorithm.rounding != "nearest":
         return None
-    return None if candidate.recipe.weights.dtype == "fp8_e4m3" else "gptq"
+    return None if candidate.recipe.weights.number.is_fp8 else "gptq"
 
 
 def _text_warnings(traces: "TraceFolder") -> tuple[str, ...]:

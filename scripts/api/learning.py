@@ -28,7 +28,7 @@ def learn(
 ) -> "LearnedCodes":
     """`learned_codes` with its default settings; they are there until the stack is left."""
     from ...calibration.rounding.learn import learned_codes
-    from ...calibration.rounding.settings import LearningSettings
+    from ...calibration.rounding.learning_settings import LearningSettings
 
     settings = LearningSettings()
     with watch.bar("learn", settings.steps) as bar:

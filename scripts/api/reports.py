@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...calibration.dumps.findings import ImportReport as ImportReport
+    from ...calibration.dumps.import_findings import ImportReport as ImportReport
     from ...calibration.rounding.retune_draft import RetuneReport as RetuneReport
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
@@ -29,7 +29,7 @@ _HOMES = {
     "DequantizeReport": "quantize.dequantize",
     "Document": "validate.report.document",
     "Findings": "validate.parity.finding",
-    "ImportReport": "calibration.dumps.findings",
+    "ImportReport": "calibration.dumps.import_findings",
     "Measurement": "validate.measure.measurement",
     "MergeReport": "calibration.traces.sets",
     "QuantizeReport": "quantize.quantize",

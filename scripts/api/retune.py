@@ -69,7 +69,7 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
             for again.
     """
     from ...calibration.passes.devices import peak_bytes
-    from ...calibration.rounding import settings as learning
+    from ...calibration.rounding import learning_settings as learning
     from ...calibration.rounding.retune_draft import retune_draft
     from ...calibration.traces.trace_folder import TraceFolder
 

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...validate.charts.look import standalone
+    from ...validate.charts.svg import standalone
     from ...validate.comparison.comparison_page import page, plot
     from ...validate.comparison.draft_comparison import compare
     from ...validate.report.document import document_text

@@ -1,6 +1,5 @@
 """What the gate prints: bounds, categories, the verdict and its warnings."""
 
-import math
 from typing import TYPE_CHECKING
 
 from ..console import print_table, stdout, table
@@ -141,11 +140,8 @@ def print_ways_out(action: str | None) -> None:
 
 def bounds(change: "PairedChange") -> tuple[str, str, str]:
     """A change and both of its bounds, in percent."""
-    return (
-        f"{change.relative_change:+.2%}",
-        f"{math.expm1(change.lower):+.2%}",
-        f"{math.expm1(change.upper):+.2%}",
-    )
+    lower, upper = change.relative_bounds
+    return f"{change.relative_change:+.2%}", f"{lower:+.2%}", f"{upper:+.2%}"
 
 
 def _short(sha256: str | None) -> str:

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from ...quantize.drafts import Draft, read_draft
-from ...quantize.drafts.speculators import is_speculators
+from ...quantize.drafts.speculators_layout import is_speculators
 from ...quantize.errors import CheckpointError, LayoutError, PlanError, VerifyError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft

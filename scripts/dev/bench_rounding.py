@@ -134,7 +134,7 @@ def _step_seconds(
     from ...calibration.linear_inputs.static_scales import calibrated_scales
     from ...calibration.passes.devices import resolve_device
     from ...calibration.rounding.learn import learned_codes
-    from ...calibration.rounding.settings import LearningSettings
+    from ...calibration.rounding.learning_settings import LearningSettings
     from ...calibration.rounding.validation import LearningProgress
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.plan import make_plan

@@ -10,7 +10,7 @@ from itertools import accumulate
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.validate.counting.rounds import rounds
 from draftquant.validate.served.common_rounds import common_length
-from draftquant.validate.served.every_position import Places
+from draftquant.validate.served.every_position import EveryPosition
 from draftquant.validate.served.reconciled_prompt import compare_rounds
 
 
@@ -48,7 +48,7 @@ def compare(
     texts: Sequence[Sequence[int]],
     accepted: Sequence[Sequence[int]],
     traces: Sequence[PromptTrace],
-    by_place: Sequence[Places],
+    by_place: Sequence[EveryPosition],
     num_draft_tokens: int,
     *,
     near: float,

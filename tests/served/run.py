@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
-from draftquant.validate.served.every_position import NEAR, noise, places  # noqa: E402
+from draftquant.validate.served.every_position import NEAR, every_position, noise  # noqa: E402
 from served.cpu import NOTE, has_int4_product, needs_it  # noqa: E402
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,
@@ -98,7 +98,7 @@ def _serve_pair(
         if "error" in answer:
             return Served(family=pair.family, draft=name, error=answer["error"])
         as_served, exact = (
-            [places(loaded, traces, text, pair.num_draft_tokens) for text in texts]
+            [every_position(loaded, traces, text, pair.num_draft_tokens) for text in texts]
             for loaded in _in_both_dtypes(folder / name, traces)
         )
         found = compare(

@@ -6,8 +6,7 @@ The baseline is a circle, a full line, a full bar; the candidate a square, a das
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .scale import Scale, ticks
-from .svg import WIDTH, Drawing, Mark
+from .svg import WIDTH, Drawing, Mark, Scale, ticks
 
 _LEFT, _RIGHT, _TOP, _HEIGHT = 40.0, 10.0, 30.0, 210.0
 _FEET = 34.0
@@ -35,7 +34,7 @@ def positions(
     Args:
         key: see `Drawing`.
         baseline: [K] shares in [0, 1].
-        candidate: likewise.
+        candidate: [K] shares in [0, 1].
         names: of both drafts.
 
     Returns:
@@ -69,7 +68,7 @@ def histogram(
     Args:
         key: see `Drawing`.
         baseline: [K + 1] steps by number of accepted tokens, one at least.
-        candidate: likewise.
+        candidate: [K + 1] steps, one at least.
         names: of both drafts.
 
     Returns:

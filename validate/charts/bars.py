@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .scale import Scale
-from .svg import WIDTH, Drawing
+from .svg import WIDTH, Drawing, Scale
 
 _ROW, _LABELS, _HEIGHT = 24.0, 124.0, 15.0
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .scale import Scale, percent, ticks
-from .svg import MARKS, WIDTH, Drawing, Mark
+from .svg import MARKS, WIDTH, Drawing, Mark, Scale, percent, ticks
 
 _ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 17.0
 _TICKS = 7

@@ -1,8 +1,12 @@
-"""An SVG drawing: elements with classes, a title and a description for those who do not see it."""
+"""An SVG drawing: its elements, the scales that place them, and the style sheet."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
+
+from jinja2 import Environment, PackageLoader
 
 from ...recipes.errors import visible
 
@@ -13,9 +17,11 @@ Anchor = Literal["start", "middle", "end"]
 Mark = Literal["circle", "square", "diamond", "triangle"]
 MARKS: tuple[Mark, ...] = ("circle", "square", "diamond", "triangle")
 
+_FILES = PackageLoader("draftquant.validate.charts", "")
+
 
 class Drawing:
-    """What a chart draws on.
+    """What a chart draws on, with a title and a description for those who do not see it.
 
     Args:
         key: tells the chart from the others of its page: letters, digits and hyphens.
@@ -133,3 +139,59 @@ class Drawing:
 def _number(value: float) -> str:
     """Two digits behind the point: equal drawings are equal files."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A straight one: `low` lies at `start`, `high` at `stop`."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        """Its place."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.stop - self.start)
+
+    def clipped(self, value: float) -> float:
+        """Its place, or the nearer end."""
+        return self(min(max(value, self.low), self.high))
+
+    def holds(self, value: float) -> bool:
+        """Whether it lies between the ends."""
+        return self.low <= value <= self.high
+
+
+def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
+    """Multiples of 1, 2 or 5 times a power of ten inside [low, high], at most `most` + 1."""
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = power * next(m for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(i * step for i in range(first, last + 1))
+
+
+def percent(share: float) -> str:
+    """A change beside an axis, such as +0.5%; minus is the sign of typesetting."""
+    if abs(share) < 1e-12:
+        return "0%"
+    return f"{100 * share:+.3g}%".replace("-", "−")  # noqa: RUF001
+
+
+def style_sheet() -> str:
+    """CSS: colours for light, dark and paper, and what the classes of charts look like."""
+    source, _, _ = _FILES.get_source(Environment(autoescape=True), "look.css")
+    return source
+
+
+def standalone(svg: str) -> str:
+    """A drawing of this package as a file of its own, light or dark as whoever looks at it.
+
+    Args:
+        svg: what a chart returned.
+    """
+    head, rest = svg.split(">", 1)
+    style = f"<style>{style_sheet()}svg {{ background: var(--paper); }}</style>"
+    return f'{head} width="800">{style}{rest}\n'

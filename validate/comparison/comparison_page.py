@@ -4,8 +4,8 @@ from jinja2 import PackageLoader
 from markupsafe import Markup
 
 from ..charts.forest import Interval, forest
+from ..judging.verdict import in_percent
 from ..report.html_report import render
-from ..report.words import confidence
 from .draft_comparison import ComparisonReport, Scope
 
 MOST_DRAWN = 60
@@ -36,7 +36,7 @@ def plot(report: ComparisonReport) -> str:
         "comparison",
         rows,
         title=f"Change of the acceptance length against {first}",
-        bounds=f"simultaneous {confidence(report.confidence)} intervals",
+        bounds=f"simultaneous {in_percent(report.confidence)} intervals",
         series=others,
     )
 

@@ -21,6 +21,11 @@ class AcceptanceCounts:
 
     histogram: tuple[float, ...]
 
+    @classmethod
+    def of(cls, accepted: Sequence[int], num_draft_tokens: int) -> "AcceptanceCounts":
+        """Of verify steps by how many draft tokens each accepted."""
+        return cls(histogram=tuple(accepted.count(j) for j in range(num_draft_tokens + 1)))
+
     def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
         pairs = zip(self.histogram, other.histogram, strict=True)
         return AcceptanceCounts(histogram=tuple(a + b for a, b in pairs))

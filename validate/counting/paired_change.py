@@ -61,6 +61,11 @@ class PairedChange:
         return math.expm1(self.log_ratio)
 
     @property
+    def relative_bounds(self) -> tuple[float, float]:
+        """Both bounds as shares."""
+        return math.expm1(self.lower), math.expm1(self.upper)
+
+    @property
     def has_spread(self) -> bool:
         """Whether the change differs from prompt to prompt at all."""
         return self.standard_error > NO_SPREAD

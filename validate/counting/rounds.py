@@ -5,21 +5,27 @@ proposes blocks. The first is row P - 1 (x_P came from prefill), the next one is
 later. A round is counted only if all K drafted positions lie inside the trace, so that its outcome
 is fully known. Whether it is depends on its position alone, not on its outcome, so leaving the
 others out biases nothing.
+
+A proposal y ~ q is accepted with probability min(1, p(y) / q(y)), else the target emits from what
+is left of p. So a token x is accepted and emitted with probability min(q(x), p(x)), and emitted
+with p(x) in all: whatever was accepted before, emitted text has the law of the target, and given
+the text, token x was an accepted proposal with probability
+
+    c = min(1, q(x) / p(x)).
+
+A text that the target wrote alone therefore says how many rounds a draft would have needed for it:
+not which ones, but with which probability a round began at each row. That is an expectation, with
+no random number drawn, and only p of the emitted tokens is needed.
 """
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ...calibration.passes.predictions import Proposals
 from ...calibration.traces.prompt_trace import PromptTrace
 from .acceptance_counts import AcceptanceCounts
-from .expectation import (
-    acceptance_probabilities,
-    expected_rounds,
-    outcome_probabilities,
-    rounds_at_every_row,
-)
 
 
 def prompt_counts(
@@ -30,14 +36,10 @@ def prompt_counts(
     if drafted is None or trace.token_logprob is None:
         accepted = accepted_by_row(trace, predicted)
         depths = predicted.shape[1]
-        return _histogram(rounds(accepted), depths), _histogram(accepted, depths)
+        return AcceptanceCounts.of(rounds(accepted), depths), AcceptanceCounts.of(accepted, depths)
     target = _after_first(trace.token_logprob, predicted)
     outcomes = outcome_probabilities(acceptance_probabilities(drafted, target))
     return expected_rounds(outcomes), rounds_at_every_row(outcomes)
-
-
-def _histogram(accepted: Sequence[int], num_draft_tokens: int) -> AcceptanceCounts:
-    return AcceptanceCounts(histogram=tuple(accepted.count(j) for j in range(num_draft_tokens + 1)))
 
 
 def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
@@ -73,3 +75,53 @@ def _after_first(continued: Tensor, predicted: Tensor) -> Tensor:
     """[R, K] of what is known of each token of the continuation, for the rows that predict it."""
     rows, depths = predicted.shape
     return continued[1:].unfold(0, depths, 1)[:rows] if rows else continued.new_empty((0, depths))
+
+
+def acceptance_probabilities(draft_logprobs: Tensor, target_logprobs: Tensor) -> Tensor:
+    """The c = min(1, q / p) of recorded tokens, given all before them in the round were accepted.
+
+    Args:
+        draft_logprobs: [R, K] log q of the token that row r predicts at depth j, -infinity where
+            the draft cannot propose it.
+        target_logprobs: [R, K] log p of the same tokens, finite.
+
+    Returns:
+        [R, K] float64 in [0, 1].
+    """
+    return (draft_logprobs.double() - target_logprobs.double()).clamp(max=0).exp()
+
+
+def outcome_probabilities(accepted: Tensor) -> Tensor:
+    """Probability that a round at each row accepts exactly 0, 1, .. K tokens.
+
+    Args:
+        accepted: [R, K], see `acceptance_probabilities`.
+
+    Returns:
+        [R, K + 1] float64, each row summing to 1: prod_{i<j} c_i * (1 - c_j), and prod c_i.
+    """
+    ones = accepted.new_ones((len(accepted), 1))
+    reached = torch.cat([ones, accepted.cumprod(dim=1)], dim=1)
+    return torch.cat([reached[:, :-1] * (1 - accepted), reached[:, -1:]], dim=1)
+
+
+def expected_rounds(outcomes: Tensor) -> AcceptanceCounts:
+    """Expected number of rounds by what they accept, if the first begins at row 0.
+
+    A round that begins at row r and accepts j tokens is followed by one at row r + j + 1; the
+    probability pi that a round begins at a row is found from the first row to the last.
+
+    Args:
+        outcomes: [R, K + 1], see `outcome_probabilities`.
+    """
+    begins = [1.0] + [0.0] * (len(outcomes) + outcomes.shape[1])
+    for row, probabilities in enumerate(outcomes.tolist()):
+        for accepted, probability in enumerate(probabilities):
+            begins[row + accepted + 1] += begins[row] * probability
+    begun = outcomes.new_tensor(begins[: len(outcomes)])
+    return AcceptanceCounts(histogram=tuple((begun @ outcomes).tolist()))
+
+
+def rounds_at_every_row(outcomes: Tensor) -> AcceptanceCounts:
+    """The same as if a round began at every row."""
+    return AcceptanceCounts(histogram=tuple(outcomes.sum(dim=0).tolist()))

@@ -47,7 +47,7 @@ NO_BACKGROUND = Background()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class Anomaly:
     """Why figures are not believed, and what to do; one sentence each."""
 
     reason: str
@@ -81,23 +81,23 @@ def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
     return sum(a**j for j in range(baseline.num_draft_tokens + 1))
 
 
-def find_doubt(
+def find_anomaly(
     baseline: DraftCounts, candidate: DraftCounts, policy: Policy, background: Background
-) -> Doubt | None:
+) -> Anomaly | None:
     """The first reason not to believe the figures, or None."""
     return (
-        _doubt_about_head(background)
-        or _doubt_about_length("baseline", baseline, policy)
-        or _doubt_about_baseline(baseline, policy, background)
-        or _doubt_about_length("candidate", candidate, policy)
+        _anomaly_of_head(background)
+        or _anomaly_of_length("baseline", baseline, policy)
+        or _anomaly_of_baseline(baseline, policy, background)
+        or _anomaly_of_length("candidate", candidate, policy)
     )
 
 
-def _doubt_about_head(background: Background) -> Doubt | None:
+def _anomaly_of_head(background: Background) -> Anomaly | None:
     agreement = background.head_agreement
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
-    return Doubt(
+    return Anomaly(
         reason=f"The target's head reproduces {agreement:.1%} of the recorded tokens from the"
         f" recorded features of its last layer, expected at least {MIN_AGREEMENT:.0%}: the traces"
         " are not of this target, or their features are not those of their tokens.",
@@ -105,29 +105,29 @@ def _doubt_about_head(background: Background) -> Doubt | None:
     )
 
 
-def _doubt_about_baseline(
+def _anomaly_of_baseline(
     baseline: DraftCounts, policy: Policy, background: Background
-) -> Doubt | None:
+) -> Anomaly | None:
     """A known acceptance length settles it, else features and length must look right."""
     length, expected = baseline.counts.mean_acceptance_length, background.expected_baseline
     if expected is not None:
         if abs(length / expected - 1) <= EXPECTED_WITHIN:
             return None
-        return Doubt(
+        return Anomaly(
             reason=f"The baseline has a mean acceptance length of {length:.4f}, {expected:g} was"
             f" expected (--expect-baseline, within {EXPECTED_WITHIN:.0%}).",
             action="Check K, target and prompts, and the baseline's config.json.",
         )
     fault = baseline.text.fault
     if fault is not None:
-        return Doubt(
+        return Anomaly(
             reason=f"{fault[0].upper()}{fault[1:]}.",
             action="Record the traces again; if they are right, --expect-baseline AL with the"
             " acceptance length that the baseline has elsewhere confirms it.",
         )
     floor = min_baseline_length(baseline, policy)
     if length < floor:
-        return Doubt(
+        return Anomaly(
             reason=f"The baseline has a mean acceptance length of {length:.4f}; a draft that reads"
             f" what it was trained on has at least {floor:.2f} with K ="
             f" {baseline.num_draft_tokens}.",
@@ -137,17 +137,17 @@ def _doubt_about_baseline(
     return None
 
 
-def _doubt_about_length(role: str, draft: DraftCounts, policy: Policy) -> Doubt | None:
+def _anomaly_of_length(role: str, draft: DraftCounts, policy: Policy) -> Anomaly | None:
     length = draft.counts.mean_acceptance_length
     ceiling = policy.max_ceiling_share * (draft.num_draft_tokens + 1)
     if length < policy.min_acceptance_length:
-        return Doubt(
+        return Anomaly(
             reason=f"The {role} accepts next to nothing (mean acceptance length {length:.4f}): that"
             " is a broken load, not a loss of precision.",
             action="Check aux layers, rope, tensor names and scales: draftquant inspect, verify.",
         )
     if length > ceiling:
-        return Doubt(
+        return Anomaly(
             reason=f"The mean acceptance length of the {role}, {length:.4f}, is above"
             f" {ceiling:.4f}, {policy.max_ceiling_share:.0%} of the possible"
             f" {draft.num_draft_tokens + 1}.",

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from ..counting.draft_counts import DraftCounts, PromptPair
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
-from .anomalies import Background, find_doubt
+from .anomalies import Background, find_anomaly
 from .categories import CategoryFigures, outcome
 from .interim_analysis import Look
 from .policy import Policy
-from .verdict import Verdict, Wording
+from .verdict import Verdict, Wording, in_percent
 
 MOST_PROMPTS = 10_000
 """Nobody records more, so that no larger number is advised."""
@@ -78,9 +78,11 @@ def _different_things(evidence: Evidence) -> Decision | None:
     )
 
 
-def _doubted(evidence: Evidence) -> Decision | None:
-    doubt = find_doubt(evidence.baseline, evidence.candidate, evidence.policy, evidence.background)
-    return Decision("ANOMALOUS", doubt.reason, doubt.action) if doubt else None
+def _anomalous(evidence: Evidence) -> Decision | None:
+    found = find_anomaly(
+        evidence.baseline, evidence.candidate, evidence.policy, evidence.background
+    )
+    return Decision("ANOMALOUS", found.reason, found.action) if found else None
 
 
 def _no_spread(evidence: Evidence) -> Decision | None:
@@ -235,7 +237,7 @@ def _passed(evidence: Evidence) -> Decision | None:
 
 LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
     _different_things,
-    _doubted,
+    _anomalous,
     _no_spread,
     _too_few_prompts,
     _too_large_a_gain,
@@ -250,26 +252,21 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
 
 
 def _whole(change: PairedChange, max_relative_drop: float) -> str:
+    lower, upper = change.relative_bounds
     return (
         f"The mean acceptance length changed by {change.relative_change:+.2%}, one-sided"
-        f" {_percent(change.confidence)} bounds {math.expm1(change.lower):+.2%} and"
-        f" {math.expm1(change.upper):+.2%}, limit {-max_relative_drop:+.2%}"
+        f" {in_percent(change.confidence)} bounds {lower:+.2%} and {upper:+.2%}, limit"
+        f" {-max_relative_drop:+.2%}"
     )
 
 
 def _finding(found: CategoryFigures) -> str:
     assert found.change is not None  # it has an outcome, or would have
+    lower, upper = found.change.relative_bounds
     return (
         f"{found.category!r} ({found.num_prompts} prompts) {found.change.relative_change:+.2%},"
-        f" bounds {math.expm1(found.change.lower):+.2%} and"
-        f" {math.expm1(found.change.upper):+.2%}, limit {-found.max_relative_drop:+.2%}"
+        f" bounds {lower:+.2%} and {upper:+.2%}, limit {-found.max_relative_drop:+.2%}"
     )
-
-
-def _percent(confidence: float) -> str:
-    """95%, 98.47%, 99.9999%: with the digits that tell it from certainty."""
-    digits = 2 + math.ceil(-math.log10(1 - confidence))
-    return f"{100 * confidence:.{digits}g}%"
 
 
 def _required(

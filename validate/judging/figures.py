@@ -10,7 +10,7 @@ from ..counting.draft_replay import DraftReplay
 from ..counting.paired_change import PairedChange
 
 EstimatorName = Literal["weighted rounds", "whole outputs"]
-"""See `estimator`."""
+"""How verify steps were weighed: see `served.common_rounds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

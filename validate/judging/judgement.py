@@ -17,9 +17,9 @@ from .categories import CategoryFigures, change_of, judge_categories
 from .contradictions import comparison_problem, exit_code_problem
 from .decision import Evidence, decide
 from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures
-from .gate_warnings import caveats
 from .interim_analysis import Look
 from .policy import Policy, looser_than_release
+from .report_warnings import report_warnings
 from .verdict import EXIT_CODES, REPLAYED, Verdict, Wording
 
 MIN_ROUNDS_PER_PROMPT = 10
@@ -201,7 +201,7 @@ def judge_counts(
     num_prompts = len({one.prompt_sha256 for one, _ in recorded})
     num_copies = len(recorded) - num_prompts
     num_short = len(baseline.prompts) - len(recorded)
-    warnings = caveats(
+    warnings = report_warnings(
         evidence, num_prompts=num_prompts, num_copies=num_copies, num_short_prompts=num_short
     )
     return GateReport(

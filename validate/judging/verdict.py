@@ -1,5 +1,6 @@
 """The four verdicts, which of several counts, and in what words one is given."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -34,3 +35,9 @@ REPLAYED = Wording(
     take="Record",
     longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
 )
+
+
+def in_percent(confidence: float) -> str:
+    """95%, 98.47%, 99.9999%: with the digits that tell it from certainty."""
+    digits = 2 + math.ceil(-math.log10(1 - confidence))
+    return f"{100 * confidence:.{digits}g}%"

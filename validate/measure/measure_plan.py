@@ -89,7 +89,7 @@ class Plan:
         Args:
             protocol: which has identified the server.
             server: that it has found.
-            speculation: likewise.
+            speculation: that it has found; None = the server drafts nothing.
 
         Raises:
             MeasureError: the server is not what is expected.

@@ -13,6 +13,8 @@ from ..counting.acceptance_counts import AcceptanceCounts
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ToldBy = Literal["path", "tensors", "name", "user"]
+MOST_DRAFT_TOKENS = 1024
+"""Of one verify step: nobody drafts more."""
 _OF_THE_DRAFT = ("spec", "draft", "fingerprint")
 """Parts of names of arguments: vLLM's fingerprint is of its whole configuration."""
 

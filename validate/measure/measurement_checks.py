@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from ...calibration.traces.manifest import is_printable_name
 from ...recipes.errors import short
-from .measurement import Asked, RequestRecord, Setup, Speculation
+from .measurement import MOST_DRAFT_TOKENS, Asked, RequestRecord, Setup, Speculation
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST_TOKEN = 2**31 - 1
-_MOST_DRAFT_TOKENS = 1024
 _MAX_LOGPROB = 1e-3  # engines round logarithms of probabilities near 1 to something above 0
 
 
@@ -41,9 +40,9 @@ def setup_problem(setup: Setup) -> str | None:
 def _speculation_problem(speculation: Speculation | None) -> str | None:
     if speculation is None:
         return None
-    if not 1 <= speculation.num_draft_tokens <= _MOST_DRAFT_TOKENS:
+    if not 1 <= speculation.num_draft_tokens <= MOST_DRAFT_TOKENS:
         return (
-            f"speculation.num_draft_tokens: expected 1 to {_MOST_DRAFT_TOKENS:,}, got"
+            f"speculation.num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS:,}, got"
             f" {speculation.num_draft_tokens}"
         )
     digest = speculation.draft_sha256

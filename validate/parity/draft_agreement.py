@@ -22,7 +22,7 @@ from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import DraftPass, finite, positions, whole_rows
 from ...quantize.stored.loading import LoadedDraft
-from ..counting.expectation import acceptance_probabilities
+from ..counting.rounds import acceptance_probabilities
 from ..errors import ParityError
 
 Quantity = Literal[

@@ -52,7 +52,7 @@ def limits(
         value: as given; None = not given: no limits.
         of: between which it lies.
         least: sign of the limit below, in units of `value`: 1 or -1; None = no such limit.
-        most: likewise of that above.
+        most: sign of the limit above.
 
     Raises:
         ParityError: the value is out of range.

@@ -121,7 +121,7 @@ def sampled_finding(
             }
         ],
     )
-    return finding if not doubt else _doubted(finding, doubt)
+    return finding if not doubt else _anomalous(finding, doubt)
 
 
 def _means(run: Measurement, scores: Sequence[Scores]) -> dict[str, float]:
@@ -149,7 +149,7 @@ def _doubt(plain: Measurement, scores: Sequence[Scores]) -> str:
     )
 
 
-def _doubted(finding: Finding, doubt: str) -> Finding:
+def _anomalous(finding: Finding, doubt: str) -> Finding:
     reason = f"{doubt[0].upper()}{doubt[1:]}; {finding.reason}"
     return dataclasses.replace(finding, verdict="ANOMALOUS", reason=reason)
 

@@ -13,11 +13,12 @@ from ...quantize.files.provenance import package_version
 from ...recipes.errors import visible
 from ..charts.acceptance_charts import Dot, histogram, positions, scatter
 from ..charts.forest import Interval, forest
-from ..charts.look import style_sheet
+from ..charts.svg import style_sheet
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.paired_change import PairedChange
 from ..judging.figures import DraftFigures, PromptFigures
 from ..judging.judgement import GateReport
+from ..judging.verdict import in_percent
 from . import words
 from .document import Document
 
@@ -106,7 +107,7 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
         lstrip_blocks=True,
     )
     style, _, _ = own.get_source(environment, "page.css")
-    named = {name: getattr(words, name) for name in WORDS}
+    named = {name: getattr(words, name) for name in WORDS} | {"confidence": in_percent}
     return environment.get_template(template).render(
         **named,
         **values,
@@ -115,7 +116,7 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
     )
 
 
-WORDS = ("change", "bounds", "confidence", "limit", "length", "share", "count", "figure", "nbytes")
+WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes")
 """Of `words`, those that templates use."""
 
 
@@ -189,7 +190,7 @@ def _forest(key: str, found: GateReport) -> str:
         key,
         intervals(found),
         title="Change of the acceptance length with its bounds, by category",
-        bounds=f"one-sided {words.confidence(found.change.confidence)} bounds",
+        bounds=f"one-sided {in_percent(found.change.confidence)} bounds",
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from ...recipes.errors import visible
 from ..judging.judgement import GateReport
+from ..judging.verdict import in_percent
 from . import words
 from .document import Document
 
@@ -109,7 +110,7 @@ def _categories(found: GateReport) -> Iterator[str]:
             )
             for own in found.categories
         ]
-    at = "" if found.change is None else f" ({words.confidence(found.change.confidence)})"
+    at = "" if found.change is None else f" ({in_percent(found.change.confidence)})"
     yield from _table(
         ("category", "prompts", "BF16", "quantized", "change", f"bounds{at}", "limit", "outcome"),
         rows,

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from ..charts.bars import Bar, bars
 from ..charts.forest import forest
-from ..charts.look import standalone
+from ..charts.svg import standalone
 from ..errors import GateError
+from ..judging.verdict import in_percent
 from . import words
 from .document import Document
 from .html_report import interval
@@ -30,7 +31,7 @@ def changes_by_recipe(documents: Sequence[Document]) -> str:
         label = made.name if made.quantized is None else made.quantized.recipe
         rows.append(interval(label, found.change, found.policy.max_relative_drop))
     _, first = documents[0].comparisons[0]
-    confidence = "" if first.change is None else f" {words.confidence(first.change.confidence)}"
+    confidence = "" if first.change is None else f" {in_percent(first.change.confidence)}"
     svg = forest(
         "recipes",
         rows,

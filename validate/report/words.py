@@ -1,7 +1,5 @@
 """How reports write numbers: the same in every form."""
 
-import math
-
 from ..counting.paired_change import PairedChange
 
 NONE = "\u2013"
@@ -17,13 +15,8 @@ def bounds(found: PairedChange | None) -> str:
     """Both bounds of a change in percent."""
     if found is None:
         return NONE
-    return f"{math.expm1(found.lower):+.2%} to {math.expm1(found.upper):+.2%}"
-
-
-def confidence(share: float) -> str:
-    """95%, 98.47%, 99.9999%: with the digits that tell it from certainty."""
-    digits = 2 + math.ceil(-math.log10(1 - share))
-    return f"{100 * share:.{digits}g}%"
+    lower, upper = found.relative_bounds
+    return f"{lower:+.2%} to {upper:+.2%}"
 
 
 def limit(max_relative_drop: float) -> str:

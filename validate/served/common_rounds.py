@@ -172,10 +172,6 @@ def _split(
         return RoundSplit(common=none, rest=whole_counts(record, num_draft_tokens))
     inside = sum(start + num_draft_tokens <= common for start in starts)  # starts ascend
     return RoundSplit(
-        common=_histogram(record.accepted[:inside], num_draft_tokens),
-        rest=_histogram(record.accepted[inside:], num_draft_tokens),
+        common=AcceptanceCounts.of(record.accepted[:inside], num_draft_tokens),
+        rest=AcceptanceCounts.of(record.accepted[inside:], num_draft_tokens),
     )
-
-
-def _histogram(accepted: Sequence[int], num_draft_tokens: int) -> AcceptanceCounts:
-    return AcceptanceCounts(histogram=tuple(accepted.count(j) for j in range(num_draft_tokens + 1)))

@@ -1,4 +1,4 @@
-"""What replay says of a round at every place of a text, and how clear each of its choices is.
+"""What replay says of a verify step at every position of a text, and how clear its choices are.
 
 An engine computes in BF16 with other kernels than replay. Where two tokens of the draft are nearly
 as likely, either may come out on top; where they are not, both must choose alike. How far apart is
@@ -27,7 +27,7 @@ _OUT = -1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class EveryPosition:
     """A round at each row of a continuation, in the order of the rows.
 
     Attributes:
@@ -40,17 +40,17 @@ class Places:
     distances: tuple[tuple[float, ...], ...]
 
 
-def places(
+def every_position(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
-) -> Places:
-    """Of one prompt; see `places_of_batch`."""
-    return places_of_batch(draft, traces, [trace], num_draft_tokens)[0]
+) -> EveryPosition:
+    """Of one prompt; see `every_position_of_batch`."""
+    return every_position_of_batch(draft, traces, [trace], num_draft_tokens)[0]
 
 
 @torch.inference_mode()
-def places_of_batch(
+def every_position_of_batch(
     draft: LoadedDraft, traces: TraceFolder, batch: Sequence[PromptTrace], num_draft_tokens: int
-) -> list[Places]:
+) -> list[EveryPosition]:
     """Of several prompts, by the draft in the dtype that it was loaded in.
 
     Args:
@@ -88,7 +88,7 @@ def places_of_batch(
     for i, (trace, mine) in enumerate(zip(batch, own, strict=True)):
         inside = slice(mine.start - rows.start, mine.stop - rows.start)
         found.append(
-            Places(
+            EveryPosition(
                 accepted=tuple(accepted_by_row(trace, proposed[i, inside])),
                 distances=tuple(map(tuple, distances[i, inside].tolist())),
             )
@@ -96,8 +96,8 @@ def places_of_batch(
     return found
 
 
-def noise(one: Sequence[Places], other: Sequence[Places]) -> float:
-    """How far two ways of computing move the distances, root mean square over all places.
+def noise(one: Sequence[EveryPosition], other: Sequence[EveryPosition]) -> float:
+    """How far two ways of computing move the distances, root mean square over all positions.
 
     Whether a token is among those that a draft chooses from is no distance, and left out.
     """

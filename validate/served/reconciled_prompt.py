@@ -14,7 +14,7 @@ from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.rounds import rounds
 from ..measure.measurement import RequestRecord
 from .common_rounds import common_length, round_starts, whole_counts
-from .every_position import Places
+from .every_position import EveryPosition
 
 DifferenceKind = Literal["prompt", "text", "K", "kernel", "draft", "round", "untold"]
 """What a difference comes from: another prompt or template; another text behind a token; rounds
@@ -29,8 +29,8 @@ class ComparedRound:
     Attributes:
         start: tokens of the output behind it. served, replayed: accepted draft tokens.
         num_proposed: draft tokens of the server's round, at most K.
-        distance: of the draft's logits at the token at which the two part, see `Places`; None where
-            they do not.
+        distance: of the draft's logits at the token at which the two part, see `EveryPosition`;
+            None where they do not.
     """
 
     start: int
@@ -106,7 +106,7 @@ def compare_rounds(
     accepted: Sequence[int],
     starts: Sequence[int],
     common: int,
-    here: Places,
+    here: EveryPosition,
     num_draft_tokens: int,
     drafted: Sequence[int] | None = None,
 ) -> list[ComparedRound]:
@@ -147,7 +147,7 @@ def compare_rounds(
 def reconcile_prompt(
     record: RequestRecord,
     trace: PromptTrace,
-    here: Places,
+    here: EveryPosition,
     num_draft_tokens: int,
     *,
     near: float,
@@ -193,17 +193,17 @@ def reconcile_prompt(
         num_tokens=len(record.token_ids),
         num_common=common,
         served=served,
-        replayed=_counts(rounds(here.accepted), num_draft_tokens),
+        replayed=AcceptanceCounts.of(rounds(here.accepted), num_draft_tokens),
         num_equal=sum(one.served == one.replayed for one in compared),
-        served_there=_counts([one.served for one in compared], num_draft_tokens),
-        replayed_there=_counts([one.replayed for one in compared], num_draft_tokens),
+        served_there=AcceptanceCounts.of([one.served for one in compared], num_draft_tokens),
+        replayed_there=AcceptanceCounts.of([one.replayed for one in compared], num_draft_tokens),
         num_beyond=int(served.num_steps) - len(compared),
         differences=tuple(differences),
     )
 
 
 def _of_another_prompt(record: RequestRecord, num_draft_tokens: int) -> ReconciledPrompt:
-    none = _counts([], num_draft_tokens)
+    none = AcceptanceCounts.of([], num_draft_tokens)
     return ReconciledPrompt(
         id=record.id,
         category=record.category,
@@ -278,13 +278,9 @@ def _by_histogram(
     """
     histogram = record.histogram or ()
     num_draft_tokens = len(histogram) - 1
-    own = _counts(replayed, num_draft_tokens).histogram
+    own = AcceptanceCounts.of(replayed, num_draft_tokens).histogram
     beyond = [served - ours for served, ours in zip(histogram, own, strict=True)]
     if not parted and min(beyond) >= 0 and sum(beyond) <= num_draft_tokens:
         return []
     what = "the engine does not tell its rounds, so that they cannot be compared one by one"
     return [Difference(kind="untold", position=None, what=what, explained=None)]
-
-
-def _counts(accepted: Sequence[int], num_draft_tokens: int) -> AcceptanceCounts:
-    return AcceptanceCounts(histogram=tuple(accepted.count(j) for j in range(num_draft_tokens + 1)))

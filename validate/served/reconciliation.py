@@ -18,9 +18,9 @@ from ..errors import MeasureError
 from ..measure.measurement import Measurement, RequestRecord, Speculation
 from .choice_gap import choice_gap
 from .common_rounds import common_length
-from .every_position import NEAR, noise, places_of_batch
+from .every_position import NEAR, every_position_of_batch, noise
 from .reconciled_prompt import ReconciledPrompt, reconcile_prompt
-from .reconciling_folder import BothPlaces, KeptPlaces
+from .reconciling_folder import BothDtypes, ReconcilingFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def reconcile(
     max_gap: float,
     other_draft: bool | None = None,
     limit: int | None = None,
-    kept: KeptPlaces | None = None,
+    kept: ReconcilingFolder | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Reconciliation:
     """Replay a draft along traces, and hold a measurement of it against that.
@@ -183,12 +183,12 @@ def _replayed(
     traces: TraceFolder,
     wanted: Collection[str],
     num_draft_tokens: int,
-    kept: KeptPlaces | None,
+    kept: ReconcilingFolder | None,
     on_progress: Callable[[int, int], None],
-) -> dict[str, BothPlaces]:
+) -> dict[str, BothDtypes]:
     """By the id of each prompt; in batches, each of which is kept when it is done."""
     prompts = traces.manifest.prompts
-    found: dict[str, BothPlaces] = {}
+    found: dict[str, BothDtypes] = {}
     missing: list[int] = []
     for position, entry in enumerate(prompts):
         both = kept.find(position) if kept and entry.id in wanted else None
@@ -202,10 +202,10 @@ def _replayed(
         positions = [missing[i] for i in batch]
         texts = [traces.load(prompts[i]) for i in positions]
         as_served, exact = (
-            places_of_batch(draft, traces, texts, num_draft_tokens) for draft in drafts
+            every_position_of_batch(draft, traces, texts, num_draft_tokens) for draft in drafts
         )
         for position, *own in zip(positions, as_served, exact, strict=True):
-            both = BothPlaces(as_served=own[0], exact=own[1])
+            both = BothDtypes(as_served=own[0], exact=own[1])
             found[prompts[position].id] = both
             if kept:
                 kept.keep(position, both)
@@ -219,7 +219,7 @@ class _Met:
 
     record: RequestRecord
     text: PromptTrace
-    places: BothPlaces
+    places: BothDtypes
     gap: float | None
 
 

@@ -1,6 +1,6 @@
 """Prompts that are replayed already, kept beside a report until it is written.
 
-A replay over all places of many prompts in two dtypes takes long; a run that is killed goes on.
+A replay over all positions of many prompts in two dtypes takes long; a run that is killed goes on.
 """
 
 import json
@@ -16,7 +16,7 @@ from ...quantize.files.resumable import resumable_folder, write_whole
 from ...recipes.decode import encode
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
-from .every_position import Places
+from .every_position import EveryPosition
 
 RECONCILING = "reconciling"
 """What the folder is for, and its ending behind the report's name."""
@@ -24,15 +24,15 @@ _ENDING = ".places.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BothPlaces:
+class BothDtypes:
     """Replay of one prompt by the draft in bfloat16, as engines compute, and in float32."""
 
-    as_served: Places
-    exact: Places
+    as_served: EveryPosition
+    exact: EveryPosition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptPlaces:
+class ReconcilingFolder:
     """A folder that `resumable_folder` has opened."""
 
     folder: Path
@@ -42,7 +42,7 @@ class KeptPlaces:
         """Nothing is kept that a run could go on with."""
         return not any(self.folder.glob(f"*{_ENDING}"))
 
-    def find(self, position: int) -> BothPlaces | None:
+    def find(self, position: int) -> BothDtypes | None:
         """Of the prompt at this position of the traces; None = not replayed yet.
 
         Raises:
@@ -52,13 +52,13 @@ class KeptPlaces:
         if not path.exists():
             return None
         try:
-            found: BothPlaces = decode(BothPlaces, parse_object(read_text(path)))
+            found: BothDtypes = decode(BothDtypes, parse_object(read_text(path)))
         except (OSError, JsonProblem) as exc:
             raise OutputError(path, f"is not what was kept: {exc}",
                               fix=f"rm {path}, and run again") from exc  # fmt: skip
         return found
 
-    def keep(self, position: int, both: BothPlaces) -> None:
+    def keep(self, position: int, both: BothDtypes) -> None:
         """Keep a prompt; it has its name when it is whole."""
         write_whole(self._path(position), json.dumps(encode(both)))
 
@@ -73,7 +73,7 @@ class KeptPlaces:
 @contextmanager
 def kept_places(
     report: Path | None, measured: Path, traces: TraceFolder, draft_sha256: str
-) -> Iterator[KeptPlaces | None]:
+) -> Iterator[ReconcilingFolder | None]:
     """Where the prompts that are replayed are kept until there is a report; None without one.
 
     Raises:
@@ -89,7 +89,7 @@ def kept_places(
         "draft_sha256": draft_sha256,
     }
     with resumable_folder(folder, RECONCILING, plan):
-        kept = KeptPlaces(folder=folder)
+        kept = ReconcilingFolder(folder=folder)
         try:
             yield kept
         finally:

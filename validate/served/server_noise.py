@@ -77,7 +77,7 @@ def judged_noise(
     Args:
         incomparable: see `Evidence`.
         change: see `ServerNoise`.
-        drift: likewise.
+        drift: at `DRIFT_CONFIDENCE`.
         policy: whose limit the noise is held against.
     """
     if incomparable:
@@ -85,9 +85,10 @@ def judged_noise(
         return "ANOMALOUS", what, "Measure the BF16 draft again, on the same server as before."
     if change is None or drift is None:
         return "INCONCLUSIVE", "Too few prompts to tell noise.", "Measure more prompts."
+    lower, upper = change.relative_bounds
     found = (
         f"The baseline measured again differs from itself by {change.relative_change:+.2%},"
-        f" bounds {math.expm1(change.lower):+.2%} and {math.expm1(change.upper):+.2%}"
+        f" bounds {lower:+.2%} and {upper:+.2%}"
     )
     if not drift.lower <= 0 <= drift.upper:
         return (

@@ -9,7 +9,8 @@ from ...quantize.errors import LayoutError
 from ...quantize.layouts import check_layout
 from ...quantize.plan import Plan, Step
 from ...recipes.expectations import Expectation
-from ...recipes.schema import LAYER_ROLES, Format, LayoutName, Recipe, Rule
+from ...recipes.roles import LAYER_ROLES
+from ...recipes.schema import Format, LayoutName, Recipe, Rule
 from ..errors import TuneError
 
 KEPT = "kept"

@@ -1,4 +1,19 @@
-"""One folder per draft family: `names`, and `geometry` and `forward` where they are its own.
+"""One folder per draft family: `names`, and `geometry`, `forward`, `lints` where they are its own.
 
 `names.FAMILY` is all that makes a family known. Importing `names` or `geometry` imports no torch.
 """
+
+import importlib
+import pkgutil
+
+from ..family import Family
+
+
+def discover() -> tuple[Family, ...]:
+    """The `FAMILY` of every folder, by name."""
+    folders = sorted(folder.name for folder in pkgutil.iter_modules(__path__))
+    modules = (importlib.import_module(f"{__name__}.{folder}.names") for folder in folders)
+    return tuple(module.FAMILY for module in modules)
+
+
+FAMILIES: tuple[Family, ...] = discover()

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...stored.layouts.scheme import EVERY_LINEAR, FLOAT_DTYPES, Part, Parts
-from ..linear_scheme import Group
-from .reading import count, linear_scheme, not_read, words
+from ..linear_scheme import Group, count, linear_scheme, not_read, words
 
 
 def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Part, Parts
-from ..linear_scheme import Group, LinearScheme
-from .reading import count, linear_scheme, mapping, not_read, words
+from ..linear_scheme import Group, LinearScheme, count, linear_scheme, mapping, not_read, words
 
 Args = Mapping[str, Any]
 _FLOAT, _ONE = FLOAT_DTYPES, (1,)

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...stored.layouts.scheme import EVERY_LINEAR, FLOAT_DTYPES, Part, Parts
-from ..linear_scheme import Group, LinearScheme
+from ..linear_scheme import Group, LinearScheme, count, linear_scheme, not_read, words
 from .autoawq import awq_parts
-from .reading import count, linear_scheme, not_read, words
 
 _UNREAD = ("g_idx",)
 """In order where inputs are not ordered by activation; vLLM 0.33 drops it (`base_config.py`)."""

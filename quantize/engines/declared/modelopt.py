@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...stored.layouts.scheme import EVERY_LINEAR, FP8_DTYPE, Part, Parts
-from ..linear_scheme import Group, LinearScheme
-from .reading import linear_scheme, not_read
+from ..linear_scheme import Group, LinearScheme, linear_scheme, not_read
 
 
 def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...stored.layouts.scheme import EVERY_LINEAR, FLOAT_DTYPES, FP8_DTYPE, Part, Parts
-from ..linear_scheme import Group
-from .reading import linear_scheme, not_read
+from ..linear_scheme import Group, linear_scheme, not_read
 
 _READ = frozenset(
     {

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...stored.layouts.scheme import EVERY_LINEAR, FLOAT_DTYPES, FP8_DTYPE, Part, Parts
-from ..linear_scheme import Group, LinearScheme
-from .reading import count, linear_scheme, mapping, not_read, words
+from ..linear_scheme import Group, LinearScheme, count, linear_scheme, mapping, not_read, words
 
 Spec = Mapping[str, Any]
 _ONE: tuple[int, ...] = ()

@@ -82,7 +82,9 @@ def repair_declaration(checkpoint: Checkpoint, stored: StoredDraft) -> Outcome:
         scheme = _scheme(raw, layout)
         notes = (_not_understood(scheme),) if isinstance(scheme, VerifyError) else ()
         return Outcome(checkpoint=checkpoint, notes=notes)
-    if isinstance(method, str) and any(method in engine.methods for engine in ENGINES.values()):
+    if isinstance(method, str) and any(
+        method in engine.declaration.methods for engine in ENGINES.values()
+    ):
         note = f"the quant_method {method!r} is not understood here: nothing of it is repaired"
         return Outcome(checkpoint=checkpoint, notes=(note,))
     return _inferred(checkpoint, raw, stored)
@@ -110,7 +112,9 @@ def _usual_spelling(checkpoint: Checkpoint, stored: StoredDraft) -> Outcome | No
         )
         return Outcome(checkpoint=with_config(checkpoint, rest), repairs=(found,))
     method = declared.get("quant_method") if isinstance(declared, Mapping) else None
-    usual = {name: to for engine in ENGINES.values() for name, to in engine.aliases.items()}
+    usual = {
+        name: to for engine in ENGINES.values() for name, to in engine.declaration.aliases.items()
+    }
     if isinstance(declared, Mapping) and isinstance(method, str) and method in usual:
         found = Repair(
             name="quant-method",

@@ -10,7 +10,7 @@ from ...files.checkpoint import Checkpoint
 from ...layouts import get_layout
 from ...stored.draft import StoredDraft
 from ...verify import exclude_faults
-from ..misread import misread_excludes
+from ..exclude_mismatches import misread_excludes
 from .declaration import strictly_read, understood
 from .repair import Outcome, Repair, with_declaration
 

@@ -2,9 +2,9 @@
 
 from ...drafts import read_config
 from ...drafts.architectures import OTHER_NAMES, declared_architecture
-from ...drafts.speculators import is_speculators
+from ...drafts.speculators_layout import is_speculators
 from ...files.checkpoint import Checkpoint
-from ..contract import Engine
+from ..engine import Engine
 from .repair import Outcome, Repair, with_config
 
 

@@ -127,9 +127,9 @@ class StoredCompressedTensors(StoredLayout):
     def parts(
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
-        number, size = NUMBER_FORMATS[scheme.weight_dtype], scheme.group_size or columns
+        number, size = scheme.number, scheme.group_size or columns
         parts = {self.weight_suffix(scheme): stored_codes(scheme, rows, columns)}
-        if scheme.weight_dtype == "int4":
+        if scheme.number.is_integer:
             parts["weight_shape"] = Part(("I64",), (2,))
         dtypes = {None: scale_dtypes, "F32": ("F32", "BF16")}
         scales: tuple[int, ...] = (rows, group_count(scheme, columns))
@@ -149,7 +149,7 @@ class StoredCompressedTensors(StoredLayout):
 
     @override
     def weight_suffix(self, scheme: DeclaredScheme) -> str:
-        packed = NUMBER_FORMATS[scheme.weight_dtype].codes_per_element > 1
+        packed = scheme.number.codes_per_element > 1
         return "weight_packed" if packed else "weight"
 
     @override
@@ -175,7 +175,7 @@ def _patterns(leaves: Sequence[str]) -> list[str]:
 
 
 def _weight_args(recipe: Recipe) -> dict[str, Any]:
-    weights, number = recipe.weights, NUMBER_FORMATS[recipe.weights.dtype]
+    weights, number = recipe.weights, recipe.weights.number
     args = {"num_bits": number.bits, "type": number.kind, "symmetric": True, "dynamic": False}
     if weights.granularity == "block":
         return args | {"strategy": "block", "group_size": None, "block_structure": [BLOCK, BLOCK]}

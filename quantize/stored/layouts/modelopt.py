@@ -128,7 +128,7 @@ class StoredModelOpt(StoredLayout):
             return whole | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
         args: dict[str, Any] = {"type": "float", "num_bits": 8, "dynamic": False}
         whole["quant_algo"] = "FP8"
-        if weights.dtype == "nvfp4":
+        if weights.number.global_scale:
             args |= {"num_bits": 4, "group_size": weights.group_size}
             whole["quant_algo"] = "NVFP4" if rounded else "W4A16_NVFP4"
             whole["group_size"] = weights.group_size
@@ -146,7 +146,7 @@ class StoredModelOpt(StoredLayout):
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
         parts = {"weight": stored_codes(scheme, rows, columns)}
-        if scheme.weight_dtype == "nvfp4":
+        if scheme.number.global_scale:
             groups = group_count(scheme, columns)
             parts["weight_scale"] = Part(("F8_E4M3",), (rows, groups))
             parts["weight_scale_2"] = Part(("F32",), ())

@@ -153,13 +153,13 @@ class StoredQuark(StoredLayout):
                 "weight_scale": Part(("F32", "BF16"), ()),
                 "weight_scale_2": Part(FLOAT_DTYPES, scales),
             }
-        elif scheme.weight_dtype == "int4":
+        elif scheme.number.is_integer:
             parts = {
                 "weight": codes,
                 "weight_zero_point": Part(("I32",), (words(rows),)),
                 "weight_scale": Part(scale_dtypes, scales),
             }
-        elif scheme.weight_dtype == "mxfp4":
+        elif scheme.number.powers_of_two:
             parts = {"weight": codes, "weight_scale": Part(("U8",), (rows, groups))}
         else:
             parts = {"weight": codes, "weight_scale": Part(("F32", "BF16"), scales)}
@@ -173,7 +173,7 @@ class StoredQuark(StoredLayout):
 
     @override
     def transposed(self, scheme: DeclaredScheme) -> bool:
-        return scheme.weight_dtype == "int4" and scheme.granularity == "group"
+        return scheme.number.is_integer and scheme.granularity == "group"
 
     @override
     def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
@@ -183,14 +183,14 @@ class StoredQuark(StoredLayout):
 
 def _complete_weight(recipe: Recipe) -> dict[str, Any] | list[dict[str, Any]]:
     weights = recipe.weights
-    if weights.dtype == "mxfp4":
+    if weights.number.powers_of_two:
         return _complete_mx(dynamic=False)
     scheme = f"per_{weights.granularity}"
     axis = None if weights.granularity == "tensor" else 0
     whole = _complete_spec(weights.dtype, scheme, axis, dynamic=False)
     if weights.first_stage:
         return [_complete_spec(weights.first_stage, "per_tensor", None, dynamic=False), whole]
-    if weights.dtype == "int4":
+    if weights.number.is_integer:
         whole |= {"group_size": weights.group_size, "scale_type": weights.scale_dtype or "float"}
     return whole
 

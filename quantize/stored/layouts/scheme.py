@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
+from ....recipes.formats import NUMBER_FORMATS, Granularity, NumberFormat, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from ...errors import VerifyError
 from ..patterns import PatternProblem, matches, understood
@@ -22,6 +22,14 @@ PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
 Activations = Literal[
     "none", "token-dynamic", "tensor-static", "tensor-dynamic", "group-dynamic", "nvfp4", "mxfp4"
 ]
+GROUPS: Mapping[str, int] = {
+    dtype: number.sizes["group"][0]
+    for dtype, number in NUMBER_FORMATS.items()
+    if number.only_groups
+}
+"""Activations that are named as their number format -> inputs that share a scale."""
+INVERTED: tuple[Activations, ...] = ("nvfp4",)
+"""Activations with a static scale over those of groups, which kernels multiply by its inverse."""
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""
 SPEC_NO_MEANING = frozenset(
@@ -83,6 +91,11 @@ class DeclaredScheme:
             if any(self.layout.excludes_module(target, module) for target in group.targets):
                 return group
         return next((group for group in groups if set(EVERY_LINEAR) & set(group.targets)), None)
+
+    @property
+    def number(self) -> NumberFormat:
+        """The facts of the number format of the weights."""
+        return NUMBER_FORMATS[self.weight_dtype]
 
     @property
     def transposed(self) -> bool:
@@ -246,7 +259,7 @@ class StoredLayout(ABC):
 
 def stored_codes(scheme: DeclaredScheme, rows: int, columns: int) -> Part:
     """Codes [rows, columns], packed along the columns."""
-    number = NUMBER_FORMATS[scheme.weight_dtype]
+    number = scheme.number
     return Part((number.stored_dtype,), (rows, -(-columns // number.codes_per_element)))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from ....quantize.engines.contract import Engine
+from ....quantize.engines.engine import Engine
 from ....quantize.engines.registry import ENGINES
 from ....quantize.gpus import GPUS
 from .markdown import code, page, table, text
@@ -34,7 +34,9 @@ def _names(engine: Engine) -> list[str]:
     """The architectures and methods of one engine, as lists."""
     return [
         f"## {engine.name} {engine.version}",
-        "`quant_method` that it takes: " + _listed({*engine.methods, *engine.aliases}) + ".",
+        "`quant_method` that it takes: "
+        + _listed({*engine.declaration.methods, *engine.declaration.aliases})
+        + ".",
         "`architectures` that it serves as drafts: " + _listed(engine.architectures) + ".",
     ]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....recipes.errors import short
+from ..measurement import MOST_DRAFT_TOKENS
 
-MOST_DRAFT_TOKENS = 1024
 Fields = Mapping[str, Any]
 
 

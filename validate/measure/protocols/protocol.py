@@ -1,8 +1,9 @@
 """What `run` needs of an engine's interface."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import Decoding
@@ -46,27 +47,31 @@ class Completion:
     num_attempts: int
 
 
-class EngineProtocol(Protocol):
+class EngineProtocol(ABC):
     """One engine's interface. It keeps no state but what `identify` found."""
 
     @property
     def most_in_flight(self) -> int | None:
         """More requests at a time than this cannot be told apart; None = any number."""
+        return None
 
+    @abstractmethod
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
         """Who answers there, and how it drafts.
 
         Raises:
-            MeasureError: another engine, one that is too old, without a model or metrics.
+            MeasureError: another engine, one that is too old, without a model or metrics; or it
+                drafts in a way that cannot be counted.
         """
 
+    @abstractmethod
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
         """Continue a prompt.
 
         Raises:
             ServerError: no answer.
-            MeasureError: one that is not the engine's; the engine drafts but does
-                not say what it accepted.
+            MeasureError: one that is not the engine's; the engine drafts but does not say what it
+                accepted, or cannot do what is asked for while it drafts.
         """
 
 

@@ -16,6 +16,8 @@ Read in the sources of 0.5.23 (paths below `sglang/srt`); see also `sglang_answe
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import prompt_seed
 from ....calibration.server_client import ServerClient
@@ -23,7 +25,7 @@ from ....recipes.errors import short
 from ...errors import MeasureError
 from ..measurement import ServerIdentity, Speculation
 from .answer_fields import AnswerProblem, Fields, checked_draft_tokens, number, text, told, whole
-from .protocol import Ask, Completion
+from .protocol import Ask, Completion, EngineProtocol
 from .sglang_answer import OLDEST, read_answer
 
 _IN_STREAMS = 4096  # tokens: events that repeat 4,096 tokens and their text have 30 MB together
@@ -69,25 +71,16 @@ _ARGUMENTS = (
 """Of some hundred, which hold keys of the server too: those that change what is measured."""
 
 
-class SGLangProtocol:
-    """See `protocol.EngineProtocol`."""
+class SGLangProtocol(EngineProtocol):
+    """One SGLang server: every answer holds its own counts."""
 
     def __init__(self) -> None:
         self._num_draft_tokens: int | None = None
         self._streams_what_is_new = False
         self._verifies_greedily = False
 
-    @property
-    def most_in_flight(self) -> int | None:
-        """Any number: every answer holds its own counts."""
-        return None
-
+    @override
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
-        """See `protocol.EngineProtocol`.
-
-        Raises:
-            MeasureError: also: it drafts trees, or a number of tokens that changes.
-        """
         info = await client.get_object("/server_info")
         if "version" not in info or "speculative_algorithm" not in info:
             raise MeasureError(client.url, "its /server_info is not SGLang's: it has no version and"
@@ -108,12 +101,8 @@ class SGLangProtocol:
         self._verifies_greedily = speculation is not None and _verifies_greedily(info)
         return identity, speculation
 
+    @override
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
-        """See `protocol.EngineProtocol`.
-
-        Raises:
-            MeasureError: also: tokens are to be drawn, but this server verifies greedily.
-        """
         if ask.decoding.sampled and self._verifies_greedily:
             raise MeasureError(
                 client.url,

@@ -27,6 +27,8 @@ Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lin
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import GREEDY, prompt_seed
 from ....calibration.server_client import ServerClient
@@ -36,7 +38,7 @@ from ...errors import MeasureError
 from ..measurement import ServerIdentity, Speculation
 from .answer_fields import AnswerProblem, Fields, checked_draft_tokens, objects, text, whole
 from .counters import Counters
-from .protocol import Ask, Completion
+from .protocol import Ask, Completion, EngineProtocol
 from .tensorrt_llm_answer import Steps, read_answer
 
 _PATH = "/v1/completions"
@@ -50,26 +52,16 @@ _PROBE_TOKENS = 32
 _READS = 3  # of /metrics, which waits up to two seconds for what iterations left
 
 
-class TensorRTLLMProtocol:
-    """See `protocol.EngineProtocol`."""
+class TensorRTLLMProtocol(EngineProtocol):
+    """One TensorRT-LLM server: every stream tells its own verify steps."""
 
     def __init__(self) -> None:
         self._model = ""
         self._num_draft_tokens: int | None = None
 
-    @property
-    def most_in_flight(self) -> int | None:
-        """Any number: every stream tells its own rounds."""
-        return None
-
+    @override
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
-        """See `protocol.EngineProtocol`.
-
-        A server that does not tell its K is asked for a few tokens, of which K is seen.
-
-        Raises:
-            MeasureError: also: metrics are off.
-        """
+        # A server that does not tell its K is asked for a few tokens, of which K is seen.
         try:
             models = objects(await client.get_object("/v1/models"), "data")
             if not models or models[0].get("owned_by") != "tensorrt_llm":
@@ -97,13 +89,8 @@ class TensorRTLLMProtocol:
         )
         return identity, speculation
 
+    @override
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
-        """See `protocol.EngineProtocol`.
-
-        Raises:
-            MeasureError: also: log-probabilities are asked for while it drafts, or one event of its
-                stream tells of several rounds.
-        """
         where = f"{client.url}: prompt {prompt.id}"
         if ask.decoding.num_top_logprobs and self._num_draft_tokens is not None:
             raise MeasureError(where, "TensorRT-LLM keeps no log-probabilities while it drafts",

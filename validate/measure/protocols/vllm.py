@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import GREEDY, Decoding, prompt_seed
 from ....calibration.server_client import ServerClient
@@ -15,7 +17,7 @@ from ....recipes.errors import short
 from ...errors import MeasureError
 from ..measurement import ServerIdentity, Speculation
 from .counter_rounds import counted_rounds, read_counters
-from .protocol import Ask, Completion
+from .protocol import Ask, Completion, EngineProtocol
 from .vllm_stream import Streamed, read_stream
 
 _OLDEST = (0, 10, 2)
@@ -42,8 +44,8 @@ _PROBE = Prompt(id="probe", category="probe", token_ids=(1, 2, 3, 4))
 _DETAILED = "start the server with --per-request-spec-decode-metrics detailed (vLLM after 0.28)"
 
 
-class VLLMProtocol:
-    """One vLLM server; see `EngineProtocol`."""
+class VLLMProtocol(EngineProtocol):
+    """One vLLM server."""
 
     def __init__(self) -> None:
         self._model = ""
@@ -51,12 +53,13 @@ class VLLMProtocol:
         self._is_counted = False
 
     @property
+    @override
     def most_in_flight(self) -> int | None:
-        """One, where only the server's counters tell what was accepted."""
+        # Where only the server's counters tell what was accepted.
         return 1 if self._is_counted else None
 
+    @override
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
-        """See `EngineProtocol`."""
         version = await _version(client)
         served = await _served(client)
         self._model = str(served["id"])
@@ -84,8 +87,8 @@ class VLLMProtocol:
         )
         return identity, self._speculation
 
+    @override
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
-        """See `EngineProtocol`."""
         if self._is_counted:
             assert self._speculation is not None
             most = self._speculation.num_draft_tokens

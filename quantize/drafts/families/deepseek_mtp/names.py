@@ -19,6 +19,7 @@ from ...shared.attention.names import Shapes, latent_shapes, read_latent, weight
 from ...shared.mixture.names import read_mixture
 from ...shared.mtp.geometry import MtpLatentGeometry
 from ...shared.mtp.names import Mtp, read_mtp
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     from ...shared.attention.forward import MlaAttention
@@ -28,6 +29,7 @@ class DeepseekMtp(Mtp):
     """DeepSeek-V3's layer, with a copy of the target's embedding and head."""
 
     name = "deepseek-mtp"
+    engine_traits = ENGINE_TRAITS
     architectures = ("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLMNextN", "DeepSeekMTPModel")
     layer = re.compile(r"model\.layers\.(\d+)\.")
     outer = {  # noqa: RUF012 - a constant of the class

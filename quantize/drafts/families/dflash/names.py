@@ -20,8 +20,9 @@ from ...lint import Lint
 from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
+from .engine_traits import ENGINE_TRAITS
 from .geometry import DFlashGeometry
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +72,7 @@ class DFlash(Family):
     """The DFlash family with all its name variants."""
 
     name = "dflash"
+    engine_traits = ENGINE_TRAITS
     speculators = FORMS
     architectures: tuple[str, ...] = ("DFlashDraftModel",)
     prefixes: tuple[tuple[str, str], ...] = (

@@ -14,8 +14,9 @@ from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
 from ..dflash.names import DFlash
+from .engine_traits import ENGINE_TRAITS
 from .geometry import DFlash2Geometry
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ class DFlash2(DFlash):
     """The DFlash2 family."""
 
     name = "dflash2"
+    engine_traits = ENGINE_TRAITS
     speculators = FORMS
     architectures = ("DFlash2DraftModel",)
     served: Served = {  # noqa: RUF012 - a constant of the class

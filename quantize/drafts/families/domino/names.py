@@ -17,6 +17,7 @@ from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
 from ...speculators_form import SpeculatorsForm
 from ..dflash.names import DFlash
+from .engine_traits import ENGINE_TRAITS
 from .geometry import DominoGeometry
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Domino(DFlash):
     """The Domino family."""
 
     name = "domino"
+    engine_traits = ENGINE_TRAITS
     architectures = (DOMINO,)
     projectors: Mapping[str, str] = {"domino": DOMINO}
     speculators: Mapping[str, SpeculatorsForm] = {}

@@ -18,8 +18,9 @@ from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
 from ..dflash.names import DFlash
+from .engine_traits import ENGINE_TRAITS
 from .geometry import MARKOV_HEADS, DSparkGeometry
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,7 @@ class DSpark(DFlash):
     """The DSpark family with all its name variants."""
 
     name = "dspark"
+    engine_traits = ENGINE_TRAITS
     speculators = FORMS
     projectors: Mapping[str, str] = {"dspark": "DSparkDraftModel"}
     architectures = ("Qwen3DSparkModel", "DSparkDraftModel", "Qwen3OmniDSparkModel")

@@ -19,7 +19,8 @@ from ...config_reader import ConfigReader
 from ...family import Dim, Family, TensorSpec
 from ...shared.llama.geometry import LlamaGeometry
 from ...shared.llama.names import layer_specs, read_llama
-from .speculators import FORMS
+from .engine_traits import ENGINE_TRAITS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ class Eagle1Llama(Family):
     """The EAGLE-1 family with all its name variants."""
 
     name = "eagle1-llama"
+    engine_traits = ENGINE_TRAITS
     speculators = FORMS
     one_layer = True
     architectures = ("EagleLlamaForCausalLM", "Qwen2ForCausalLMEagle")

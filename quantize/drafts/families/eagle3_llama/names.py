@@ -18,7 +18,8 @@ from ...family import Dim, TensorSpec
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes
 from ...shared.eagle3.geometry import Eagle3LlamaGeometry
 from ...shared.eagle3.names import Eagle3, read_common
-from .speculators import FORMS
+from .engine_traits import ENGINE_TRAITS, MASK_KEYS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
 
 _PARALLEL = ("PEagleDraftModel", "PeagleQwen3ForCausalLM")
 _NORMED_HEADS = ("Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM")
-MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Where vLLM 0.33 looks for the mask token, in this order: `llm_base_proposer.py:361-372`."""
 
 
 class Eagle3Llama(Eagle3):
     """The EAGLE-3 Llama family with all its name variants."""
 
     name = "eagle3-llama"
+    engine_traits = ENGINE_TRAITS
     speculators = FORMS
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", *_PARALLEL)
     relatives: Mapping[str, str] = {

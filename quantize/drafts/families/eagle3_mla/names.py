@@ -16,6 +16,7 @@ from ...rope import of_latent_attention
 from ...shared.attention.names import Shapes, latent_shapes, read_latent
 from ...shared.eagle3.geometry import Eagle3MlaGeometry
 from ...shared.eagle3.names import Eagle3, read_common
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     from ...shared.attention.forward import MlaAttention
@@ -28,6 +29,7 @@ class Eagle3Mla(Eagle3):
     """
 
     name = "eagle3-mla"
+    engine_traits = ENGINE_TRAITS
     architectures = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 
     def recognises(self, canonical_names: Collection[str]) -> bool:

@@ -17,6 +17,7 @@ from ...shared.mixture.names import read_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import GroupedMtp, read_mtp, rotated_part
 from ..deepseek_mtp.names import DeepseekMtp
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     pass
@@ -26,6 +27,7 @@ class Glm4MoeMtp(GroupedMtp):
     """GLM's layer, named as DeepSeek's."""
 
     name = "glm4-moe-mtp"
+    engine_traits = ENGINE_TRAITS
     architectures = ("Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN", "Glm4MoeMTPModel")
     layer = re.compile(r"model\.layers\.(\d+)\.")
     outer = DeepseekMtp.outer

@@ -12,6 +12,7 @@ from typing_extensions import override
 from ...family import Dim, Family, TensorSpec
 from ...shared.llama.geometry import LlamaGeometry
 from ...shared.llama.names import LayerKind, layer_specs, read_llama
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ class LanguageModel(Family):
     """Small dense language models."""
 
     name = "language-model"
+    engine_traits = ENGINE_TRAITS
     architectures = tuple(_LAYERS)
     prefixes = (("model.", ""),)
     served_unquantized = ("embed_tokens", "lm_head")

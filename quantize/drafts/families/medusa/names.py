@@ -18,6 +18,7 @@ from ....errors import CheckpointError
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, Family, TensorSpec
 from ...lint import Lint
+from .engine_traits import ENGINE_TRAITS
 from .geometry import MedusaGeometry
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Medusa(Family):
     """Medusa heads with all their name variants."""
 
     name = "medusa"
+    engine_traits = ENGINE_TRAITS
     architectures = ("MedusaModel",)
     prefixes = (
         ("medusa_heads.blocks.", "blocks."),

@@ -15,6 +15,7 @@ from ....errors import CheckpointError
 from ...config_reader import ConfigReader
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import GroupedMtp, read_mtp
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     pass
@@ -24,6 +25,7 @@ class MimoMtp(GroupedMtp):
     """MiMo's layer; embedding and head are the target's."""
 
     name = "mimo-mtp"
+    engine_traits = ENGINE_TRAITS
     architectures = ("MiMoForCausalLM", "MiMoMTPModel", "MiMoMTP")
     layer = re.compile(r"model\.mtp_layers\.\d+\.")
     outer = {  # noqa: RUF012 - a constant of the class

@@ -20,7 +20,8 @@ from ...config_reader import ConfigReader, Served
 from ...shared.mixture.names import read_qwen_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import GroupedMtp, read_mtp, rotated_part
-from .speculators import FORMS
+from .engine_traits import ENGINE_TRAITS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     pass
@@ -41,6 +42,7 @@ class Qwen3NextMtp(GroupedMtp):
     """Qwen's layer; embedding and head are the target's."""
 
     name = "qwen3-next-mtp"
+    engine_traits = ENGINE_TRAITS
     speculators = FORMS
     architectures = (
         "Qwen3NextForCausalLM",

@@ -22,6 +22,7 @@ from ...family import Dim, TensorSpec
 from ...shared.attention.names import Shapes
 from ...shared.mtp.geometry import MtpGeometry, MtpStepGeometry
 from ...shared.mtp.names import GroupedMtp, grouped_attention_shapes, read_mtp
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ class Step3p5Mtp(GroupedMtp):
     """Step's modules; the embedding is the target's."""
 
     name = "step3p5-mtp"
+    engine_traits = ENGINE_TRAITS
     architectures = ("Step3p5ForCausalLM", "Step3p5MTP")
     layer = re.compile(r"model\.layers\.(\d+)\.")
     outer = {  # noqa: RUF012 - a constant of the class

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .....recipes.schema import Role
+from .....recipes.roles import Role
 from ...config_reader import ConfigReader
 from ...family import Dim
 

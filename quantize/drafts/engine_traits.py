@@ -1,0 +1,332 @@
+"""What engines are told of a family: the facts in which its drafts are not like every other one.
+
+The folder of a family says them in `engine_traits`; the defaults are the ordinary case, a chain of
+EAGLE-3 layers. Engines ask these facts and name no family. Those of vLLM hold for 0.33.0, those of
+SGLang for 0.5.23: loading was executed with the engines' own classes (`tests/engines/RESULTS.md`),
+whose error texts these are. Those of TensorRT-LLM were read in its main branch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from .fused import GATE_UP, QKV
+
+Stage = Literal["config", "init", "load", "unknown", "wrong", "after load"]
+Sharding = Literal["column", "row", "replicated"]
+
+INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
+"""How vLLM refuses a config.json."""
+UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
+
+
+class Finding(NamedTuple):
+    """One thing that an engine does not do as the folder means it.
+
+    Attributes:
+        stage: when it shows; the order in which stages decide is in `engines/contract.py`.
+        text: the engine's own error; of a silent fault or of what is unknown, what it is.
+        remedy: what to do about it.
+    """
+
+    stage: Stage
+    text: str
+    remedy: str
+
+
+class ServedDraft(Protocol):
+    """What a family's own rules may look at in a folder that an engine is asked about."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The parsed config.json, as the engine reads it."""
+
+    @property
+    def tensor_names(self) -> frozenset[str]:
+        """Of the folder."""
+
+    @property
+    def num_layers(self) -> int:
+        """Of the draft."""
+
+    @property
+    def normed_heads(self) -> bool:
+        """Each head's query and key is normed, as in layers of Qwen3."""
+
+    @property
+    def fuses(self) -> bool:
+        """It has fc over outputs of the target's layers."""
+
+    @property
+    def method(self) -> str | None:
+        """The declared quant_method."""
+
+    @property
+    def signature(self) -> str:
+        """The declared scheme as a key of the engines' tables; "" where it is none."""
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel shards."""
+
+
+Problem = Callable[[ServedDraft], Finding | None]
+"""A rule for config.json and the names of tensors; None = nothing to say."""
+Biases = tuple[frozenset[str] | None, frozenset[str] | None]
+"""Leaves of linears with a bias where attention_bias asks for it, and mlp_bias; None = unknown."""
+Roots = Mapping[str, Finding | None]
+"""Beginning of the names of tensors -> what an engine makes of them; None = as without it."""
+NO_BIAS: frozenset[str] = frozenset()
+INPUTS = frozenset(QKV.members)
+ATTENTION = INPUTS | {"o_proj"}
+MLP = frozenset(GATE_UP.members) | {"down_proj"}
+
+
+def no_problem(_draft: ServedDraft) -> Finding | None:
+    """Nothing to say of any draft."""
+    return None
+
+
+def _unknown_biases(_draft: ServedDraft) -> Biases:
+    return (None, None)
+
+
+def _in_vllms_llama(draft: ServedDraft) -> Biases:
+    """`llama.py:267` has both; with normed heads they were not executed."""
+    return (None, None) if draft.normed_heads else (ATTENTION, MLP)
+
+
+def _in_sglangs_eagle3(_draft: ServedDraft) -> Biases:
+    """No MLP has any, and of the attention o_proj alone: `llama_eagle3.py` builds the others."""
+    return (frozenset({"o_proj"}), NO_BIAS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpLayer:
+    """How one engine builds a target's MTP layer that stands in a folder of its own.
+
+    Attributes:
+        layer: the name of the decoder layer, with {n} for its number behind the target's.
+        prefix: the same as excludes are held against, "" = none.
+        prefixes: the prefix for some of the architectures, where it differs.
+        attention: what stands for "self_attn." in the name of the layer's attention.
+        no_parameter: the error for a stored tensor that has no parameter, with {name}.
+        no_expert: the error for one of a routed expert, where it is another one, with {name},
+            {experts}, {stacked} and {leaf}.
+        own_heads: each module is built with a head of its own, of this name, with {n}.
+        most_modules: how many modules it serves; None = as many as there are.
+        misconfigured: keys and tensors without which it does not build the layer.
+        declared: what it says of a declaration, where it reads the folder's own; None = it reads
+            the target's.
+    """
+
+    layer: str
+    prefix: str
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    attention: str = "self_attn."
+    no_parameter: str = ""
+    no_expert: str = ""
+    own_heads: str = ""
+    most_modules: int | None = None
+    misconfigured: Problem = no_problem
+    declared: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InEngine:
+    """Drafts of one family in one engine.
+
+    Attributes:
+        architectures: the names in config.json for which the loading was executed.
+        refused_names: names that such drafts have and it has not -> what to do.
+        served_as: as what the command that serves a draft names it.
+        problem: its rules for config.json and for names of tensors of these drafts.
+        unknown_tensors: what becomes of a tensor that has no parameter.
+        floats_into_fp8: what becomes of a float weight where FP8 is expected.
+        dropped: beginnings of names that it drops, though it refuses others.
+        roots: beginnings of names that drafts are stored under.
+        shares_tables: embedding and head are the target's always.
+        uneven_heads: its error for {heads} that are not whole in each of {tp} shards.
+        targets_on_disk: quant_methods whose targets it finds by the names that the parts of a
+            linear have on disk.
+        refuses_absent_norm: it refuses a draft that lacks a norm.
+        old_norms: it takes EAGLE-3's norms before fc under their older names.
+        biases: see `Biases`.
+        mtp: of MTP layers; None of drafts with a config.json of their own.
+    """
+
+    architectures: frozenset[str] = frozenset()
+    refused_names: Mapping[str, str] = field(default_factory=dict)
+    served_as: str = ""
+    problem: Problem = no_problem
+    unknown_tensors: Literal["refused", "dropped", "unknown"] = "unknown"
+    floats_into_fp8: Literal["cast", "refused", "unknown"] = "unknown"
+    dropped: tuple[str, ...] = ()
+    roots: Roots = field(default_factory=dict)
+    shares_tables: bool = False
+    uneven_heads: str = ""
+    targets_on_disk: frozenset[str] = frozenset()
+    refuses_absent_norm: bool = False
+    old_norms: bool = False
+    biases: Callable[[ServedDraft], Biases] = _unknown_biases
+    mtp: MtpLayer | None = None
+
+
+class Speculators(NamedTuple):
+    """How vLLM reads one kind of config.json of speculators.
+
+    Attributes:
+        read: (config.json, its keys of the layers) -> the keys of the ordinary config.json, or its
+            error. qwen3: the layers are Qwen3's, whatever model_type says.
+    """
+
+    read: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any] | Finding]
+    qwen3: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InVllm(InEngine):
+    """Drafts of one family in vLLM.
+
+    Attributes:
+        not_executed: other names of such drafts that are registered.
+        head_declared: whether its class hands the head the declaration, or where config.json asks.
+        forgets_attention: with normed heads it builds qkv_proj under a prefix without self_attn.
+        not_in_v1: the names that the V1 model runner does not serve.
+        speculators: speculators_model_type -> how it is read.
+    """
+
+    served_as: str = "eagle3"
+    unknown_tensors: Literal["refused", "dropped", "unknown"] = "refused"
+    floats_into_fp8: Literal["cast", "refused", "unknown"] = "cast"
+    biases: Callable[[ServedDraft], Biases] = _in_vllms_llama
+    not_executed: frozenset[str] = frozenset()
+    head_declared: Literal["always", "asked", "never"] = "never"
+    forgets_attention: bool = False
+    not_in_v1: frozenset[str] = frozenset()
+    speculators: Mapping[str, Speculators] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InSglang(InEngine):
+    """Drafts of one family in SGLang.
+
+    Attributes:
+        layer_name: the name of a linear of layer {n}, whose name in the layer is {path}, {leaf} the
+            last part of it.
+        layer_prefix: the name that excludes are held against; {inner} is {path} of o_proj, else
+            {leaf}.
+        fc_sharding: how fc is split. plain_fc: it is never quantized.
+        whole_models: names under which such a draft is loaded as a whole model -> the name under
+            which it is loaded as what it is.
+        problem_as_draft: its rules where the name is not one of a whole model.
+        most_layers: how many layers may be declared; None = as many as there are.
+        needs_draft_vocab_size: without the key it does not build the draft.
+        counts_anchor: the command that serves it counts the anchor among the draft tokens.
+        renames_block_scales: names of whole models whose loader renames scales of blocks.
+    """
+
+    served_as: str = "EAGLE3"
+    unknown_tensors: Literal["refused", "dropped", "unknown"] = "dropped"
+    floats_into_fp8: Literal["cast", "refused", "unknown"] = "cast"
+    biases: Callable[[ServedDraft], Biases] = _in_sglangs_eagle3
+    layer_name: str = "model.layers.{n}.{path}"
+    layer_prefix: str = "model.{inner}"
+    fc_sharding: Sharding = "replicated"
+    plain_fc: bool = True
+    whole_models: Mapping[str, str] = field(default_factory=dict)
+    problem_as_draft: Problem = no_problem
+    most_layers: int | None = None
+    needs_draft_vocab_size: bool = False
+    counts_anchor: bool = False
+    renames_block_scales: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InTensorRtLlm(InEngine):
+    """Drafts of one family in TensorRT-LLM; `read`: its loading was read to the end."""
+
+    served_as: str = "Eagle3"
+    read: bool = False
+
+
+class ExtraLinear(NamedTuple):
+    """A linear that stands in no layer.
+
+    Attributes:
+        name: canonical, as SGLang names it; vLLM puts "model." before it.
+        is_head: vLLM builds it as a head, which is quantized where heads are.
+    """
+
+    name: str
+    is_head: bool = False
+
+    @property
+    def leaf(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """What engines are told of a family.
+
+    Attributes:
+        drafts_blocks: engines load it as DFlash: a block in one pass, and the target's tables.
+        whole_model: it is an ordinary model, served as a draft.
+        always_fc: it has fc also where it reads the target's last hidden state.
+        head: whose head engines build: the draft's, the target's, or the draft's unless it is tied.
+        latent: its attention is latent, as DeepSeek's.
+        convolutions: blocks of a layer that end in a kernel_projection.
+        extra_linears: see `ExtraLinear`.
+        module_names: modules outside the layers that no other family has, as regular expressions:
+            the names on disk with which loading was executed.
+        shared_experts: the block of a mixture that every token sees.
+        norm_before_fc: engines read norm_before_fc of its config.json.
+        two_layer_norms: layers after the first load two norms of their input, and use one.
+        prunes_vocabulary: its head may have fewer rows than the vocabulary, and a map d2t.
+        own_types: model_type of its trainer, which no engine knows -> what to do.
+        more_types_than_layers: model_types whose config is the engines' own, which also lists the
+            layers that it drafts with.
+    """
+
+    drafts_blocks: bool = False
+    whole_model: bool = False
+    always_fc: bool = False
+    head: Literal["own", "target's", "unless tied"] = "own"
+    latent: bool = False
+    convolutions: tuple[str, ...] = ()
+    extra_linears: tuple[ExtraLinear, ...] = ()
+    module_names: tuple[str, ...] = ()
+    shared_experts: str = "shared_experts"
+    norm_before_fc: bool = False
+    two_layer_norms: bool = False
+    prunes_vocabulary: bool = False
+    own_types: Mapping[str, str] = field(default_factory=dict)
+    more_types_than_layers: frozenset[str] = frozenset()
+    vllm: InVllm = field(default_factory=InVllm)
+    sglang: InSglang = field(default_factory=InSglang)
+    tensorrt_llm: InTensorRtLlm = field(default_factory=InTensorRtLlm)
+
+    @property
+    def is_mtp(self) -> bool:
+        """Whether it is a target's MTP layer, which has the target's config.json."""
+        return self.vllm.mtp is not None or self.sglang.mtp is not None
+
+
+def refused_roots(class_name: str, *names: str) -> Roots:
+    """Of vLLM, which puts "model." before every name but the head's: `llama_eagle3.py:444`."""
+    text = f"ValueError: There is no module or parameter named '{{}}' in {class_name}."
+    return {
+        f"{name}.": Finding("load", text.format(name), _strip_root(f"{name}.")) for name in names
+    }
+
+
+def dropped_roots(*roots: str) -> Roots:
+    """Of SGLang, whose loaders skip what they have no parameter for."""
+    text = "dropped: every tensor whose name begins with {!r}"
+    return {root: Finding("wrong", text.format(root), _strip_root(root)) for root in roots}
+
+
+def _strip_root(root: str) -> str:
+    return f"strip {root!r} from the names of the tensors, as its trainer's export does"

@@ -1,0 +1,28 @@
+"""MiMo's MTP layer in engines."""
+
+from ...engine_traits import INVALID, Finding, MtpLayer, ServedDraft
+from ...shared.mtp.engine_traits import mtp_traits
+
+
+def _in_vllm(draft: ServedDraft) -> Finding | None:
+    if draft.config.get("model_type") != "mimo" or "auto_map" in draft.config:
+        return None
+    text = (
+        "The checkpoint you are trying to load has model type `mimo` but Transformers does not"
+        " recognize this architecture."
+    )
+    return Finding(
+        "config", INVALID.format(text), "set model_type to qwen2, whose layers these are"
+    )
+
+
+ENGINE_TRAITS = mtp_traits(
+    frozenset({"MiMoForCausalLM"}),
+    vllm=MtpLayer(
+        layer="model.mtp_layers.{n}.mtp_block.",
+        prefix="model.layers.{n}.",
+        no_parameter="ValueError: There is no module or parameter named '{name}' in MiMoMTP.",
+        misconfigured=_in_vllm,
+    ),
+    sglang=MtpLayer(layer="model.mtp_block.", prefix="", most_modules=1),
+)

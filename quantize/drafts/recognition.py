@@ -1,0 +1,220 @@
+"""Which family a draft belongs to, and the draft's table checked tensor by tensor."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...recipes.errors import short
+from ..errors import CheckpointError
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..files.subtree import mtp_layers
+from .architectures import declared_architecture, with_family_name
+from .families import FAMILIES
+from .family import Draft, Family, Row, TensorSpec
+from .geometry import Geometry
+from .speculators_layout import LAYER_CONFIG, plain_config
+from .unsupported import kind_of, nested_eagle_keys, old_medusa_keys
+
+
+def read_draft(checkpoint: Checkpoint) -> Draft:
+    """Recognise the family of a draft and give every tensor its role.
+
+    Raises:
+        CheckpointError: no family fits, config and tensors name different ones, or a tensor is
+            absent, extra, doubled, or of another shape or dtype than the config implies.
+    """
+    family, geometry = read_config(checkpoint)
+    _check_marks(checkpoint, family)
+    specs = family.tensor_specs(geometry)
+    rows: dict[str, Row] = {}
+    for name, tensor in checkpoint.tensors.items():
+        canonical = family.canonical_name(name)
+        if canonical not in specs:
+            raise _unknown(checkpoint, family, name, canonical, list(specs))
+        if canonical in rows:
+            raise CheckpointError(
+                checkpoint.folder,
+                f"{name} and {rows[canonical].tensor.name} are the same tensor of {family.name}",
+                fix="remove one of the two spellings",
+            )
+        _check(checkpoint, tensor, specs[canonical])
+        rows[canonical] = Row(tensor=tensor, canonical=canonical, role=specs[canonical].role)
+    missing = [c for c, spec in specs.items() if not spec.optional and c not in rows]
+    if missing:
+        raise CheckpointError(
+            checkpoint.folder,
+            f"{len(missing)} tensor(s) of {family.name} are missing, first {missing[0]}",
+            fix=f"export the draft again, or correct {family.layer_keys} in config.json",
+        )
+    ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
+    return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
+
+
+def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[Family, Geometry]:
+    """The family and geometry that config.json declares; of the tensors, only the number counts.
+
+    Trainers copy the target's number of layers into a draft of one, which is read as that.
+
+    Args:
+        checkpoint: the draft.
+        as_declared: with as many layers as config.json says, as engines build it.
+
+    Raises:
+        CheckpointError: no family has this architecture, a key is missing or wrong, or there are
+            more layers than tensors.
+    """
+    where = checkpoint.folder / CONFIG_FILE
+    spelled = plain_config(checkpoint.config, where)
+    config = with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
+    declared = config.get("architectures")
+    if not isinstance(declared, list) or len(declared) != 1:
+        raise CheckpointError(
+            where,
+            f"architectures: expected a list of one name, got {short(declared)}",
+            fix=old_medusa_keys(config, checkpoint.tensors.values())
+            or nested_eagle_keys(config)
+            or _told_by_tensors(checkpoint),
+        )
+    known = [name for family in FAMILIES for name in family.architectures]
+    by_config = [family for family in FAMILIES if declared[0] in family.architectures]
+    if not by_config:
+        kind = kind_of(declared_architecture(config), checkpoint.tensors)
+        what = f": it is {kind}, which is not supported" if kind else ""
+        raise CheckpointError(
+            where,
+            f"architectures: {short(declared[0])} is no draft family{what}",
+            fix=f"supported: {', '.join(known)}",
+        )
+    sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
+    if not as_declared:
+        config = _with_stored_layer(config, checkpoint, by_config[0])
+    geometry = by_config[0].read_geometry(config, sizes)
+    most = max(len(checkpoint.tensors), _MOST_LAYERS if as_declared else 0)
+    if geometry.num_layers > most:  # before a table of that many layers is made
+        raise CheckpointError(
+            where,
+            f"{by_config[0].layer_keys}: {geometry.num_layers} layers, but"
+            f" {len(checkpoint.tensors)} tensors in all",
+            fix=f"correct {by_config[0].layer_keys!r}: the tensors are those of"
+            f" {_stored_layers(checkpoint, by_config[0])} layer(s)",
+        )
+    return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
+
+
+def _told_by_tensors(checkpoint: Checkpoint) -> str:
+    """What to add to a config.json without the name of an architecture."""
+    marked = _marked(checkpoint)
+    if len(marked) != 1:
+        return "add the architecture that the draft was trained as"
+    names = ", ".join(marked[0].architectures[:3])
+    return f"by its tensors it is {marked[0].name}: add its architecture to config.json ({names})"
+
+
+def _marked(checkpoint: Checkpoint) -> list[Family]:
+    """The families whose marks the tensors have."""
+    return [
+        family
+        for family in FAMILIES
+        if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
+    ]
+
+
+def _with_stored_layer(
+    config: Mapping[str, Any], checkpoint: Checkpoint, family: Family
+) -> Mapping[str, Any]:
+    """config.json as that of one layer where all tensors are those of the first one."""
+    said = config.get("num_hidden_layers")
+    if not family.one_layer or type(said) is not int or not 1 < said <= _MOST_LAYERS:
+        return config
+    names = map(family.canonical_name, checkpoint.tensors)
+    if {found[0] for name in names if (found := _LAYER.match(name))} != {"layers.0."}:
+        return config
+    return {**config, **layers_of_one(config)}
+
+
+def layers_of_one(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of config.json that say how many layers there are, as those of a single layer."""
+    types = config.get("layer_types")
+    one = {"layer_types": types[:1]} if isinstance(types, list) and types else {}
+    return {"num_hidden_layers": 1, **one}
+
+
+def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
+    """How many decoder layers have tensors."""
+    names = map(family.canonical_name, checkpoint.tensors)
+    return len({found[0] for name in names if (found := _LAYER.match(name))})
+
+
+_PROJECTORS = {kind: name for each in FAMILIES for kind, name in each.projectors.items()}
+_MOST_LAYERS = 256
+"""That engines are asked about."""
+_LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
+
+
+def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
+    """The tensors have the marks of no other family than the declared one.
+
+    Where they have no marks at all, the table of the declared family says which tensor is wrong.
+    """
+    marked = _marked(checkpoint)
+    if marked and [family.name for family in marked] != [declared.name]:
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            f"config.json says {declared.name}, the tensors are those of"
+            f" {' and '.join(family.name for family in marked)}",
+            fix="use the config.json that belongs to these tensors"
+            if len(marked) == 1
+            else "keep the tensors of one draft in this folder, and move the others out",
+        )
+
+
+def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None:
+    expected = tuple(dim.size for dim in spec.shape)
+    if tensor.shape != expected:
+        keys = next(
+            (
+                d.follows_from
+                for d, got in zip(spec.shape, tensor.shape, strict=False)
+                if d.size != got
+            ),
+            spec.shape[0].follows_from,
+        )
+        raise CheckpointError(
+            checkpoint.folder / tensor.file,
+            f"{tensor.name}: expected shape {list(expected)}, got {list(tensor.shape)}"
+            f" (disagrees with {keys} of config.json)",
+            fix="use the config.json that belongs to these tensors",
+        )
+    if tensor.dtype not in spec.dtypes:
+        raise CheckpointError(
+            checkpoint.folder / tensor.file,
+            f"{tensor.name}: expected {' or '.join(spec.dtypes)}, got {tensor.dtype}",
+            fix="quantization starts from a floating-point draft, not from a quantized one",
+        )
+
+
+def _unknown(
+    checkpoint: Checkpoint, family: Family, name: str, canonical: str, known: list[str]
+) -> CheckpointError:
+    for mark, kind in family.relatives.items():
+        if any(mark in tensor for tensor in checkpoint.tensors):
+            return CheckpointError(
+                checkpoint.folder,
+                f"{name}: no tensor of {family.name}; {mark!r} is the mark of {kind}",
+                fix=f"{kind} is not supported: engines serve it otherwise",
+            )
+    layers = mtp_layers(checkpoint.tensors) if checkpoint.subtree is None else ()
+    if layers and name.startswith("model."):
+        return CheckpointError(
+            checkpoint.folder,
+            f"{name}: no tensor of {family.name}, whose layer is {' or '.join(layers)} here",
+            fix=f"read that alone, inside its target: --subtree {','.join(layers)}",
+        )
+    near = difflib.get_close_matches(canonical, known, n=3)
+    return CheckpointError(
+        checkpoint.folder,
+        f"{name}: no tensor of {family.name} has this name; nearest: {', '.join(near) or 'none'}",
+        fix=f"remove the tensor, or correct {family.layer_keys} or architectures in config.json",
+    )

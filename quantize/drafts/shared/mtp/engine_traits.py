@@ -1,0 +1,40 @@
+"""What engines are told of every target's MTP layer in a folder of its own.
+
+Loading was executed with the engines' own classes (`tests/engines/mtp.py`).
+"""
+
+from ...engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
+
+NO_PARAMETER = "KeyError: '{name}'"
+
+
+def mtp_traits(
+    architectures: frozenset[str],
+    *,
+    vllm: MtpLayer,
+    sglang: MtpLayer,
+    more_in_sglang: frozenset[str] = frozenset(),
+) -> EngineTraits:
+    """A family of MTP layers.
+
+    Args:
+        architectures: names in config.json, those of targets, for which loading was executed.
+        vllm: how vLLM builds the layer.
+        sglang: how SGLang does.
+        more_in_sglang: other names that SGLang has for it.
+    """
+    return EngineTraits(
+        vllm=InVllm(
+            architectures=architectures,
+            served_as="mtp",
+            biases=lambda _draft: (INPUTS, None),
+            mtp=vllm,
+        ),
+        sglang=InSglang(
+            architectures=architectures | more_in_sglang,
+            served_as="EAGLE",
+            floats_into_fp8="unknown",
+            biases=lambda _draft: (INPUTS, None),
+            mtp=sglang,
+        ),
+    )

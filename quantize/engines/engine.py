@@ -1,0 +1,190 @@
+"""One version of an engine, as data: what it reads, builds and loads.
+
+An engine's folder says, in tables and rules, how its loader names modules, reads excludes and
+chooses a scheme; a module of `versions` says which of them hold for one version. What is peculiar
+to a family is asked of the `engine_traits` of that family. What stands in no table is UNKNOWN.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..drafts import FAMILIES
+from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
+from .captured_layers import Captures
+from .contract import EngineName, Module, Question, Scheme
+from .declaration import Declaration
+from .linear_scheme import LinearScheme
+
+TRAITS: tuple[EngineTraits, ...] = tuple(family.engine_traits for family in FAMILIES)
+"""Of every family: for what is asked before the family of a draft is known."""
+_LIKE = {"gfx950": "gfx942"}
+"""GPUs on which the same was executed, but for what has a row of its own."""
+ExcludeRule = Callable[[Question, Module, tuple[str, ...]], bool | Finding]
+"""(question, module, patterns) -> whether the module is excluded, or why the engine refuses the
+patterns. Raises UnsureError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigRules:
+    """What an engine reads of config.json before anything else.
+
+    Attributes:
+        architectures: names for which the loading was executed, beside those that families tell.
+        architecture_problem: its error for a name that it does not have; None for those that it
+            has, and for those of which nothing is known.
+        plain: a config.json of any layout as the ordinary one that it takes it for, or why it
+            refuses it.
+        problem: its other rules, None = nothing to say.
+        captures: the target's layers that it hands to a draft.
+        fc_norm_keys: under which the norms before fc are asked for.
+        null_base: its error for a rope_theta that is null. "" = not executed, as of all errors.
+    """
+
+    architectures: frozenset[str] = frozenset()
+    architecture_problem: Callable[[str], Finding | None] = lambda _name: None
+    plain: Callable[[Mapping[str, Any]], Mapping[str, Any] | Finding] = lambda config: config
+    problem: Callable[[Question], Finding | None]
+    captures: Callable[[Question], Captures] = lambda _question: ()
+    fc_norm_keys: tuple[str, ...] = ("fc_norm",)
+    null_base: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclarationRules:
+    """How an engine reads a declared quantization.
+
+    Attributes:
+        methods: every quant_method that it knows; another is refused with `unknown_method`.
+        aliases: other spellings of a quant_method that it takes -> the usual one.
+        other_keys: of config.json, where it looks for a declaration if there is no
+            quantization_config.
+        no_method: its error for a quantization_config without quant_method; None where it goes on
+            as if there were none.
+        taken: what it makes of a declaration on a GPU before it looks at any layer: the declaration
+            as it understands it, None as if there were none, or why it refuses it.
+        schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
+        exclude_rules: quant_method -> its rule for excludes.
+        no_target: quant_method -> its error for a module that no group of the declaration is
+            meant for, with {prefix}; of others it takes it as floats.
+    """
+
+    methods: frozenset[str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    other_keys: tuple[str, ...] = ()
+    unknown_method: str
+    no_method: str | None
+    taken: Callable[[Declaration, str], Declaration | Finding | None] = lambda said, _arch: said
+    schemes: Mapping[str, Mapping[str, Scheme]]
+    exclude_rules: Mapping[str, ExcludeRule]
+    no_target: Mapping[str, str] = field(default_factory=dict)
+
+    def as_read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """config.json as it looks for a declaration, under the usual key and quant_method."""
+        keys = ("quantization_config", *self.other_keys)
+        declared = next((config[key] for key in keys if config.get(key) is not None), None)
+        if not isinstance(declared, Mapping):
+            return config
+        method = declared.get("quant_method")
+        if isinstance(method, str) and method in self.aliases:
+            declared = {**declared, "quant_method": self.aliases[method]}
+        return {**config, "quantization_config": declared}
+
+    def row(self, signature: str, arch: str) -> Scheme | None:
+        """What becomes of a declared scheme; None where that is not known."""
+        rows = self.schemes.get(signature, {})
+        return rows.get(arch) or rows.get(_LIKE.get(arch, "")) or rows.get("*")
+
+    def is_excluded(self, question: Question, module: Module) -> bool | Finding:
+        """Whether it takes a module as floats by the declared excludes, or why it refuses them.
+
+        Raises:
+            UnsureError: that is not certain.
+        """
+        declared = question.declaration
+        if declared is None or declared.layout is None:
+            raise ValueError("no module is quantized without a scheme that is understood")
+        return self.exclude_rules[declared.layout](question, module, declared.excludes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearRules:
+    """Which linears an engine builds, and what its kernels ask of them.
+
+    Attributes:
+        modules: the linears of the draft.
+        plain: leaves of modules that it never quantizes.
+        plain_remedy: what makes it take a plain module of this leaf for quantized after all.
+        problem: its rules for one quantized module, stored in rows and columns.
+        biases: see `Biases`.
+    """
+
+    modules: Callable[[Question], tuple[Module, ...]]
+    plain: Callable[[Question], frozenset[str]]
+    plain_remedy: Callable[[Question, str], str | None] = lambda _question, _leaf: None
+    problem: Callable[[Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None]
+    biases: Callable[[Question], Biases] = lambda _question: (None, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRules:
+    """What an engine makes of tensors that fill no linear, or do not fit.
+
+    Attributes:
+        reads_cache_scale: as such a scale, by its name; None = not executed.
+        later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
+        embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
+        absent_tables: canonical name of a table -> what it does where the draft has none.
+        unshared_head: why a head that is not stored is not the target's either, but never written;
+            None = it is the target's.
+        absent_head: signature -> its error where there is no head, and it is not excluded.
+        checks_shapes: it refuses a tensor that does not fit into its parameter.
+        scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
+    """
+
+    reads_cache_scale: Callable[[Question, str], bool | None] = lambda _question, _name: None
+    later_norm: str = ""
+    embedding_rows: str = ""
+    absent_tables: Mapping[str, str] = field(default_factory=dict)
+    unshared_head: Callable[[Question], Finding | None] = lambda _question: None
+    absent_head: Mapping[str, str] = field(default_factory=dict)
+    checks_shapes: bool = False
+    scale_shape: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One version of an engine.
+
+    A version that differs little from another is `replace(that.ENGINE, version=..., ...)`, with
+    the groups that differ replaced in the same way.
+
+    Attributes:
+        version: as the engine's package calls it. evidence: how its tables came about.
+        archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
+        own: of the traits of a family, those that are this version's.
+        launch: the command that serves a draft, given tokens per step and its folder, for a shell.
+    """
+
+    name: EngineName
+    version: str
+    evidence: str
+    archs: tuple[str, ...]
+    other_archs: tuple[str, ...] = ()
+    own: Callable[[EngineTraits], InEngine]
+    config: ConfigRules
+    declaration: DeclarationRules
+    linears: LinearRules
+    tensors: TensorRules
+    launch: Callable[[Question, int, str], str]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """All GPUs that it is known on."""
+        return (*self.archs, *self.other_archs)
+
+    @property
+    def architectures(self) -> frozenset[str]:
+        """The names in config.json for which the loading was executed."""
+        of_families = (self.own(traits).architectures for traits in TRAITS)
+        return self.config.architectures.union(*of_families)

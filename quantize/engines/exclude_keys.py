@@ -1,0 +1,115 @@
+"""Which linears GPTQ and AutoRound leave as floats: their declarations say it in keys of their own.
+
+Sources: `gptq_utils.py` and `inc/config_parser.py` of vLLM 0.33.0, `quantization/utils.py` and
+`auto_round.py` of SGLang 0.5.23; executed (`tests/engines/kinds.py`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..drafts.engine_traits import Finding
+from ..stored.parts import WORDS_OF_CODES
+from .contract import Module, Question, UnsureError
+from .name_patterns import is_regex_match
+
+Patterns = tuple[str, ...]
+_FOR_REGEX = frozenset("*+?^$()[]{}|\\")
+"""A key of extra_config with one of these is a regular expression."""
+
+
+def gptq_by_rules(question: Question, module: Module, _patterns: Patterns) -> bool:
+    """`dynamic`: "-:" and a regular expression, from the start of the name."""
+    rules = _keys(question).get("dynamic") or {}
+    names = [f"re:{rule.removeprefix('-:')}" for rule in rules if rule.startswith("-:")]
+    return any(is_regex_match(name, module.prefix) for name in names)
+
+
+def gptq_by_lists(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
+    """And what no name in `modules_in_block_to_quantize` is a part of.
+
+    Without the key vLLM lists the modules that have codes, by their names on disk, which are those
+    of the runtime for whole models alone.
+    """
+    if gptq_by_rules(question, module, patterns):
+        return True
+    given = _flat(_keys(question).get("modules_in_block_to_quantize") or [])
+    listed = given or [
+        name.rpartition(".")[0] for name in question.tensor_names if name.endswith(WORDS_OF_CODES)
+    ]
+    found = {any(name in each for name in listed) for each in _unfused(module)}
+    return _one_answer(found, module, "Detected some but not all shards of {} are quantized.")
+
+
+def auto_round_in_vllm(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
+    """`extra_config` by the whole name, its end or a part, then `block_name_to_quantize`."""
+    own, prefix = tuple(_keys(question).get("extra_config") or {}), module.prefix
+    if any(prefix == key or prefix == f"model.{key}" or prefix.endswith(f".{key}") for key in own):
+        return True
+    unfused = _unfused(module)
+    found = {key in own or _matched(own, key, anywhere=True) for key in unfused}
+    if len(unfused) > 1 and True in found:
+        return _fused(found, module)
+    return _matched(own, prefix, anywhere=True) or not _in_blocks(question, prefix)
+
+
+def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
+    """As vLLM, but for ends of names; parts of fused linears go by their own names."""
+    own, prefix = tuple(_keys(question).get("extra_config") or {}), module.prefix
+    if prefix in own:
+        return True
+    outside = not _in_blocks(question, prefix)
+    if own and len(module.parts) > 1:
+        names = _renamed(module)
+        return _fused(
+            {key in own or _matched(own, key, anywhere=False) or outside for key in names}, module
+        )
+    return _matched(own, prefix, anywhere=False) or outside
+
+
+def _keys(question: Question) -> Mapping[str, Any]:
+    if question.declaration is None or question.traits.is_mtp:
+        raise UnsureError(f"{question.method} of such a draft: loading was not executed")
+    return question.declaration.keys
+
+
+def _unfused(module: Module) -> list[str]:
+    """Names that a fused linear goes by; only a model below a root of its own has such a list."""
+    return [module.prefix] if module.prefix.startswith("model.") else _renamed(module)
+
+
+def _renamed(module: Module) -> list[str]:
+    root = module.prefix.removesuffix(module.prefix.rpartition(".")[2])
+    return [root + part.rpartition(".")[2] for part in module.parts]
+
+
+def _matched(own: Iterable[str], name: str, *, anywhere: bool) -> bool:
+    wanted = "re:.*(?:{})" if anywhere else "re:(?:{})$"
+    expressions = [key for key in own if _FOR_REGEX & set(key)]
+    return any(is_regex_match(wanted.format(key), name) for key in expressions)
+
+
+def _in_blocks(question: Question, prefix: str) -> bool:
+    """Without the key everything is."""
+    keys = _keys(question)
+    said = keys.get("block_name_to_quantize") or keys.get("to_quant_block_names") or []
+    blocks = said.split(",") if isinstance(said, str) else _flat(said)
+    return not blocks or prefix.startswith(tuple(blocks))
+
+
+def _flat(names: Any) -> list[str]:
+    """Names of a list, or of lists in it."""
+    if isinstance(names, str):
+        return [names]
+    return [each for name in names for each in _flat(name)] if isinstance(names, list) else []
+
+
+def _fused(floats: set[bool], module: Module) -> bool | Finding:
+    found = {not each for each in floats}
+    return _one_answer(found, module, "Fused module '{}' requires consistent quant config")
+
+
+def _one_answer(quantized: set[bool], module: Module, error: str) -> bool | Finding:
+    if len(quantized) > 1:
+        text = f"ValueError: {error.format(module.prefix)}"
+        return Finding("init", text, f"quantize all parts of {module.leaf} or none: they are fused")
+    return quantized == {False}

@@ -1,0 +1,109 @@
+"""Which linears engines take otherwise than they are stored, for what the excludes say.
+
+Of each engine, its newest known version is asked.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..drafts import read_config
+from ..drafts.architectures import declared_architecture
+from ..drafts.config_reader import with_text_config
+from ..drafts.engine_traits import Finding
+from ..files.checkpoint import Checkpoint
+from ..stored.declarations import HF_QUANT_CONFIG
+from .contract import Module, Question, UnsureError, shown
+from .declaration import read_declaration
+from .engine import Engine
+from .name_patterns import scheme_of
+from .registry import newest_engines
+
+
+class Misread(NamedTuple):
+    """One linear of one engine; `as_floats` is how the engine takes it, None = that is unknown."""
+
+    engine: str
+    module: str
+    as_floats: bool | None
+
+    def __str__(self) -> str:
+        if self.as_floats is None:
+            return f"{self.engine} takes {shown(self.module)} in a way that is not known"
+        how = "floats, stored as codes" if self.as_floats else "codes, stored as floats"
+        return f"{self.engine} takes {shown(self.module)} as {how}"
+
+
+def misread_excludes(
+    checkpoint: Checkpoint, quantized: Collection[str], *, target_layers: int | None
+) -> tuple[Misread, ...]:
+    """Linears that vLLM or SGLang take as codes where floats are stored, or the other way round.
+
+    Fused linears with parts of both kinds are left out: no exclude is right for them. Which engine
+    has the scheme at all does not matter here.
+
+    Args:
+        checkpoint: declares its quantization in the flat form, in a layout that is known here.
+        quantized: canonical names of the modules that are stored as codes.
+        target_layers: decoder layers of the target, after which vLLM numbers the draft's.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    return tuple(
+        found
+        for engine in newest_engines()
+        if (question := _question(engine, checkpoint, target_layers)) is not None
+        for module in engine.linears.modules(question)
+        for found in _misread(engine, question, module, quantized)
+    )
+
+
+def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
+    """None where the engine refuses config.json or the declaration, or reads none."""
+    config = engine.config.plain(checkpoint.config)
+    if isinstance(config, Finding) or engine.config.architecture_problem(
+        declared_architecture(config)
+    ):
+        return None
+    checkpoint = replace(checkpoint, config=engine.declaration.as_read(config))
+    declaration = read_declaration(checkpoint)
+    taken = (
+        engine.declaration.taken(declaration, engine.archs[0]) if declaration is not None else None
+    )
+    if taken is None or isinstance(taken, Finding) or not taken.groups:
+        return None
+    family, geometry = read_config(checkpoint)
+    return Question(
+        traits=family.engine_traits,
+        own=engine.own(family.engine_traits),
+        config=with_text_config(checkpoint.config),
+        tensor_names=frozenset(checkpoint.tensors),
+        declaration=taken,
+        has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+        head_rows=None,  # nor on the vocabulary
+        num_layers=geometry.num_layers,
+        first_layer=target_layers,
+        normed_heads=getattr(geometry, "qk_norm", False),
+        fuses=getattr(geometry, "fuses", True),
+        arch=engine.archs[0],  # no rule for excludes depends on the GPU
+        tp=1,
+    )
+
+
+def _misread(
+    engine: Engine, question: Question, module: Module, quantized: Collection[str]
+) -> Iterator[Misread]:
+    kinds = {part in quantized for part in module.parts}
+    if len(kinds) > 1 or module.leaf in engine.linears.plain(question):
+        return
+    try:
+        excluded = engine.declaration.is_excluded(question, module)
+        if not excluded and scheme_of(question, module) is None:
+            return  # no target means it: whatever is excluded
+    except UnsureError:
+        yield Misread(engine.name, module.name, None)
+        return
+    if isinstance(excluded, Finding) or excluded in kinds:
+        as_floats = None if isinstance(excluded, Finding) else excluded
+        yield Misread(engine.name, module.name, as_floats)

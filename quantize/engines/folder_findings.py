@@ -1,0 +1,204 @@
+"""What of a folder belongs to no single linear: unknown names, norms, the vocabulary, shards."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..drafts.engine_traits import Finding
+from ..drafts.family import TensorSpec
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..stored.parts import COMPANIONS
+from .contract import Module, Question
+from .engine import TRAITS, Engine
+from .parameters import bias_findings, built_biases
+
+_OF_FAMILIES = "".join(f"|{name}" for traits in TRAITS for name in traits.module_names)
+_SPELLINGS = re.compile(
+    rf"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens{_OF_FAMILIES}"
+    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$|mask_hidden$"
+)
+"""Names on disk with which loading was executed; other spellings of the families were not."""
+_SPELLINGS_OF_MTP = re.compile(
+    r"model\.(mtp_layers|layers)\.\d+\.|model\.embed_tokens\.|lm_head\.|mtp\."
+)
+"""Of MTP layers, under the names of their targets."""
+_OF_THE_CACHE = (".k_scale", ".v_scale", ".kv_scale")
+_TAKEN_ELSEWHERE = (".q_scale", ".inv_freq")
+"""Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
+_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx"}
+_CODES = ("F8_E4M3", "I8", "U8")
+SHARED = ("embed_tokens", "lm_head")
+CACHE_SCALE = re.compile(r"\.self_attn\.(?P<attn>attn\.)?(?:[kv]_proj\.)?(?:[kv]|kv)_scale$")
+"""Names of scales of the KV cache, as exporters spell them."""
+
+Stored = Mapping[str, Mapping[str, TensorInfo]]
+"""Canonical module -> suffix -> tensor."""
+
+
+def folder_findings(
+    engine: Engine,
+    question: Question,
+    checkpoint: Checkpoint,
+    specs: Mapping[str, TensorSpec],
+    geometry: Any,
+    stored: Stored,
+) -> Iterator[Finding]:
+    """Tensors that are not the family's, and those of its that are absent or split badly."""
+    linears = {part for built in engine.linears.modules(question) for part in built.parts}
+    roots = question.own.roots
+    for root, finding in roots.items():
+        if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
+            yield finding
+    spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
+    unusual = {name for name in checkpoint.tensors if not spellings.match(_inner(name, roots))}
+    for name in sorted(unusual):
+        text = f"{name}: loading of such a name was not executed"
+        yield Finding("unknown", text, "use the names of the published drafts")
+    for module, tensors in stored.items():
+        for suffix, tensor in tensors.items():
+            plain = f"{module}.{suffix}".lstrip(".") in specs
+            companion = suffix in _BESIDE_CODES and (module in linears or not linears)
+            old = tensor.name.startswith("aux_norm_") and not question.own.old_norms
+            known = companion and f"{module}.weight" in specs
+            if old or not (plain or known or tensor.name in unusual):
+                yield from strangers(engine, question, tensor.name)
+            if plain and linears and module not in linears and tensor.dtype in _CODES:
+                what = f"cast to floats: {tensor.name}, which is stored as {tensor.dtype}"
+                yield Finding("wrong", what, f"keep {module} in BF16")
+    yield from _other_vocabulary(engine, question, geometry, stored)
+    yield from _later_norms(engine, question, stored)
+    yield from bias_findings(engine, question, stored)
+    for name, spec in specs.items():
+        module, _, suffix = name.rpartition(".")
+        if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
+            yield _absent_norm(question, name)
+    if question.own.shares_tables:
+        pruned = "d2t" in stored.get("", {})
+        if pruned:
+            text = "dropped: d2t and lm_head: tokens of the whole vocabulary are proposed"
+            yield Finding("wrong", text, "train the draft with the whole vocabulary")
+        for module in SHARED:
+            if module in stored and COMPANIONS & stored[module].keys():
+                text = f"dropped: {module}, which is quantized: the target's is served"
+                yield Finding("wrong", text, f"keep {module}, or drop it where the target has it")
+            elif module in stored and not pruned:
+                text = f"{module}: the target's is served, not the draft's own"
+                yield Finding("unknown", text, f"compare {module} with the target's")
+    if "lm_head" not in stored and (unshared := engine.tensors.unshared_head(question)) is not None:
+        yield unshared
+    yield from _uneven_shards(question)
+
+
+def _inner(name: str, roots: Iterable[str]) -> str:
+    """A tensor's name without the root that it stands under."""
+    return next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
+
+
+def _uneven_shards(question: Question) -> Iterator[Finding]:
+    """Heads and inner widths that the shards cannot share."""
+    tp, heads = question.tp, question.config.get("num_attention_heads", 0)
+    if heads % tp and question.own.uneven_heads:
+        text = question.own.uneven_heads.format(heads=heads, tp=tp)
+        yield Finding("init", text, f"serve the draft with a number of shards that divides {heads}")
+        return
+    for key in ("num_attention_heads", "intermediate_size"):
+        if question.config.get(key, 0) % tp:
+            yield Finding("unknown", f"{key}: not whole in each shard", "use fewer shards")
+
+
+def _other_vocabulary(
+    engine: Engine, question: Question, geometry: Any, stored: Stored
+) -> Iterator[Finding]:
+    """An embedding of other rows than the vocabulary, and a pruned head without its map."""
+    vocab, own = geometry.vocab_size, geometry.draft_vocab_size
+    embedding = stored.get("embed_tokens", {}).get("weight")
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else vocab
+    served = not question.own.shares_tables
+    if rows != vocab and served and engine.tensors.embedding_rows:
+        text = engine.tensors.embedding_rows.format(rows=rows, vocab=vocab)
+        yield Finding("load", text, f"export the draft with its {vocab} embeddings")
+    if not question.traits.drafts_blocks and own != vocab and "d2t" not in stored.get("", {}):
+        yield Finding(
+            "wrong",
+            f"never written: the map d2t of the {own} tokens of the head: what it proposes is"
+            " taken for other tokens of the target",
+            "export the draft with d2t",
+        )
+
+
+def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
+    """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
+    wanted = engine.tensors.later_norm
+    if not question.traits.two_layer_norms or not wanted:
+        return
+    for i in range(1, question.num_layers):
+        norm = stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
+        if norm is not None and not norm.name.endswith(f".{wanted}.weight"):
+            yield Finding(
+                "wrong",
+                f"never written: model.layers.{i}.{wanted}.weight, for the norm is stored as"
+                f" {norm.name}",
+                f"rename it to {wanted} for {engine.name}",
+            )
+
+
+def strangers(engine: Engine, question: Question, name: str) -> Iterator[Finding]:
+    """A tensor for which there may be no parameter; no engine minds a bias."""
+    remedy = f"remove {name}, or serve what it belongs to"
+    if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):
+        return
+    if name.endswith(_OF_THE_CACHE):
+        read = engine.tensors.reads_cache_scale(question, name)
+        if read is None:
+            text = f"{name}: loading of such a tensor was not executed"
+            yield Finding("unknown", text, remedy)
+        if read is not False:
+            return
+        remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
+    elif name.endswith(_TAKEN_ELSEWHERE):
+        yield Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
+        return
+    dropped = name.startswith(question.own.dropped)
+    dropped = dropped or question.own.unknown_tensors == "dropped"
+    if name.endswith((".bias", ".input_zero_point")) or dropped:
+        yield Finding("wrong", f"dropped: {name}", remedy)
+    else:
+        yield no_such_name(name, remedy)
+
+
+def _absent_norm(question: Question, name: str) -> Finding:
+    if question.own.refuses_absent_norm:
+        text = f"ValueError: Following weights were not initialized from checkpoint: {name!r}"
+        return Finding("load", text, "export the draft again")
+    return Finding("wrong", f"never written: {name}", "export the draft again")
+
+
+def no_such_name(name: str, remedy: str) -> Finding:
+    """The error of an engine that refuses a tensor for which it has no parameter."""
+    loaded = name.replace("midlayer", "layers.0")
+    text = f"ValueError: There is no module or parameter named {loaded!r}"
+    return Finding("load", text, remedy)
+
+
+def never_written(module: Module, name: str) -> Finding:
+    """A parameter of a module that no stored tensor fills."""
+    text = f"never written: {module.name}, for {name} is not stored"
+    return Finding("wrong", text, "the folder is incomplete: quantize or download it again")
+
+
+def dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
+    """AWQ with one group for the whole row: a shard of the row has no group at all."""
+    name = next(t.name for part in parts.values() for t in part.values())
+    return Finding(
+        "wrong",
+        f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
+        "quantize with groups of 128, or serve on one GPU",
+    )
+
+
+def not_executed(what: str) -> Finding:
+    """A declaration of which nothing is known."""
+    return Finding(
+        "unknown", f"not in the table of what was executed: {what}", "quantize the draft again"
+    )

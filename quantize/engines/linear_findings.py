@@ -1,0 +1,347 @@
+"""Applying an engine's tables to a folder: every linear as the engine builds it, and its tensors.
+
+Knows no engine. The order of what is found follows `contract.STAGES`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..drafts import Family
+from ..drafts.engine_traits import Finding
+from ..drafts.family import TensorSpec
+from ..drafts.fused import MLA_DOWN
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..stored.parts import COMPANIONS, FLOAT_DTYPES
+from .contract import Layer, Module, Question, Scheme, UnsureError
+from .engine import Engine
+from .folder_findings import (
+    SHARED,
+    Stored,
+    dropped_scales,
+    folder_findings,
+    never_written,
+    no_such_name,
+    not_executed,
+    strangers,
+)
+from .linear_scheme import LinearScheme
+from .name_patterns import NAMED_HEADS, scheme_of
+from .parameters import (
+    built_biases,
+    holds,
+    never_fits,
+    one_global_scale,
+    other_shape,
+    parameters,
+    refused_shape,
+    without_ones,
+)
+
+_REQUANTIZE = "quantize the draft again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """One folder in one engine.
+
+    Attributes:
+        specs: what the family expects, by canonical tensor name.
+    """
+
+    engine: Engine
+    question: Question
+    checkpoint: Checkpoint
+    family: Family
+    geometry: Any
+    specs: Mapping[str, TensorSpec]
+
+    def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
+        """Every linear, and everything that is not as the folder means it."""
+        layers: list[Layer] = []
+        declared = self.question.declaration
+        if declared is not None and not declared.groups:  # nor which names and shapes it wants
+            said = declared.problem or f"quant_method {declared.method}"
+            return layers, [not_executed(said)]
+        stored = self._stored()
+        findings = list(
+            folder_findings(
+                self.engine, self.question, self.checkpoint, self.specs, self.geometry, stored
+            )
+        )
+        rows = self._rows(findings)
+        built: list[Scheme] = []
+        for module in self.engine.linears.modules(self.question):
+            parts = {part: stored.get(part, {}) for part in module.parts}
+            if module.leaf in SHARED and not any(parts.values()):
+                findings += self._absent(module)
+                continue
+            scheme = self._scheme(module, findings)
+            row = rows.get(scheme.signature) if scheme else None
+            if scheme is not None and row is None:
+                continue  # how it takes this linear is not known
+            findings += (
+                self._quantized(module, parts, scheme, row)
+                if scheme is not None and row is not None
+                else self._plain(module, parts)
+            )
+            built += [row] if row else []
+            shards = [self._shard(module, part) for part in parts]
+            layers.append(
+                Layer(
+                    module=module.name,
+                    parameters=parameters(
+                        module,
+                        parts,
+                        shards,
+                        scheme,
+                        self.question.tp,
+                        biased=all(map(self._is_biased, parts)),
+                    ),
+                    scheme=row.name if row else None,
+                    quantized=row is not None,
+                )
+            )
+        for row in dict.fromkeys(rows.values()):
+            problem = row.problem
+            if problem is not None and (row in built or problem.stage == "config"):
+                findings.append(problem)
+        return layers, findings
+
+    def _stored(self) -> Stored:
+        found: dict[str, dict[str, TensorInfo]] = {}
+        for name, tensor in self.checkpoint.tensors.items():
+            module, _, suffix = self.family.canonical_name(name).rpartition(".")
+            found.setdefault(module, {})[suffix] = tensor
+        return found
+
+    def _rows(self, findings: list[Finding]) -> dict[str, Scheme]:
+        """Of every scheme that is declared, its row of the engine's table."""
+        found: dict[str, Scheme] = {}
+        declared = self.question.declaration
+        for group in declared.groups if declared else ():
+            row = self.engine.declaration.row(group.scheme.signature, self.question.arch)
+            if row is None:
+                findings.append(not_executed(group.scheme.signature))
+            else:
+                found[group.scheme.signature] = row
+        return found
+
+    def _scheme(self, module: Module, findings: list[Finding]) -> LinearScheme | None:
+        """As what the engine builds a module; None = as floats."""
+        if self.question.declaration is None or module.leaf in self.engine.linears.plain(
+            self.question
+        ):
+            return None
+        scheme = None
+        try:
+            excluded = self.engine.declaration.is_excluded(self.question, module)
+            scheme = scheme_of(self.question, module)
+        except UnsureError as exc:
+            findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
+            return self.question.declaration.groups[0].scheme
+        if isinstance(excluded, Finding):
+            findings.append(excluded)
+        elif excluded:
+            return None
+        elif scheme is None and module.leaf not in SHARED and (text := self._no_target):
+            said = text.format(prefix=module.prefix)
+            findings.append(Finding("init", said, f"target {module.leaf}, or exclude it"))
+        return scheme
+
+    @property
+    def _no_target(self) -> str | None:
+        return self.engine.declaration.no_target.get(self.question.method or "")
+
+    def _absent(self, module: Module) -> Iterator[Finding]:
+        """A head that is the target's, and whose scales are looked for before it is."""
+        scheme = self._scheme(module, []) if self.engine.tensors.absent_head else None
+        if scheme is not None and (text := self.engine.tensors.absent_head.get(scheme.signature)):
+            yield Finding("after load", text, f"exclude {module.leaf}")
+
+    def _plain(
+        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
+    ) -> Iterator[Finding]:
+        """A module that the engine takes as floats."""
+        for part, tensors in parts.items():
+            companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
+            weight = tensors.get("weight")
+            codes = weight is not None and weight.dtype not in FLOAT_DTYPES
+            if not tensors:
+                yield never_written(module, f"{part}.weight")
+            elif companions or codes:
+                yield self._codes_into_floats(module, companions, weight, self._shape(part))
+            elif weight is not None and weight.shape != self._shape(part):
+                yield other_shape(weight, self._shape(part))
+
+    def _codes_into_floats(
+        self,
+        module: Module,
+        companions: list[str],
+        weight: TensorInfo | None,
+        shape: tuple[int, int],
+    ) -> Finding:
+        remedy = f"declare {module.leaf} as quantized: {_why_plain(self, module)}"
+        if weight is not None and weight.shape != shape and self.engine.tensors.checks_shapes:
+            return refused_shape(weight, shape, remedy)
+        name = companions[0] if companions else f"{module.name}.weight"
+        own = self.question.own
+        if companions and own.unknown_tensors == "refused":
+            return no_such_name(name, remedy)
+        casts = own.floats_into_fp8 != "unknown"  # a refusal is one of the other direction
+        if casts and own.unknown_tensors == "dropped":
+            what = f"dropped: {name}" if companions else f"cast to floats: {name}"
+            return Finding("wrong", f"{what}, for {module.name} is not quantized", remedy)
+        return Finding("unknown", f"codes in {name}, which is served as floats", remedy)
+
+    def _quantized(
+        self,
+        module: Module,
+        parts: Mapping[str, Mapping[str, TensorInfo]],
+        scheme: LinearScheme,
+        row: Scheme,
+    ) -> Iterator[Finding]:
+        """A module that the engine takes as quantized: each part stored so, nothing absent."""
+        shapes = [self._shape(part) for part in parts]
+        mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
+        for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
+            if not tensors:
+                yield never_written(module, f"{part}.{scheme.suffix}")
+            elif self._is_float(tensors):
+                yield self._floats_into_codes(
+                    module, scheme, tensors["weight"], shape, len(mixed) > 1
+                )
+            else:
+                yield from self._parts(module, scheme, tensors, shape, row.not_read)
+        shards = [self._shard(module, part) for part in parts]
+        problem = self.engine.linears.problem(self.question, module, scheme, shards)
+        if problem is not None:
+            yield problem
+        if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
+            yield from one_global_scale(self.checkpoint, module, parts, row)
+        if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
+            yield dropped_scales(parts)
+
+    def _parts(
+        self,
+        module: Module,
+        scheme: LinearScheme,
+        tensors: Mapping[str, TensorInfo],
+        shape: tuple[int, int],
+        not_read: tuple[str, ...],
+    ) -> Iterator[Finding]:
+        """The stored tensors of one quantized linear, against its declaration."""
+        expected = scheme.parts(*shape)
+        for suffix, part in expected.items():
+            tensor = tensors.get(suffix)
+            if tensor is None:
+                if suffix not in (*scheme.not_read, *not_read):
+                    yield never_written(module, suffix)
+            elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
+                part.shape
+            ):
+                wrong_shape = self.engine.tensors.checks_shapes and never_fits(
+                    tensor.shape, part.shape
+                )
+                yield (
+                    refused_shape(tensor, part.shape, _REQUANTIZE)
+                    if wrong_shape
+                    else other_shape(tensor, part.shape)
+                )
+            elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
+                yield self._other_axes(tensor, part.shape)
+        for suffix, tensor in tensors.items():
+            if suffix not in expected and suffix != "bias":
+                yield from strangers(self.engine, self.question, tensor.name)
+
+    def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
+        """Scales [out] where the layout has [out, 1], or the other way round."""
+        if not self.engine.tensors.scale_shape:
+            return other_shape(tensor, shape)
+        remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
+        return Finding("load", self.engine.tensors.scale_shape, remedy)
+
+    def _floats_into_codes(
+        self,
+        module: Module,
+        scheme: LinearScheme,
+        weight: TensorInfo,
+        shape: tuple[int, int],
+        mixed: bool,
+    ) -> Finding:
+        """A stored float weight where the engine expects codes: an exclude does not match."""
+        own = self.question.own
+        unread = self.question.declaration and self.question.declaration.exclude_remedy
+        remedy = unread or (
+            f"exclude {module.leaf} so that {self.engine.name} matches it as {module.prefix!r}"
+            if not mixed
+            else f"quantize all parts of {module.leaf} or none: they are fused"
+        )
+        codes = scheme.parts(*shape).get("weight")
+        if scheme.weight_dtype in ("fp8_e4m3", "mxfp8", "int8") and codes is not None:
+            if own.floats_into_fp8 == "cast":
+                what = f"cast: {weight.name}: {weight.dtype} -> {codes.dtypes[0]}"
+                return Finding("wrong", f"{what}; its scale is never written", remedy)
+            if mixed and module.leaf in MLA_DOWN.names:
+                return Finding(
+                    "load",
+                    "RuntimeError: Promotion for Float8 Types is not supported, attempted to"
+                    " promote BFloat16 and Float8_e4m3fn",
+                    remedy,
+                )
+            if own.floats_into_fp8 == "refused":
+                text = "ValueError: Downcasting not allowed: target.dtype=torch.float8_e4m3fn,"
+                return Finding("load", f"{text} loaded_weight.dtype=torch.bfloat16", remedy)
+        elif scheme.suffix != "weight":
+            if own.unknown_tensors == "refused":
+                return no_such_name(weight.name, remedy)
+            if own.unknown_tensors == "dropped":
+                return Finding("wrong", f"dropped: {weight.name}; codes are never written", remedy)
+        elif module.leaf == "lm_head" and own.unknown_tensors == "dropped":  # FP4, in bytes
+            packed, columns = weight.shape[1] // 2, weight.shape[1]
+            text = f"RuntimeError: The size of tensor a ({packed}) must match the size of tensor b"
+            return Finding("load", f"{text} ({columns}) at non-singleton dimension 1", remedy)
+        elif scheme.weight_dtype == "int4" and own.unknown_tensors == "refused":
+            text = f"AssertionError: Tried to load weights of size torch.Size({list(weight.shape)})"
+            return Finding("load", text, remedy)
+        elif (
+            codes is not None and codes.shape != weight.shape and self.engine.tensors.checks_shapes
+        ):
+            return refused_shape(weight, codes.shape, remedy)
+        return Finding("unknown", f"{weight.name} is stored as {weight.dtype}", remedy)
+
+    def _is_float(self, tensors: Mapping[str, TensorInfo]) -> bool:
+        weight = tensors.get("weight")
+        return weight is not None and weight.dtype in FLOAT_DTYPES
+
+    def _shape(self, part: str) -> tuple[int, int]:
+        rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
+        return rows, columns
+
+    def _is_biased(self, part: str) -> bool:
+        own = self.specs.get(f"{part}.bias")
+        built = built_biases(self.engine, self.question)
+        return bool(own and not own.optional) or part.rpartition(".")[2] in built
+
+    def _shard(self, module: Module, part: str) -> tuple[int, int]:
+        """Rows and columns of one part in one shard; heads of k and v are never cut."""
+        (rows, columns), tp = self._shape(part), self.question.tp
+        if module.sharding == "row":
+            return rows, columns // tp
+        if module.sharding == "column":
+            shared = part.endswith((".k_proj", ".v_proj"))
+            heads = self.checkpoint.config.get("num_key_value_heads", tp) if shared else tp
+            return -(-rows // min(tp, heads)), columns
+        return rows, columns
+
+
+def _why_plain(walk: Walk, module: Module) -> str:
+    if walk.question.declaration is None:
+        return "there is no quantization_config that is read"
+    if module.leaf in walk.engine.linears.plain(walk.question):
+        never = f"{walk.engine.name} never quantizes it, so keep it in BF16"
+        return walk.engine.linears.plain_remedy(walk.question, module.leaf) or never
+    if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
+        return "no target names it, such as 're:.*lm_head$'"
+    return f"an exclude matches {module.prefix!r}"

@@ -1,0 +1,159 @@
+"""How SGLang 0.5.23 reads config.json before anything else: names of architectures.
+
+Source: `models/registry.py` and `configs/model_config.py`, executed (`tests/engines/RESULTS.md`),
+whose error texts these are.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...drafts.architectures import OTHER_NAMES, declared_architecture
+from ...drafts.engine_traits import Biases, Finding, Stage
+from ..config_rules import transformers_problem
+from ..contract import Question
+from ..engine import TRAITS
+from ..folder_findings import CACHE_SCALE
+
+ORDINARY = frozenset(
+    {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
+)
+"""Names of whole models, as which it loads a draft that has them; vLLM reads them as drafts."""
+_CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
+"""model_type -> the class of its config."""
+ARCHITECTURES = ORDINARY.union(*(traits.sglang.architectures for traits in TRAITS))
+_OF_MTP = frozenset().union(
+    *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
+)
+_REFUSED_NAMES = {
+    name: remedy for traits in TRAITS for name, remedy in traits.sglang.refused_names.items()
+}
+_NOT_EXECUTED = frozenset(
+    {
+        "DFlashLagunaForCausalLM",
+        "DFlash2BeamDraftModel",
+        "MiniMaxDFlash2DraftModel",
+        "LiLiCorrDraftModel",
+        "DSparkMiniMaxDraftModel",
+        "Lfm2DSparkDraftModel",
+        "Eagle2_5_VLForConditionalGeneration",
+    }
+)
+"""Other names of drafts that are registered."""
+_PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
+_OF_DRAFTS = re.compile(
+    r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
+)
+"""Names that only drafts have; another one may be a model of Transformers."""
+
+
+def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
+    """Every config.json needs a model_type; the layout of speculators is none that it knows."""
+    model_type = config.get("model_type")
+    if model_type is None:
+        text = "ValueError: Unrecognized model in DRAFT. Should have a `model_type` key in its"
+        return Finding("config", f"{text} config.json.", _PLAIN)
+    if str(model_type).startswith("speculator"):
+        text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
+        return Finding("config", f"{text} but Transformers does not recognize this", _PLAIN)
+    return transformers_problem(config, "ValueError: {}") or config
+
+
+def architecture_problem(name: str) -> Finding | None:
+    """The error for a name that is not registered, if it is one of drafts."""
+    if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
+        return None
+    wanted = OTHER_NAMES.get(name)
+    usual = (
+        f"set architectures to {wanted}"
+        if wanted in ARCHITECTURES
+        else "serve it with vLLM, if that has the architecture: SGLang has none for it"
+    )
+    return Finding(
+        "config",
+        f"ValueError: Cannot find model module. {name!r} is not a registered"
+        " model in the Transformers library (only relevant if the model is meant to be in"
+        " Transformers) and 'AutoModel' is not present in the model config's 'auto_map'"
+        " (relevant if the model is custom).",
+        _REFUSED_NAMES.get(name, usual),
+    )
+
+
+def is_ordinary(question: Question) -> bool:
+    """Whether it loads a draft as a whole model, whose layers are not a draft's.
+
+    One with num_nextn_predict_layers it takes for an MTP layer: `model_config.py:1036`.
+    """
+    if question.traits.whole_model:
+        return False
+    name = declared_architecture(question.config)
+    if name in _OF_MTP and question.config.get("num_nextn_predict_layers"):
+        return False
+    return name in ORDINARY or name in question.traits.sglang.whole_models
+
+
+def ordinary_model_problem(question: Question) -> Finding | None:
+    """What loading as a whole model comes to, whose tensors have other names and shapes."""
+    name = declared_architecture(question.config)
+    if not is_ordinary(question):
+        return None
+    remedy = f"set architectures to {OTHER_NAMES[name]}"
+    if name == "DeepseekV3ForCausalLM":
+        config = _CONFIGS.get(str(question.config.get("model_type")), "config")
+        text = f"AttributeError: {config!r} object has no attribute 'topk_method'"
+        stage: Stage = "unknown" if "topk_method" in question.config else "init"
+        return Finding(stage, text, remedy)
+    rows, vocab = question.head_rows, question.config.get("vocab_size")
+    if rows not in (None, vocab) and name != "DeepseekV2ForCausalLM":
+        text = f"AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
+        return Finding("load", f"{text} loaded_weight.shape[output_dim]={rows}", remedy)
+    if name == "LlamaForCausalLM" or "hidden_norm.weight" in question.tensor_names:
+        what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
+        return Finding("wrong", what, remedy)
+    return Finding("load", "KeyError: 'midlayer.mlp.gate_up_proj.weight'", remedy)
+
+
+def tied_head(question: Question) -> Finding | None:
+    """`llama_eagle3.py:303` and `llama.py` put the embedding in the place of the head."""
+    stored = any("lm_head." in name for name in question.tensor_names)
+    if question.traits.drafts_blocks or not (question.is_tied and stored):
+        return None
+    whole = question.traits.whole_model
+    text = "dropped: lm_head.weight, for tie_word_embeddings makes the embedding the head"
+    remedy = "remove lm_head if it equals the embedding" if whole else "set tie_word_embeddings"
+    return Finding("wrong", text, remedy if whole else f"{remedy} to false")
+
+
+def biases(question: Question) -> Biases:
+    """Those of the family's class; of latent attention nothing is known."""
+    ordinary = question.traits.drafts_blocks or question.traits.whole_model
+    latent = question.is_latent and not ordinary
+    return (None, None) if latent else question.own.biases(question)
+
+
+def reads_cache_scale(question: Question, name: str) -> bool | None:
+    """`maybe_remap_kv_scale_name` of whole models; drafts take the runtime's own name alone."""
+    found, method = CACHE_SCALE.search(name), question.method
+    if method is None and question.own.mtp is None:
+        return False
+    if found is None or question.is_latent or question.own.mtp is not None:
+        return None
+    if not question.traits.whole_model:
+        return (method == "fp8" or None) if found["attn"] else False
+    if found["attn"]:
+        return False if method == "fp8" else None
+    if method == "compressed-tensors" and question.declaration is not None:
+        return question.declaration.keys.get("kv_cache_scheme") is not None
+    return True if method in ("fp8", "modelopt") else None
+
+
+def unshared_head(question: Question) -> Finding | None:
+    """`init_lm_head` of `eagle_worker_v2.py:357` asks `load_lm_head_from_target`: a null key."""
+    config = question.config
+    if question.traits.drafts_blocks or config.get("tie_word_embeddings"):
+        return None
+    if config.get("draft_vocab_size") is None:
+        return None
+    text = "never written: lm_head, for it is not stored, and draft_vocab_size is not null"
+    remedy = "write draft_vocab_size: null, which makes SGLang take the target's head"
+    return Finding("wrong", text, remedy)

@@ -1,0 +1,348 @@
+"""What SGLang does with a draft: the rules from which its `versions` are put together.
+
+Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm100 and gfx942
+(`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ...drafts.architectures import declared_architecture
+from ...drafts.engine_traits import Finding
+from ...drafts.fused import GATE_UP, MLA_DOWN, QKV
+from .. import mtp
+from ..contract import Module, Question
+from ..declaration import Declaration
+from ..engine import ExcludeRule
+from ..exclude_keys import auto_round_in_sglang, gptq_by_rules
+from ..layer_linears import layer_linears
+from ..linear_scheme import LinearScheme
+from ..name_patterns import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
+from ..whole_blocks import block_problem, group_problem
+from .config import (
+    is_ordinary,
+    ordinary_model_problem,
+    tied_head,
+)
+from .schemes import CONCATENATED, algorithm_problem, not_on_rocm
+
+_NAMES = """
+    fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
+    modelopt_mixed w8a8_int8 w8a8_fp8 awq awq_marlin bitsandbytes gguf gptq gptq_marlin
+    moe_wna16 compressed-tensors w4afp8 petit_nvfp4 quark quark_mxfp4 auto-round auto-round-
+    int8 modelslim quark_int4fp8_moe humming mxfp_w4a8 mxfp4
+"""
+METHODS = frozenset(_NAMES.split())
+_QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
+"""Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
+`modelopt_quant.py:341`."""
+_NVFP4_HEADS = frozenset(
+    (f"compressed-tensors nvfp4 {inputs}", arch)
+    for inputs in ("nvfp4", "none")
+    for arch in ("sm90", "gfx942", "gfx950")
+)
+"""(signature, GPU) of heads that Marlin asks for a size of groups: `marlin_utils_fp4.py:142`."""
+_ROCM = ("gfx942", "gfx950")
+_CT_SPLIT = dict.fromkeys(
+    ("compressed-tensors int4", "compressed-tensors int8"),
+    "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
+    "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
+)
+_CUDA_SPLIT: Mapping[str, str] = {
+    **_CT_SPLIT,
+    "awq int4": "ValueError: Weight input_size_per_partition = {columns} is not divisible by"
+    " min_thread_k = 128. Consider reducing tensor_parallel_size or running with --quantization"
+    " gptq.",
+    "modelopt nvfp4 nvfp4": "ValueError: Unsupported model when in features size is not multiple"
+    " of 16",
+    "modelopt nvfp4 none": "ValueError: Unsupported model when input feature size is not a"
+    " multiple of 16",
+}
+_ROCM_SPLIT: Mapping[str, str] = {
+    **_CT_SPLIT,
+    "awq int4": "ValueError: The input size is not aligned with the quantized weight shape."
+    " This can be caused by too large tensor parallel size.",
+}
+_DROPPED_GROUPS = frozenset({"quark mxfp4"})
+_MARLIN = ("awq_marlin", "gptq_marlin")
+_MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
+"""Of a shard, in which Marlin takes AWQ."""
+
+
+def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
+    """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
+
+    What it finds replaces the nested form in config.json, whose excludes are then not read.
+    """
+    if arch in _ROCM and declaration.spelled in _MARLIN:
+        return Finding("config", not_on_rocm(declaration.spelled), "write quant_method awq or fp8")
+    algorithm = declaration.algorithm or ""
+    known = algorithm in ("FP8", "MXFP8", "MIXED_PRECISION") or "FP4" in algorithm
+    if declaration.form == "side file" and not known:
+        return None
+    if declaration.method is None and known:
+        declaration = replace(declaration, method="modelopt")
+    if declaration.method == "modelopt" and (problem := algorithm_problem(algorithm, arch)):
+        return problem
+    if declaration.form != "nested" or not declaration.groups:
+        return declaration
+    return replace(
+        declaration,
+        excludes=(),
+        exclude_remedy="write quantization_config in ModelOpt's flat form: SGLang reads no excludes"
+        " of the nested one",
+    )
+
+
+def modules(question: Question) -> tuple[Module, ...]:
+    """Excludes are held against names without the layer.
+
+    Of a draft that is loaded as a whole model only EAGLE-1's linears are known: they are the
+    model's, without fc.
+    """
+    traits, own = question.traits, question.traits.sglang
+    ordinary = is_ordinary(question)
+    if ordinary and not own.whole_models:
+        return ()
+    if own.mtp is not None:
+        return mtp.modules(question, own.mtp, lambda fused: fused.sglang)
+    found = []
+    for i in range(question.num_layers):
+        linears = layer_linears(traits, f"layers.{i}", lambda fused: fused.sglang)
+        for path, parts, sharding in linears:
+            leaf = path.rpartition(".")[2]
+            said = {"n": i, "path": path, "leaf": leaf, "inner": path if leaf == "o_proj" else leaf}
+            name, prefix = own.layer_name.format(**said), own.layer_prefix.format(**said)
+            found.append(Module(name, prefix, parts, sharding))
+    root = "" if traits.drafts_blocks else "model."
+    # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
+    if question.has_fc and not ordinary:
+        found.append(Module(f"{root}fc", f"{root}fc", ("fc",), own.fc_sharding))
+    found += [
+        Module(each.name, each.name, (each.name,), "replicated") for each in traits.extra_linears
+    ]
+    # The head of a block draft is the target's: `dflash_worker_v2.py:138`.
+    if question.has_head and not traits.drafts_blocks and not question.is_tied:
+        found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
+    return tuple(found)
+
+
+def plain(question: Question) -> frozenset[str]:
+    """Plain torch: fc of the Llama draft (`llama_eagle3.py:163`) and of DFlash (`dflash.py:772`).
+
+    Convolutions, what stands in no layer (`dflash.py:564,1184`), and the head where nothing hands
+    it the config; that of a block draft is the target's.
+    """
+    traits = question.traits
+    head_too = not traits.drafts_blocks and question.method in _QUANTIZED_HEADS
+    leaves = {"kernel_projection", *(each.leaf for each in traits.extra_linears)}
+    leaves |= set() if head_too else {"lm_head"}
+    return frozenset(leaves | {"fc"} if traits.sglang.plain_fc else leaves)
+
+
+# One rule per layout; some ask for the parts of a fused linear.
+
+
+def _substring(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+    return any(pattern in module.prefix for pattern in patterns)
+
+
+def _suffix_or_regex(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+    return any(suffix_or_regex(pattern, module.prefix) for pattern in patterns)
+
+
+def _whole_or_parts(
+    _question: Question, module: Module, patterns: tuple[str, ...]
+) -> bool | Finding:
+    if any(exact_or_regex(pattern, module.prefix) for pattern in patterns):
+        return True
+    fused = _leaves(module) if module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang) else ()
+    return _all_parts(module, fused, patterns, exact_or_regex)
+
+
+def _dotted_parts(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool | Finding:
+    fused = _leaves(module) if module.leaf in (QKV.sglang, GATE_UP.sglang) else (module.leaf,)
+    return _all_parts(module, fused, patterns, dotted_path)
+
+
+def _parts_or_stars(
+    question: Question, module: Module, patterns: tuple[str, ...]
+) -> bool | Finding:
+    skipped = _dotted_parts(question, module, patterns)
+    if skipped is False:
+        return any(star_on_parts(p, module.prefix) or _names_latent(p, module) for p in patterns)
+    return skipped
+
+
+EXCLUDE_RULES: Mapping[str, ExcludeRule] = {
+    "quark": _whole_or_parts,
+    "compressed-tensors": _suffix_or_regex,
+    "fp8": _dotted_parts,
+    "awq": _substring,
+    "modelopt": _parts_or_stars,
+    "gptq": gptq_by_rules,
+    "auto-round": auto_round_in_sglang,
+}
+
+
+def _leaves(module: Module) -> tuple[str, ...]:
+    return tuple(part.rpartition(".")[2] for part in module.parts)
+
+
+def _all_parts(
+    module: Module,
+    leaves: tuple[str, ...],
+    patterns: tuple[str, ...],
+    matches: Callable[[str, str], bool],
+) -> bool | Finding:
+    """All parts of a fused linear, or none."""
+    names = [module.prefix.removesuffix(module.leaf) + leaf for leaf in leaves]
+    found = {any(matches(pattern, name) for pattern in patterns) for name in names}
+    if len(found) > 1:
+        return Finding(
+            "init",
+            f"ValueError: Found different quantization schemes for {list(leaves)} in"
+            f" {module.prefix}. SGLang requires all to use the same scheme.",
+            f"exclude all of {', '.join(leaves)} or none",
+        )
+    return found == {True}
+
+
+def _names_latent(pattern: str, module: Module) -> bool:
+    """ModelOpt's excludes name the parts of MLA, which are looked for in the fused name."""
+    tail = pattern.rpartition(".")[2]
+    return tail in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj") and (
+        tail in module.leaf
+    )
+
+
+def is_float16_only(question: Question) -> bool:
+    """AWQ in kernels of its own, where Marlin takes it not; without torch_dtype it is float16."""
+    return question.method == "awq" and not _is_marlin(question)
+
+
+def _is_marlin(question: Question) -> bool:
+    """AWQ with zero points, in the keys of AutoAWQ, on GPUs that have Marlin."""
+    has_marlin = question.arch not in _ROCM and "int4=" not in question.signature
+    keys = question.declaration.keys if question.declaration else {}
+    return question.method == "awq" and has_marlin and "bits" in keys
+
+
+def config_problem(question: Question) -> Finding | None:
+    """Rules for config.json."""
+    config, own = question.config, question.traits.sglang
+    if (problem := own.problem(question)) is not None:
+        return problem
+    if is_float16_only(question):
+        dtype = config.get("torch_dtype", config.get("dtype"))
+        if dtype == "bfloat16":
+            return Finding(
+                "config",
+                "ValueError: torch.bfloat16 is not supported for quantization method"
+                f" {question.method}. Supported dtypes: [torch.float16]",
+                "set torch_dtype to float16, or serve with --dtype float16",
+            )
+    if own.mtp is not None and (problem := mtp.sglang_problem(question, own.mtp)) is not None:
+        return problem
+    if (problem := ordinary_model_problem(question)) is not None:
+        return problem
+    if own.most_layers is not None and question.num_layers > own.most_layers:
+        return Finding(
+            "init",
+            "ValueError: EAGLE3 currently only supports 1 layer",
+            "serve it with vLLM, or train a draft of one layer",
+        )
+    if (problem := own.problem_as_draft(question)) is not None:
+        return problem
+    # A null key is there: the head is then the target's.
+    if own.needs_draft_vocab_size and "draft_vocab_size" not in config:
+        return Finding(
+            "init",
+            "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'",
+            "add draft_vocab_size to config.json",
+        )
+    if (problem := tied_head(question)) is not None:
+        return problem
+    if question.is_parallel:
+        text = "dropped: mask_hidden, for SGLang drafts no tokens of EAGLE-3 in parallel"
+        return Finding("wrong", text, "serve it with vLLM")
+    return None
+
+
+def module_problem(
+    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
+) -> Finding | None:
+    """What loading of one quantized module, `shapes` per shard, asks of it."""
+    columns = shapes[0][1]
+    if module.leaf == "kv_b_proj":
+        return Finding(
+            "load",
+            "NotImplementedError: Eagle3 MLA draft post_load_weights only supports float dtypes,"
+            " got torch.float8_e4m3fn",
+            "keep kv_b_proj in BF16, and exclude it",
+        )
+    if module.leaf == "lm_head" and (scheme.signature, question.arch) in _NVFP4_HEADS:
+        error = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
+        return Finding("after load", error, "quantize the head to FP8, or keep it")
+    if len(shapes) > 1 and scheme.signature.endswith("int8-tensor-static"):
+        error = "IndexError: index 1 is out of bounds for dimension 0 with size 1"
+        remedy = "quantize with dynamic inputs: a fused linear takes one input scale only"
+        return Finding("load", error, remedy)  # `parameter.py:439`
+    if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
+        what = "use FP8 per channel with dynamic tokens: recipe fp8-ptpc"
+        return Finding("init", "TypeError: unhashable type: 'dict'", what)
+    if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
+        return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
+    if scheme.granularity == "block" and module.sharding != "replicated":
+        problem = block_problem(question, module, shapes)
+        if problem is not None or not _renames_scales(question):
+            return problem
+    if question.method == "fp8" and scheme.granularity == "block" and _renames_scales(question):
+        text = f"dropped: weight_scale_inv of {module.leaf}: `llama.py:723` renames it"
+        return Finding("wrong", text, "quantize it per channel: recipe fp8-ptpc")
+    if _is_marlin(question):
+        problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
+        if problem is not None:
+            return problem
+    errors = _ROCM_SPLIT if question.arch in _ROCM else _CUDA_SPLIT
+    return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
+
+
+def _renames_scales(question: Question) -> bool:
+    name = declared_architecture(question.config)
+    return name in question.traits.sglang.renames_block_scales
+
+
+def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
+    if columns % _MARLIN_COLUMNS:
+        text = f"input_size_per_partition = {columns} is not divisible by min_thread_k = 128."
+    elif rows % _MARLIN_ROWS:
+        text = f"output_size_per_partition = {rows} is not divisible by  min_thread_n = 64."
+    else:
+        return None
+    return Finding("init", f"ValueError: Weight {text}", f"use fewer shards, or keep {module.leaf}")
+
+
+def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
+    """The server's command line. "unquant" keeps the draft from inheriting the target's method.
+
+    What the draft itself declares then decides (`_verify_quantization`): the target's would take
+    its place where both are called compatible, and would quantize a BF16 draft while loading.
+    """
+    algorithm = question.own.served_as
+    parts = [
+        f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
+    ]
+    if not question.traits.drafts_blocks:
+        parts.append(
+            f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
+            f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
+        )
+    if question.traits.sglang.counts_anchor:
+        parts.append(f"--speculative-num-draft-tokens {num_draft_tokens + 1}")
+    parts.append("--speculative-draft-model-quantization unquant")
+    if is_float16_only(question):
+        parts.append("--dtype float16")
+    return " ".join(parts)

@@ -1,0 +1,68 @@
+"""What both engines ask of blocks and groups: whole ones in every part and shard.
+
+Source: `validate_fp8_block_shape`, the same in vLLM 0.33.0 and SGLang 0.5.23, executed with parts
+and shards that are no whole blocks of 128 x 128; INT4 and FP4 executed with shards that are no
+whole groups.
+"""
+
+from collections.abc import Collection, Mapping
+
+from ..drafts.engine_traits import Finding
+from .contract import Module, Question
+from .linear_scheme import LinearScheme
+
+BLOCK = 128
+_FEWER = "use fewer tensor-parallel shards, or smaller groups"
+
+
+def block_problem(
+    question: Question, module: Module, shapes: list[tuple[int, int]]
+) -> Finding | None:
+    """Why an engine refuses to build a module in blocks, whose parts have `shapes` per shard."""
+    split, columns = question.tp > 1, shapes[0][1]
+    if split and module.sharding == "row" and columns % BLOCK:
+        return _refused(module, f"input_size_per_partition = {columns}", "block_k")
+    every = split and module.sharding == "column"
+    checked = shapes if every else shapes[:-1]  # in one piece the last part may end in the middle
+    small = next((rows for rows, _ in checked if rows % BLOCK), None)
+    if small is None:
+        return None
+    return _refused(module, f"output_partition_size = {small}", "block_n")
+
+
+def group_problem(
+    module: Module,
+    scheme: LinearScheme,
+    columns: int,
+    errors: Mapping[str, str],
+    dropped: Collection[str] = (),
+) -> Finding | None:
+    """Why an engine refuses to build a module in groups.
+
+    Args:
+        module: the linear.
+        scheme: as which it is taken.
+        columns: its inputs in one shard.
+        errors: signature, or "layout dtype" -> the engine's error; others were not executed.
+        dropped: "layout dtype" of which it builds no scale for a shard of less than one group, and
+            drops the stored ones.
+    """
+    size = scheme.group_size or 1
+    if scheme.granularity != "group" or columns % size == 0:
+        return None
+    kind, remedy = f"{scheme.layout} {scheme.weight_dtype}", _FEWER
+    text = errors.get(scheme.signature, errors.get(kind))
+    if text is not None:
+        said = text.format(columns=columns, prefix=module.prefix, group_size=size)
+        return Finding("init", said, remedy)
+    if kind in dropped and columns < size:
+        return Finding("wrong", f"dropped: the scales of {module.name}", remedy)
+    return Finding("unknown", f"{module.name}: groups are split by shards", remedy)
+
+
+def _refused(module: Module, size: str, side: str) -> Finding:
+    return Finding(
+        "init",
+        f"ValueError: Weight {size} is not divisible by weight quantization {side} = {BLOCK}.",
+        f"quantize {module.leaf} per channel, or use fewer tensor-parallel shards",
+    )
