@@ -28,6 +28,16 @@ class DraftQuantError(Exception):
         first = f"{self.where}: {self.what}"
         super().__init__("\n".join([first, *self.details, f"  fix: {self.fix}"]))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """As it is, from one process to another; `__init__` asks for keywords."""
+        return _error, (type(self), str(self), self.__dict__)
+
+
+def _error(cls: type[DraftQuantError], text: str, fields: dict[str, object]) -> DraftQuantError:
+    error = cls.__new__(cls, text)
+    error.__dict__.update(fields)
+    return error
+
 
 class DraftQuantWarning(UserWarning):
     """What the command line prints as a warning, of a function that is called from Python."""

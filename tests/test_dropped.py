@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import draftquant
 import pytest
 import torch
+from draftquant import api as dq
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize import checks
 from draftquant.quantize.dequantize import dequantize_draft
@@ -360,8 +360,8 @@ def test_a_table_is_compared_with_the_targets_once(
         return proven(draft, *arguments)
 
     monkeypatch.setattr(checks, "prove_dropped", counted)
-    with pytest.warns(draftquant.DraftQuantWarning):
-        report = draftquant.quantize(source, dropping("embedding"), tmp_path / "out", target=target)
+    with pytest.warns(dq.DraftQuantWarning):
+        report = dq.quantize(source, dropping("embedding"), tmp_path / "out", target=target)
     assert report.dropped == {EMBEDDING: f"model.{EMBEDDING}"}
     assert len(calls) == 1
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import draftquant
 import pytest
+from draftquant import api as dq
 from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION
 from draftquant.quantize.lints import fixed_config
 from draftquant.quantize.verify import verify
@@ -56,8 +56,8 @@ def test_without_the_flag_config_stays_and_lints_are_named(
         stderr
     )
     assert "--fix-config corrects aux-layer-ids, draft-vocab-size-missing in the output" in stderr
-    with pytest.warns(draftquant.DraftQuantWarning, match="lints: aux-layer-ids"):
-        report = draftquant.quantize(draft, "int4-channel", tmp_path / "called")
+    with pytest.warns(dq.DraftQuantWarning, match="lints: aux-layer-ids"):
+        report = dq.quantize(draft, "int4-channel", tmp_path / "called")
     assert {"aux-layer-ids", "draft-vocab-size-missing"} < {one.name for one in report.lints}
     assert any("--fix-config corrects" in text for text in report.warnings)
     assert verify(tmp_path / "out", draft).ok

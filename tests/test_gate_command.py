@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from draftquant.recipes import load_recipe
-from draftquant.scripts.api.gate import algorithm_to_try, other_policy_warnings
+from draftquant.scripts.api.gate_on_traces import algorithm_to_try, other_policy_warnings
 from draftquant.scripts.commands.gate_report import print_gate
 from draftquant.validate.judging.anomalies import Background
 from draftquant.validate.judging.interim_analysis import Look

@@ -22,8 +22,9 @@ PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
 PAGES = "scripts.api.pages.write_reports"
 FINDINGS = "validate.parity.finding.write_findings"
-DRAFTS = "scripts.api.parity_draft.load_for_replay"
-COMPARED = "scripts.commands.compare"
+DRAFTS = "scripts.api.replay.load_for_replay"
+BOTH_DRAFTS = "scripts.api.parity_draft.load_for_replay"
+COMPARED = "scripts.api.compare"
 
 
 def on_traces(verb: str) -> tuple[Row, ...]:
@@ -81,57 +82,58 @@ WRITERS = stubs(
     "validate.report.markdown_report.markdown",
     "validate.report.junit_report.junit",
 )
-SERVED = {"spy": "validate.served.served_gate.judge_measured", "beside": "--measured A B",
+SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
-FIX = "scripts.commands.check_fix"
+FIX = "quantize.engines.repairs"
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
-    Command("recipes list", "scripts.commands.recipes._loads", (
-        Row("--engine", "sglang", "engine", "sglang"),
+    Command("recipes list", "scripts.api.recipes._loads", (
+        Row("--engine", "sglang", "asked.engine", "sglang"),
         Row("--arch", "b200", "arch", "sm100"),
-        Row("--family", "eagle3-mla", "family", "eagle3-mla"),
+        Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
     )),
-    Command("recipes show RECIPE", "scripts.commands.recipes.named_recipe", (
+    Command("recipes show RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("recipes check RECIPE", "scripts.commands.recipes.named_recipe", (
+    Command("recipes check RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
-    Command("inspect DRAFT", "scripts.commands.inspect.resolve_draft", (
+    Command("inspect DRAFT", "scripts.api.inspect.resolve_draft", (
         Row("DRAFT", "a/b", "reference", "a/b"),
         Row("--subtree", "mtp", "subtree", "mtp"),
     )),
-    Command("plan DRAFT --recipe int4-channel", "scripts.api.opening.chosen_recipe", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.plan.open_draft"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.commands.plan.open_draft"),
-        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc"),
+    Command("plan DRAFT --recipe int4-channel", "scripts.api.plan.chosen_recipe", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.plan.open_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.plan.open_draft"),
+        Row("--recipe", "fp8-ptpc", "recipe", "fp8-ptpc"),
         Row("--backend", "quark", "backend", "quark"),
         Row("--algorithm", "gptq", "algorithm", "gptq"),
-        Row("--target-layers", "61", "target_layers", 61, "scripts.commands.plan.make_plan"),
-    ), {"scripts.commands.plan.open_draft": TWO}),
-    Command("estimate DRAFT --recipe int4-channel", "scripts.commands.estimate.Report", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.estimate.open_draft"),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.api.plan.make_plan"),
+    ), {"scripts.api.plan.open_draft": TWO}),
+    Command("estimate DRAFT --recipe int4-channel", "scripts.api.estimate.EstimateReport", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.estimate.open_draft"),
         Row("--recipe", "fp8-ptpc", "reference", "fp8-ptpc",
-            "scripts.commands.estimate.named_recipe"),
+            "scripts.api.estimate.named_recipe"),
         Row("--gpu", "mi355x", "machines.0.gpu.name", "mi355x"),
         Row("--num-draft-tokens", "5", "asked", 5,
-            "scripts.commands.estimate.checked_num_draft_tokens"),
-        Row("--context", "77", "context", 77, "scripts.commands.estimate.make_estimate"),
+            "scripts.api.estimate.checked_num_draft_tokens"),
+        Row("--context", "77", "context", 77, "scripts.api.estimate.make_estimate"),
         Row("--concurrency", "3,5", "concurrencies", (3, 5)),
-        Row("--tp", "2", "tp", 2, "scripts.commands.estimate.make_estimate"),
+        Row("--tp", "2", "tp", 2, "scripts.api.estimate.make_estimate"),
         Row("--efficiency", "0.5", "machines.0.efficiency", 0.5),
         Row("--target-step-ms", "14.2", "text", "14.2",
-            "scripts.commands.estimate.parse_step_times"),
-        Row("--target", "M", "target", Path("M"), "scripts.commands.estimate.step_of_config"),
-        Row("--target-bytes", "7e9", "nbytes", 7e9, "scripts.commands.estimate.step_of_bytes"),
-        Row("--target-layers", "61", "target_layers", 61, "scripts.commands.estimate.make_plan"),
+            "scripts.api.estimate.parse_step_times"),
+        Row("--target", "M", "target", Path("M"), "scripts.api.estimate.step_of_config"),
+        Row("--target-bytes", "7e9", "nbytes", 7e9, "scripts.api.estimate.step_of_bytes"),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.api.estimate.make_plan"),
     ), {
-        "scripts.commands.estimate.open_draft": TWO,
-        "scripts.commands.estimate.usual_context": 4096,
-        **stubs("scripts.commands.estimate.checked_num_draft_tokens",
-                "scripts.commands.estimate.make_estimate", "scripts.commands.estimate.make_plan",
-                "scripts.commands.estimate._configs", "scripts.commands.estimate.print_report"),
+        "scripts.api.estimate.open_draft": TWO,
+        "scripts.api.estimate.usual_context": 4096,
+        **stubs("scripts.api.estimate.checked_num_draft_tokens",
+                "scripts.api.estimate.make_estimate", "scripts.api.estimate.make_plan",
+                "scripts.api.estimate._configs", "scripts.api.estimate.planned_verdicts",
+                "scripts.commands.estimate.print_report"),
     }),
     Command("calibrate DRAFT --traces TRACES",
             "validate.counting.activation_scales.compare_scales", (
@@ -208,18 +210,20 @@ COMMANDS = (
         "scripts.api.retune.draft_on_traces": THREE,
         **stubs(OPEN, "scripts.api.retune.make_plan"),
     }),
-    Command("verify QUANT --against DRAFT", "scripts.commands.verify.verify", (
-        Row("QUANT", "a/b", "output", "a/b"),
-        Row("--against", "a/b", "against", "a/b"),
-        Row("--subtree", "mtp", "subtree", "mtp"),
+    Command("verify QUANT --against DRAFT", "quantize.verify.folder.verify", (
+        Row("QUANT", "a/b", "settings.output", "a/b", "scripts.commands.verify.verify.run"),
+        Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.verify.verify.run"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.verify.resolve_draft"),
         Row("--foreign", "", "foreign"),
         Row("--target", "M", "target", Path("M")),
-        Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.commands.verify.sign"),
+        Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.api.verify.sign_folder"),
         Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
-            "scripts.commands.verify.check_signature"),
+            "scripts.api.verify.verify_signature", without=("--against",)),
     ), {
-        "scripts.commands.verify.verify": MagicMock(ok=True),
-        **stubs("scripts.commands.verify.print_verification"),
+        "quantize.verify.folder.verify": MagicMock(ok=True),
+        "scripts.api.verify.resolve_draft": MagicMock(hub_id=None),
+        **stubs("scripts.api.verify._check_sides", "scripts.api.verify._check_declaration",
+                "scripts.commands.verify.print_verification"),
     }),
     Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
         Row("QUANT", "a/b", "reference", "a/b", "scripts.api.dequantize.resolve_draft"),
@@ -245,36 +249,37 @@ COMMANDS = (
         "quantize.transcoding.transcode.plan_transcoding": MagicMock(bytes_after=1),
         **stubs("scripts.api.transcode.resolve_draft"),
     }),
-    Command("check DRAFT --engine vllm", "scripts.commands.check.check", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.check.resolve_draft"),
+    Command("check DRAFT --engine vllm", "quantize.engines.check_draft", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.check.resolve_draft"),
         Row("--engine", "sglang", "engine", "sglang"),
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
-        Row("--arch", "b200", "arch", "b200"),
+        Row("--arch", "b200", "arch", "sm100"),
         Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
         Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
         Row("--version", "1.2", "version", "1.2", f"{FIX}.plan_repairs", "--fix --out OUT"),
         Row("--target-layers", "61", "target_layers", 61, f"{FIX}.plan_repairs",
             "--fix --out OUT"),
         Row("--out", "other", "out", Path("other"), f"{FIX}.repair_draft", "--fix"),
-        Row("--against", "a/b", "reference", "a/b", f"{FIX}.resolve_draft", "--fix --out OUT"),
+        Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.check.check.run",
+            "--fix --out OUT"),
     ), {
-        "scripts.commands.check.check": MagicMock(verdict="LOADS"),
+        "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
         f"{FIX}.repair_draft": MagicMock(verification=None),
-        **stubs("scripts.commands.check.resolve_draft", f"{FIX}.plan_repairs",
-                "scripts.commands.check.print_fix", "scripts.commands.check._print"),
+        **stubs("scripts.api.check.resolve_draft", f"{FIX}.plan_repairs",
+                "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
     }),
     Command("clean FOLDER", "quantize.files.stale.clean_folder", (
         Row("FOLDER", ".", "parent", Path()),
         Row("--older-than", "5", "older_than", 5),
     )),
-    Command("record --target M --prompts P --out OUT", "scripts.commands.record.record_as", (
-        Row("--target", "other", "target", Path("other")),
-        Row("--prompts", "other", "prompts", Path("other")),
+    Command("record --target M --prompts P --out OUT", "scripts.commands.record.record.run", (
+        Row("--target", "other", "settings.target", Path("other")),
+        Row("--prompts", "other", "settings.prompts", Path("other")),
         Row("--too-long", "skip", "settings.too_long", "skip"),
         Row("--turns", "all", "settings.turns", "all"),
-        Row("--out", "other", "out", Path("other")),
+        Row("--out", "other", "settings.out", Path("other")),
         Row("--draft", "a/b", "settings.draft", "a/b"),
         Row("--fused", "", "settings.fused", beside="--draft DRAFT"),
         Row("--aux-layers", "2,30", "settings.aux_layer_ids", (2, 30)),
@@ -298,8 +303,7 @@ COMMANDS = (
         Row("--server", "http://h", "settings.server", "http://h", beside=RECORDED_BY),
         Row("--shared", "other", "settings.shared", Path("other"),
             beside="--engine vllm --server http://h"),
-        Row("--print-server-args", "", "settings.shared", Path("FOLDER"),
-            "scripts.commands.record.server_command", RECORDED_BY),
+        Row("--print-server-args", "", "settings.print_server_args", beside=RECORDED_BY),
     )),
     Command("traces import DUMP --from specforge --target M --out OUT",
             "calibration.dumps.import_dump.import_dump", (
@@ -329,12 +333,17 @@ COMMANDS = (
         Row("TRACES", "P Q", "folders.1.given", Path("Q")),
         Row("--out", "other", "out", Path("other")),
     ), stubs(OPEN)),
-    Command("replay DRAFT --traces TRACES", "scripts.api.replay.replay", (
-        Row("DRAFT", "P a/b", "drafts", ["P", "a/b"]),
-        Row("--traces", "other", "traces", Path("other")),
-        *replayed(""),
-        Row("--rope-theta", "5e5", "rope_theta", 5e5),
-    )),
+    Command("replay DRAFT --traces TRACES", DRAFTS, (
+        Row("DRAFT", "P a/b", "references", ("P", "a/b")),
+        Row("--traces", "other", "folder", Path("other"), OPEN),
+        *replayed("settings."),
+        Row("--draft-sampling", "probabilistic", "draft_sampling", "probabilistic",
+            "validate.counting.trace_replay.replay_drafts"),
+        Row("--rope-theta", "5e5", "settings.rotary_base", 5e5),
+    ), {
+        DRAFTS: MagicMock(traces=[]),
+        **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens"),
+    }),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
         Row("--launch", "M.yaml", "path", Path("M.yaml"), "validate.launch.matrix.load_matrix",
@@ -397,11 +406,11 @@ COMMANDS = (
                 "scripts.api.reconcile._in_both_dtypes",
                 "scripts.commands.reconcile.print_reconciliation"),
     }),
-    Command("gate BF16 QUANT --traces TRACES", "scripts.commands.gate.judge_on_traces", (
-        Row("BF16", "a/b", "judged.baseline", "a/b"),
-        Row("QUANT", "a/b", "judged.candidate", "a/b"),
-        Row("--tuned-baseline", "a/b", "judged.tuned_baseline", "a/b"),
-        Row("--traces", "other", "judged.traces", Path("other")),
+    Command("gate BF16 QUANT --traces TRACES", "scripts.api.gate.judge_on_traces", (
+        Row("BF16", "a/b", "settings.baseline", "a/b"),
+        Row("QUANT", "a/b", "settings.candidate", "a/b"),
+        Row("--tuned-baseline", "a/b", "settings.tuned_baseline", "a/b"),
+        Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
         Row("--policy", "screening", "policy.name", "screening"),
         Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
@@ -412,9 +421,9 @@ COMMANDS = (
         Row("--look", "2/3", "look.number", 2),
         Row("--look", "2/3", "look.total", 3),
         Row("--spending", "pocock", "look.spending", "pocock", beside="--look 2/3"),
-        Row("--unrelated", "", "judged.unrelated"),
+        Row("--unrelated", "", "settings.unrelated"),
         Row("--unrecorded", "", "policy.record_required", False),
-        Row("--expect-baseline", "2.5", "judged.expect_baseline", 2.5),
+        Row("--expect-baseline", "2.5", "settings.expect_baseline", 2.5),
         Row("--measured", "P Q", "baseline.given", Path("P"), **SERVED | {"beside": ""}),
         Row("--measured", "P Q", "candidate.given", Path("Q"), **SERVED | {"beside": ""}),
         Row("--policy", "screening", "policy.name", "screening", **SERVED),
@@ -422,21 +431,21 @@ COMMANDS = (
         Row("--unrelated", "", "background.unrelated", **SERVED),
         Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
         Row("--baseline-again", "C", "again.given", Path("C"),
-            **SERVED | {"spy": "validate.served.server_noise.server_noise"}),
+            **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
         Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages(),
     ), {
-        "scripts.commands.gate.judged_drafts": TWO,
+        "scripts.api.gate._judged_drafts": TWO,
         **WRITERS,
-        **stubs(MEASURED, "scripts.commands.gate.judge_on_traces",
-                "validate.served.served_gate.judge_measured",
+        **stubs(MEASURED, "scripts.api.gate.judge_on_traces",
+                "validate.served.joint_report.judge_measured",
                 "validate.report.document.document_of",
                 "validate.report.document.document_text", "validate.report.document.parse_report",
                 "scripts.commands.gate.print_replays", "scripts.commands.gate.print_judged"),
     }),
     Command("compare DRAFT --traces TRACES", "validate.comparison.draft_comparison.compare", (
-        Row("DRAFT", "P a/b", "references", ["P", "a/b"], f"{COMPARED}.load_for_replay"),
+        Row("DRAFT", "P a/b", "references", ("P", "a/b"), f"{COMPARED}.load_for_replay"),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         *replayed("settings.", f"{COMPARED}.load_for_replay"),
         *replayed("settings.", f"{COMPARED}.replay_loaded"),
@@ -456,7 +465,7 @@ COMMANDS = (
              "validate.comparison.draft_comparison.compare",
              "validate.comparison.comparison_page.page", "validate.comparison.comparison_page.plot",
              "validate.charts.svg.standalone", "validate.report.document.document_text",
-             f"{COMPARED}._print")),
+             "scripts.commands.compare._print")),
     Command("report G.json", "validate.report.document.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),
         *pages(),
@@ -567,12 +576,12 @@ COMMANDS = (
     }),
     Command("parity draft BF16 QUANT --traces TRACES",
             "validate.parity.draft_findings.draft_findings", (
-        Row("BF16", "a/b", "references.0", "a/b", DRAFTS),
-        Row("QUANT", "a/b", "references.1", "a/b", DRAFTS),
+        Row("BF16", "a/b", "references.0", "a/b", BOTH_DRAFTS),
+        Row("QUANT", "a/b", "references.1", "a/b", BOTH_DRAFTS),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         Row("--num-draft-tokens", "5", "asked", 5,
             "validate.counting.trace_replay.chosen_num_draft_tokens"),
-        *(row for row in replayed("settings.", DRAFTS)
+        *(row for row in replayed("settings.", BOTH_DRAFTS)
           if row.option not in ("--draft-sampling", "--batch-size")),
         Row("--top", "7", "top", 7),
         Row("--top", "7", "top", 7, "validate.parity.draft_agreement.draft_agreement"),
@@ -582,7 +591,7 @@ COMMANDS = (
         Row("--confidence", "90%", "confidence", 0.9),
         *findings(),
     ), {
-        DRAFTS: MagicMock(both=TWO),
+        BOTH_DRAFTS: MagicMock(both=TWO),
         "validate.parity.draft_findings.draft_findings": [FINDING],
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
                 "validate.parity.draft_agreement.draft_agreement",

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import draftquant
 import pytest
+from draftquant import api as dq
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.prompt_fit import fitted_prompts
@@ -66,7 +66,7 @@ def test_a_target_that_cannot_feed_the_draft(
     target = bare(pair, tmp_path / "other", **changes)
     prompts = prompt_file(tmp_path, 4)
     with pytest.raises(TraceError) as caught:
-        draftquant.record(target, prompts, tmp_path / "out", draft=pair / "draft", engine=engine)
+        dq.record(target, prompts, tmp_path / "out", draft=pair / "draft", engine=engine)
     assert words in caught.value.what
     assert "the target that this draft was trained for" in caught.value.fix
     assert not (tmp_path / "out").exists()
@@ -76,10 +76,8 @@ def test_layers_that_are_asked_for_are_counted(pair: Path, tmp_path: Path) -> No
     prompts = prompt_file(tmp_path, 4)
     given: dict[str, Any] = {"draft": pair / "draft", "max_new_tokens": 2}
     with pytest.raises(TraceError, match=r"the target gives 2 x 64 = 128"):
-        draftquant.record(pair / "target", prompts, tmp_path / "out", aux_layer_ids=(1, 2), **given)
-    traces = draftquant.record(
-        pair / "target", prompts, tmp_path / "out", aux_layer_ids=(1, 2, 3), **given
-    )
+        dq.record(pair / "target", prompts, tmp_path / "out", aux_layer_ids=(1, 2), **given)
+    traces = dq.record(pair / "target", prompts, tmp_path / "out", aux_layer_ids=(1, 2, 3), **given)
     assert traces.manifest.features.aux_layer_ids == (1, 2, 3)
 
 
@@ -88,7 +86,7 @@ def test_a_head_of_fewer_tokens_is_no_other_vocabulary(pair: Path, tmp_path: Pat
     edit_json(draft / "config.json", draft_vocab_size=VOCAB // 2)
     target = bare(pair, tmp_path / "bare")
     with pytest.raises(TraceError, match="cannot load this target"):  # the weights: all else fits
-        draftquant.record(target, prompt_file(tmp_path, 4), tmp_path / "out", draft=draft)
+        dq.record(target, prompt_file(tmp_path, 4), tmp_path / "out", draft=draft)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -98,7 +96,7 @@ def test_all_prompts_that_do_not_fit_are_named_at_once(
     target = bare(pair, tmp_path / "bare")
     prompts = prompt_file(tmp_path, 600, 4, 511, 512)
     with pytest.raises(TraceError) as caught:
-        draftquant.record(
+        dq.record(
             target, prompts, tmp_path / "out", engine=engine, max_new_tokens=2,
             aux_layer_ids=(1,),
         )  # fmt: skip
@@ -183,7 +181,7 @@ def test_splitting_and_merging_keep_what_was_left_out(pair: Path, tmp_path: Path
         prompts = prompt_file(tmp_path / f"{number}", *lengths, token=7 * number)
         out = tmp_path / f"t{number}"
         given: dict[str, Any] = {"max_new_tokens": 2, "too_long": "skip"}
-        folders.append(draftquant.record(pair / "target", prompts, out, **given))
+        folders.append(dq.record(pair / "target", prompts, out, **given))
     merged = merge_traces(folders, tmp_path / "merged").traces
     assert merged.manifest.too_long == TooLongPrompts(skipped=("p1", "p2"))
     split = split_traces(merged, tmp_path / "a", tmp_path / "b", count=2)

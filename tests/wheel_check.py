@@ -22,6 +22,7 @@ ABSENT = (
 def main() -> None:
     """Import, quantize, verify, check, record, replay, judge, and write a card."""
     import draftquant
+    from draftquant import api as dq
 
     home = Path(sysconfig.get_path("purelib")).resolve()
     assert Path(draftquant.__file__).resolve().is_relative_to(home), draftquant.__file__
@@ -32,15 +33,15 @@ def main() -> None:
     lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     Path("prompts.jsonl").write_text("".join(lines[:10]), encoding="utf-8")
     draft, target = PAIR / "draft", PAIR / "target"
-    report = draftquant.quantize(draft, "int4-channel", "int4")
+    report = dq.quantize(draft, "int4-channel", "int4")
     assert report.verification.ok
-    assert draftquant.verify("int4", draft).ok
-    assert draftquant.check("int4", "vllm", arch="h200").verdict == "LOADS"
-    draftquant.record(target, "prompts.jsonl", "traces", draft=draft, max_new_tokens=48)
-    bf16, int4 = draftquant.replay([draft, "int4"], "traces")
+    assert dq.verify("int4", draft).ok
+    assert dq.check("int4", "vllm", arch="h200").verdict == "LOADS"
+    dq.record(target, "prompts.jsonl", "traces", draft=draft, max_new_tokens=48)
+    bf16, int4 = dq.replay([draft, "int4"], "traces")
     assert 1 < int4.counts.mean_acceptance_length < 1.2 * bf16.counts.mean_acceptance_length
-    assert draftquant.gate(draft, "int4", "traces", policy="screening").verdict
-    assert "license: mit" in draftquant.card("int4", base_model="a/b", license="mit")
+    assert dq.gate(draft, "int4", "traces", policy="screening").verdict
+    assert "license: mit" in dq.card("int4", base_model="a/b", license="mit")
 
     for start in ([sys.executable, "-m", "draftquant"], [f"{sys.prefix}/bin/draftquant"]):
         for arguments in (["--help"], ["recipes", "list"], ["inspect", str(draft)]):

@@ -104,6 +104,10 @@ Target = Annotated[
 FixConfig = Annotated[
     bool, Option("change the output's config.json as the lints of 'inspect' ask for")
 ]
+Temperature = Annotated[float, Option("draw tokens (default 0: greedy)", "TEMPERATURE")]
+TopP = Annotated[float, Option("default 1: all tokens", "SHARE")]
+TopK = Annotated[int, Option("default 0: all tokens", "TOKENS")]
+SamplingSeed = Annotated[int, Option("of the draws (default 0)", "SEED")]
 TableIds = Annotated[
     tuple[int, ...],
     Option(

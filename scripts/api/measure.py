@@ -10,7 +10,7 @@ from ...quantize.files.staging import check_output
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from . import reports
-from .arguments import AnyPath
+from .arguments import AnyPath, SamplingSeed, Temperature, TopK, TopP
 from .opening import Reference, optional_path
 from .option import Option
 from .settings import Settings
@@ -83,10 +83,10 @@ class MeasureSettings(Settings):
     ] = None
     max_new_tokens: Annotated[int, Option("default 128", "TOKENS")] = 128
     ignore_eos: Annotated[bool, Option("continue each prompt to --max-new-tokens")] = False
-    temperature: Annotated[float, Option("draw tokens (default 0: greedy)", "TEMPERATURE")] = 0
-    top_p: Annotated[float, Option("default 1: all tokens", "SHARE")] = 1
-    top_k: Annotated[int, Option("default 0: all tokens", "TOKENS")] = 0
-    seed: Annotated[int, Option("of the draws (default 0)", "SEED")] = 0
+    temperature: Temperature = 0
+    top_p: TopP = 1
+    top_k: TopK = 0
+    seed: SamplingSeed = 0
     top_logprobs: Annotated[
         int,
         Option(

@@ -25,7 +25,7 @@ NOTHING: Mapping[Path, str] = MappingProxyType({})
 _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Pages(Settings):
     """Which report files a verb writes for people and for CI, beside its result."""
 

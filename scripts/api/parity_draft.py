@@ -7,9 +7,9 @@ from typing import Annotated
 from . import reports
 from .arguments import AnyPath, Device, Dtype, NumDraftTokens, Target
 from .findings import BoundedFindings
-from .opening import Reference, optional_path
+from .opening import Reference
 from .option import Argument, Option
-from .replay import ReplaySettings, load_for_replay
+from .replay import OnTracesSettings, load_for_replay
 from .verb import verb
 
 
@@ -78,14 +78,15 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
     )
     check_limits(allowed)
     traces = TraceFolder.open(Path(settings.traces))
-    how = ReplaySettings(
+    how = OnTracesSettings(
+        watch=settings.watch,
         num_draft_tokens=settings.num_draft_tokens,
-        target=optional_path(settings.target),
+        target=settings.target,
         device=settings.device,
         dtype=settings.dtype,
         batch_size=1,
     )
-    loaded = load_for_replay([settings.baseline, settings.candidate], traces, how, settings.watch)
+    loaded = load_for_replay([settings.baseline, settings.candidate], traces, how)
     with settings.watch.bar("compare", len(traces)) as bar:
         prompts = draft_agreement(
             *loaded.both,

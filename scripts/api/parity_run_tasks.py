@@ -18,20 +18,20 @@ from .verb import verb
 class RunTasksSettings(Settings):
     """Which tasks, of which server, into which folder."""
 
-    _: KW_ONLY
     server: Annotated[str, Option("http://HOST:PORT", "URL")]
     engine: Annotated[
         EngineName, Option("that runs there: it is asked who it is before lm_eval begins")
     ]
+    tasks: Annotated[
+        Sequence[str], Option("by lm_eval's names, such as gsm8k", "TASK,...", several="commas")
+    ]
+    out: OutFolder
+    _: KW_ONLY
     model: Annotated[
         str | None,
         Option("that the server calls its target by (default: it is asked)", "NAME"),
     ] = None
     tokenizer: Annotated[AnyPath | None, Option("the target's folder", "FOLDER")] = None
-    tasks: Annotated[
-        Sequence[str], Option("by lm_eval's names, such as gsm8k", "TASK,...", several="commas")
-    ]
-    out: OutFolder
     chat: Annotated[bool, Option("send messages; the server applies its chat template")] = False
     include_path: Annotated[
         AnyPath | None, Option("folder with task definitions of your own", "FOLDER")

@@ -29,8 +29,8 @@ class SampledSettings(BoundedFindings):
 
     plain: Annotated[AnyPath, Argument("measured without a draft, with a --temperature", "PLAIN")]
     speculative: Annotated[AnyPath, Argument("the same with a draft", "SPECULATIVE")]
-    _: KW_ONLY
     prompts: Annotated[AnyPath, Option("that both were measured with", "PROMPTS")]
+    _: KW_ONLY
     tokenizer: Annotated[
         AnyPath | None,
         Option("folder of the tokenizer, for prompts that are text (default: --target)", "FOLDER"),

@@ -1,13 +1,17 @@
 """`replay`: acceptance of drafts over recorded traces; loading them within the memory there is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from ...validate.counting.estimand import DraftSampling
+from typing_extensions import override
+
+from . import arguments, reports
 from .opening import Reference, folder_of, optional_path, shared_tables
-from .watch import SILENT, Watch
+from .option import Argument, Option
+from .settings import Settings
+from .verb import verb
 
 if TYPE_CHECKING:
     import torch
@@ -17,66 +21,57 @@ if TYPE_CHECKING:
     from ...quantize.stored.loading import LoadedDraft
     from ...validate.counting.draft_replay import DraftReplay
 
-ComputeDtype = Literal["float32", "bfloat16"]
+
+@dataclass(frozen=True)
+class OnTracesSettings(Settings):
+    """How drafts run along traces, for `replay`, `gate` and `compare`."""
+
+    _: KW_ONLY
+    num_draft_tokens: arguments.NumDraftTokens = None
+    target: arguments.Target = None
+    device: arguments.Device = "auto"
+    dtype: arguments.Dtype = "float32"
+    draft_sampling: arguments.Sampling = "greedy"
+    batch_size: arguments.BatchSize = None
+
+    @property
+    def rotary_base(self) -> float | None:
+        """Instead of that of config.json."""
+        return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaySettings:
-    """How drafts run along traces.
+@dataclass(frozen=True, slots=True)
+class ReplaySettings(OnTracesSettings):
+    """Of which drafts, along which traces, and how."""
 
-    Attributes:
-        num_draft_tokens: K, as served; None = 3, or a block draft's whole block.
-        draft_sampling: how proposals are chosen for traces with a temperature: the most likely
-            token, or drawn at that temperature.
-        target: folder, for drafts without embedding or head where the traces carry neither.
-        device: "auto", "cpu", "cuda" or "cuda:I".
-        dtype: what drafts compute in: float32 is the reference, engines do bfloat16.
-        batch_size: prompts that go through a draft together; None = as many as are of use and fit.
-        rope_theta: rotary base instead of that of config.json.
-    """
+    drafts: Annotated[Sequence[Reference], Argument("the reference (BF16) first", "DRAFT")]
+    traces: Annotated[arguments.AnyPath, Option("trace folder", "TRACES")]
+    _: KW_ONLY
+    rope_theta: Annotated[
+        float | None,
+        Option(
+            "rotary base for all drafts instead of their config's: with the base that a draft was"
+            " trained with it accepts most",
+            "BASE",
+        ),
+    ] = None
 
-    num_draft_tokens: int | None = None
-    draft_sampling: DraftSampling = "greedy"
-    target: Path | None = None
-    device: str = "auto"
-    dtype: ComputeDtype = "float32"
-    batch_size: int | None = None
-    rope_theta: float | None = None
+    @property
+    @override
+    def rotary_base(self) -> float | None:
+        return self.rope_theta
 
 
-def replay(
-    drafts: Sequence[Reference],
-    traces: str | Path,
-    *,
-    num_draft_tokens: int | None = None,
-    draft_sampling: DraftSampling = "greedy",
-    target: str | Path | None = None,
-    device: str = "auto",
-    dtype: ComputeDtype = "float32",
-    batch_size: int | None = None,
-    rope_theta: float | None = None,
-    watch: Watch = SILENT,
-) -> "tuple[DraftReplay, ...]":
+@verb(ReplaySettings)
+def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     """Count what drafts would have had accepted on recorded traces, exactly.
 
     Example:
-        >>> bf16, int4 = draftquant.replay(["DRAFT", "OUT"], "TRACES", num_draft_tokens=3)
+        >>> bf16, int4 = dq.replay(["DRAFT", "OUT"], "TRACES", num_draft_tokens=3)
         >>> 1 < int4.counts.mean_acceptance_length <= 4
         True
         >>> len(int4.prompts) == len(bf16.prompts)
         True
-
-    Args:
-        drafts: folders or Hub ids, the reference (BF16) first.
-        traces: folder that `record` or `traces import` wrote.
-        num_draft_tokens: see `ReplaySettings`, as all that follow.
-        draft_sampling: likewise.
-        target: likewise.
-        device: likewise.
-        dtype: likewise.
-        batch_size: likewise.
-        rope_theta: likewise.
-        watch: sees how far the run is.
 
     Returns:
         One for each draft, in their order.
@@ -87,17 +82,8 @@ def replay(
     """
     from ...calibration.traces.trace_folder import TraceFolder
 
-    settings = ReplaySettings(
-        num_draft_tokens=num_draft_tokens,
-        draft_sampling=draft_sampling,
-        target=optional_path(target),
-        device=device,
-        dtype=dtype,
-        batch_size=batch_size,
-        rope_theta=rope_theta,
-    )
-    loaded = load_for_replay(drafts, TraceFolder.open(Path(traces)), settings, watch)
-    return replay_loaded(loaded, settings, watch)
+    loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
+    return replay_loaded(loaded, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +111,14 @@ class LoadedForReplay:
 def load_for_replay(
     references: Sequence[Reference],
     traces: "TraceFolder",
-    settings: ReplaySettings,
-    watch: Watch = SILENT,
+    settings: OnTracesSettings,
 ) -> LoadedForReplay:
     """Say what memory a replay takes, refuse what does not fit, and load the drafts.
 
     Args:
         references: folders or Hub ids, the reference draft first.
         traces: to replay.
-        settings: how.
-        watch: is told what it takes.
+        settings: how; its watch is told what that takes.
 
     Raises:
         DeviceError: there is no such device, or too little memory.
@@ -163,8 +147,8 @@ def load_for_replay(
         batch_size=settings.batch_size,
     )
     estimate.check()
-    watch.note(estimate.line())
-    tables = shared_tables(traces, settings.target, device)
+    settings.watch.note(estimate.line())
+    tables = shared_tables(traces, optional_path(settings.target), device)
     drafts: list[LoadedDraft] = []
     for folder in folders:
         draft = load_draft(
@@ -174,7 +158,7 @@ def load_for_replay(
             compact=True,
             like=drafts[0] if drafts else None,
             shared=tables,
-            rope_theta=settings.rope_theta,
+            rope_theta=settings.rotary_base,
         )
         drafts.append(draft)
     return LoadedForReplay(
@@ -186,15 +170,13 @@ def load_for_replay(
     )
 
 
-def replay_loaded(
-    loaded: LoadedForReplay, settings: ReplaySettings, watch: Watch = SILENT
-) -> "tuple[DraftReplay, ...]":
+def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple[DraftReplay, ...]":
     """Replay, and then say what memory it took."""
     from ...calibration.passes.devices import peak_bytes
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
-    with watch.bar("replay", len(loaded.traces)) as bar:
+    with settings.watch.bar("replay", len(loaded.traces)) as bar:
         replays = replay_drafts(
             loaded.drafts,
             loaded.traces,
@@ -206,5 +188,5 @@ def replay_loaded(
         )
     held = peak_bytes(loaded.device) / 1e9
     kind = "of this process" if loaded.device.type == "cpu" else f"on {loaded.device}"
-    watch.note(f"memory {kind}: {held:.2f} GB at its peak")
+    settings.watch.note(f"memory {kind}: {held:.2f} GB at its peak")
     return tuple(replays)

@@ -9,39 +9,65 @@ if TYPE_CHECKING:
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
+    from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
+    from ...quantize.engines.contract import EngineCheck as EngineCheck
+    from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
     from ...quantize.files.stale import CleanReport as CleanReport
     from ...quantize.files.unpickle import Unpickled as Unpickled
     from ...quantize.quantize import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
+    from ...quantize.verify.folder import VerifyReport as VerifyReport
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
+    from ...validate.counting.draft_replay import DraftReplay as DraftReplay
+    from ...validate.judging.judgement import GateReport as GateReport
+    from ...validate.judging.retuned_gate import RetunedReport as RetunedReport
     from ...validate.launch.speed import SpeedReport as SpeedReport
     from ...validate.measure.measurement import Measurement as Measurement
     from ...validate.parity.finding import Findings as Findings
     from ...validate.parity.lm_eval_samples import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
+    from ...validate.served.joint_report import JointReport as JointReport
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
+    from .check import CheckReport as CheckReport
+    from .inspect import Inspection as Inspection
+    from .plan import PlanReport as PlanReport
+    from .recipes import ListedRecipe as ListedRecipe
+    from .verify import Verification as Verification
 
 _HOMES = {
+    "CheckReport": "scripts.api.check",
     "CleanReport": "quantize.files.stale",
     "ComparisonReport": "validate.comparison.draft_comparison",
     "DequantizeReport": "quantize.dequantize",
     "Document": "validate.report.document",
+    "DraftReplay": "validate.counting.draft_replay",
+    "EngineCheck": "quantize.engines.contract",
+    "EstimateReport": "quantize.estimate.estimate_report",
     "Findings": "validate.parity.finding",
+    "GateReport": "validate.judging.judgement",
     "ImportReport": "calibration.dumps.import_findings",
+    "Inspection": "scripts.api.inspect",
+    "JointReport": "validate.served.joint_report",
+    "ListedRecipe": "scripts.api.recipes",
     "Measurement": "validate.measure.measurement",
     "MergeReport": "calibration.traces.sets",
+    "PlanReport": "scripts.api.plan",
     "QuantizeReport": "quantize.quantize",
     "Reconciliation": "validate.served.reconciliation",
     "RetuneReport": "calibration.rounding.retune_draft",
+    "RetunedReport": "validate.judging.retuned_gate",
     "SpeedReport": "validate.launch.speed",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
+    "TraceFolder": "calibration.traces.trace_folder",
     "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode",
     "TuneReport": "validate.tuning.tune_draft",
     "Unpickled": "quantize.files.unpickle",
+    "Verification": "scripts.api.verify",
+    "VerifyReport": "quantize.verify.folder",
 }
 """Name -> the module that has it, below draftquant."""
 __all__ = [*_HOMES]

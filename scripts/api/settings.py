@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self
 from ...recipes.decode import Misfit, walk
 from ...recipes.errors import DraftQuantError
 from .given import of_python, of_words
-from .option import Argument, Hidden, Option
+from .option import Hidden, Option
 from .watch import SILENT, Watch
 
 
@@ -97,11 +97,11 @@ class WordsError(Exception):
 
 
 def options_of(settings: type) -> dict[str, Option]:
-    """Field -> what it means, of all fields that a command line can give; by place ones first."""
+    """Field -> what it means, of all that a command line can give; those given by place first."""
     hints = typing.get_type_hints(settings, include_extras=True)
     found = {}
-    for each in dataclasses.fields(settings):
+    for each in sorted(dataclasses.fields(settings), key=lambda each: bool(each.kw_only)):
         said = getattr(hints[each.name], "__metadata__", ())
         if said and isinstance(said[0], Option):
             found[each.name] = said[0]
-    return dict(sorted(found.items(), key=lambda each: not isinstance(each[1], Argument)))
+    return found

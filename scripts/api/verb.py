@@ -75,7 +75,8 @@ def documented(run: Callable[..., object], settings: type[Settings]) -> str:
     for name, option in options_of(settings).items():
         bounds = f" ({option.bounds()})" if option.bounds() else ""
         meaning = f"{name}: {option.help.replace('%%', '%')}{bounds}."
-        lines.append(textwrap.indent(textwrap.fill(meaning, 92, subsequent_indent="    "), "    "))
+        filled = textwrap.fill(meaning, 92, subsequent_indent="    ")
+        lines.append(textwrap.indent(filled, "    "))
     arguments = "\n".join(("Args:", *lines, "    watch: sees how far the run is."))
     head, mark, tail = own.partition("\nReturns:")
     return f"{head.rstrip()}\n\n{arguments}\n{mark and mark + tail}".rstrip() + "\n"

@@ -1,64 +1,162 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
+import dataclasses
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typing_extensions import override
 
 from ...quantize.drafts import read_draft
-from ...quantize.errors import CheckpointError
+from ...quantize.errors import CheckpointError, OutputError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.provenance_file import read_provenance
+from ...quantize.files.signature import SignatureReport, Signed, sign_folder, verify_signature
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized
+from . import arguments
 from .opening import Reference, optional_path
-from .watch import SILENT, Watch
+from .option import Option
+from .settings import Settings
+from .verb import verb
 
 if TYPE_CHECKING:
     from ...quantize.verify.folder import VerifyReport
 
 
-def verify(
-    output: Reference,
-    against: Reference,
-    *,
-    subtree: str | None = None,
-    foreign: bool = False,
-    target: str | Path | None = None,
-    watch: Watch = SILENT,
-) -> "VerifyReport":
+@dataclass(frozen=True, slots=True)
+class VerifySettings(Settings):
+    """Of which folder, against which source, and whose signature."""
+
+    output: arguments.Quantized
+    against: Annotated[Reference | None, Option("its BF16 source", "DRAFT")] = None
+    _: KW_ONLY
+    subtree: arguments.Subtree = None
+    foreign: Annotated[
+        bool,
+        Option(
+            "another tool made QUANT: no draftquant.json is expected, and codes and scales may"
+            " have the roundings of such tools"
+        ),
+    ] = False
+    target: Annotated[
+        arguments.AnyPath | None,
+        Option(
+            "target folder: compare its tables again with those that QUANT leaves to it", "TARGET"
+        ),
+    ] = None
+    sign: Annotated[
+        arguments.AnyPath | None,
+        Option(
+            "private key (PEM): if every byte is right, write the signature model.sig into QUANT",
+            "KEY",
+        ),
+    ] = None
+    verify_signature: Annotated[
+        arguments.AnyPath | None,
+        Option(
+            "public key (PEM): whether its holder signed QUANT as it is; needs no --against", "KEY"
+        ),
+    ] = None
+
+    @override
+    def check(self) -> None:
+        if self.against is None and self.sign:
+            raise CheckpointError("--sign", "missing: --against; only what verifies is signed",
+                                  fix="add --against DRAFT, its BF16 source")  # fmt: skip
+        if self.against is None and not self.verify_signature:
+            fix = (
+                "draftquant verify ./draft-fp8 --against ./draft; or --verify-signature KEY for who"
+                " published it"
+            )
+            raise CheckpointError("draftquant verify", "missing: --against", fix=fix)
+        if self.sign and self.verify_signature:
+            raise CheckpointError(
+                "--sign",
+                "not allowed with argument --verify-signature",
+                fix="verify it with the public key after it is signed",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What was found of a folder.
+
+    Attributes:
+        comparison: how it compares with its source; None where no source was given.
+        signature: whose it is; None where nobody asked.
+        signed: what was signed; None where nobody asked, or where a byte is wrong.
+    """
+
+    comparison: "VerifyReport | None"
+    signature: SignatureReport | None = None
+    signed: Signed | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Every byte is right, and so is the signature, as far as they were asked for."""
+        return all(each.ok for each in (self.comparison, self.signature) if each is not None)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """All that is wrong."""
+        return tuple(
+            str(fault)
+            for each in (self.comparison, self.signature)
+            if each
+            for fault in each.faults
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        own = {"ok": self.ok}
+        found = {"signature": self.signature, "signed": self.signed}
+        if self.comparison is not None:
+            own = {**self.comparison.to_mapping(), "ok": self.ok}
+        return own | {key: each and dataclasses.asdict(each) for key, each in found.items()}
+
+
+@verb(VerifySettings)
+def verify(settings: VerifySettings) -> Verification:
     """Check every byte of a quantized folder against the draft that it was made from.
 
     Example:
-        >>> report = draftquant.verify("OUT", against="DRAFT")
+        >>> report = dq.verify("OUT", against="DRAFT")
         >>> report.ok, report.faults
         (True, ())
-
-    Args:
-        output: folder or Hub id of the quantized draft.
-        against: folder or Hub id of its BF16 source.
-        subtree: prefix of the MTP layer that is the source, in the folder of its target.
-        foreign: another tool made `output`: no draftquant.json is expected, and codes and scales
-            may have the roundings of such tools.
-        target: folder of the target: its tables are compared again with those left to it.
-        watch: sees how far the run is.
 
     Returns:
         What was found, faults too: a wrong byte is no exception.
 
     Raises:
-        CheckpointError: the source is not an unquantized draft; the output is no checkpoint at all.
+        CheckpointError: the source is not an unquantized draft; the output is no checkpoint at all;
+            a key is none, or model-signing is not installed.
+        OutputError: what is to be signed is a Hub id, is signed already, or cannot be written.
         DeclarationError: another tool's folder declares what is not supported: that is no verdict.
     """
+    report = signature = signed = None
+    if settings.verify_signature:
+        folder = resolve_draft(str(settings.output)).folder
+        signature = verify_signature(folder, Path(settings.verify_signature))
+    if settings.against is not None:
+        report = _compared(settings, settings.against)
+    if settings.sign and report is not None and report.ok:
+        signed = _signed(settings.output, Path(settings.sign))
+    return Verification(comparison=report, signature=signature, signed=signed)
+
+
+def _compared(settings: VerifySettings, against: Reference) -> "VerifyReport":
     from ...quantize.verify import folder
 
-    source = resolve_draft(str(against), subtree)
-    quantized = resolve_draft(str(output))
+    source = resolve_draft(str(against), settings.subtree)
+    quantized = resolve_draft(str(settings.output))
     _check_sides(quantized, source)
-    if foreign:
+    if settings.foreign:
         _check_declaration(quantized)
-    with watch.bar("read headers", None) as bar:
+    with settings.watch.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
             if not bar.measured:
@@ -69,10 +167,19 @@ def verify(
             quantized.folder,
             source.folder,
             show,
-            foreign=foreign,
-            target=optional_path(target),
+            foreign=settings.foreign,
+            target=optional_path(settings.target),
             subtree=source.subtree,
         )
+
+
+def _signed(output: Reference, private_key: Path) -> Signed:
+    """Write model.sig into the folder, in the format of OpenSSF model signing."""
+    source = resolve_draft(str(output))
+    if source.hub_id is not None:
+        raise OutputError(output, "is on the Hub, expected a folder to sign",
+                          fix="sign the folder, then push it")  # fmt: skip
+    return sign_folder(source.folder, private_key)
 
 
 def _check_declaration(output: DraftSource) -> None:

@@ -1,10 +1,8 @@
 """How `draftquant inspect` shows a folder that is stored quantized."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ...quantize.lints import Lint
 from ...quantize.verify.audit import Audit, LinearAudit
 from ..console import megabytes, print_table, stdout, table
 
@@ -15,17 +13,12 @@ Gaussian halves that are 4 apart (`concat.HARMFUL_RATIO`) give this share under 
 """
 
 
-def audit_mapping(found: Audit, lints: tuple[Lint, ...]) -> dict[str, Any]:
-    """Everything that was found, as JSON values."""
-    return {**found.to_mapping(), "lints": [dataclasses.asdict(lint) for lint in lints]}
-
-
 def print_audit(found: Audit, mapping: Mapping[str, Any]) -> None:
     """Print what the folder declares, a line per linear, then every fault.
 
     Args:
         found: the audit.
-        mapping: the same as `audit_mapping` gives it.
+        mapping: the same as `Inspection.to_mapping` gives it.
     """
     out = stdout()
     layout = ", speculators layout" if mapping["speculators_layout"] else ""

@@ -1,91 +1,36 @@
-"""`draftquant check`: what an engine will do with a draft folder, before a server is started.
+"""`draftquant check`: prints what an engine will do with a draft folder.
 
-With `--fix` it writes a repaired copy, and says what the engine will do with that.
+With `--fix`, also what was repaired, and what the engine will do with the repaired copy.
 """
 
 import argparse
-import dataclasses
-from typing import Any
 
 from ...quantize.engines import EngineCheck
-from ...quantize.engines.contract import ENGINE_NAMES
-from ...quantize.files.hub import resolve_draft
-from ..api.check import check
-from ..api.opening import Reference
+from ..api.check import Repaired, check
 from ..console import print_json, print_table, stdout, table
-from .check_fix import add_fix_arguments, check_fix_arguments, fix, print_fix
+from .verify import print_verification
 
-_EXIT = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}
+VERB = check
+EPILOG = (
+    "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, or the folder is WRONG --against its"
+    " source, 2 bad input, 3 UNKNOWN"
+)
 _COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNOWN": "yellow"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`check DRAFT --engine E`."""
-    parser.epilog = (
-        "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, or the folder is WRONG --against its"
-        " source, 2 bad input, 3 UNKNOWN"
-    )
-    parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id, quantized or not")
-    parser.add_argument(
-        "--engine", required=True, choices=ENGINE_NAMES, help="that is to load the draft"
-    )
-    parser.add_argument(
-        "--version", metavar="VERSION", help="of the engine; default: the newest known"
-    )
-    parser.add_argument("--tp", type=int, default=1, metavar="GPUS", help="tensor-parallel shards")
-    parser.add_argument(
-        "--target-layers",
-        type=int,
-        metavar="LAYERS",
-        help="decoder layers of the target, after which vLLM numbers the draft's",
-    )
-    parser.add_argument(
-        "--arch",
-        metavar="GPU",
-        help="gfx942, sm90, sm100, or as people say it (mi325x, h100, b200); default: all must"
-        " agree",
-    )
-    add_fix_arguments(parser)
-
-
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    check_fix_arguments(options)
-    source = resolve_draft(options.draft)
-    answer = _check(source.folder, options)
-    if options.fix:
-        repaired = fix(source, options)
-        after = _check(options.out, options) if repaired.report else answer
-        if options.json:
-            found = {"before": _mapping(answer), "after": _mapping(after), **repaired.to_mapping()}
-            print_json(found)
-        else:
-            print_fix(repaired)
-            _print(after)
-            before, after_it = (answer.verdict, "bold"), (after.verdict, "bold")
-            stdout().line("before ", before, ", after ", after_it)
-        return 1 if repaired.is_refuted else _EXIT[after.verdict]
+    """Check, and print the engine's answer; 1 where it refuses or reads otherwise."""
+    report = check.run(options.settings)
     if options.json:
-        print_json(_mapping(answer))
-    else:
-        _print(answer)
-    return _EXIT[answer.verdict]
-
-
-def _check(draft: Reference, options: argparse.Namespace) -> EngineCheck:
-    return check(
-        draft,
-        options.engine,
-        version=options.version,
-        arch=options.arch,
-        tp=options.tp,
-        target_layers=options.target_layers,
-    )
-
-
-def _mapping(answer: EngineCheck) -> dict[str, Any]:
-    findings = [finding._asdict() for finding in answer.findings]
-    return {**dataclasses.asdict(answer), "findings": findings}
+        print_json(report.to_mapping())
+        return report.exit_code
+    if report.repaired is not None:
+        _print_repaired(report.repaired)
+    _print(report.answer)
+    if report.repaired is not None:
+        before, after = (report.before.verdict, "bold"), (report.verdict, "bold")
+        stdout().line("before ", before, ", after ", after)
+    return report.exit_code
 
 
 def _print(answer: EngineCheck) -> None:
@@ -111,3 +56,21 @@ def _print(answer: EngineCheck) -> None:
     if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
         why = "serve it:" if answer.verdict == "LOADS" else "to try it:"
         out.line(f"{why} {answer.launch}")
+
+
+def _print_repaired(fixed: Repaired) -> None:
+    """Print the repairs, what was left, and where the copy is."""
+    out, plan, report = stdout(), fixed.plan, fixed.report
+    if plan.repairs:
+        found = table(f"Repaired: {plan.source.folder}", "repair", "what was wrong", "written")
+        for repair in plan.repairs:
+            found.row(repair.name, repair.wrong, repair.written)
+        print_table(found)
+    for note in plan.notes:
+        out.line(f"left: {note}")
+    if report is None:
+        out.line("nothing to repair in its config: no folder was written")
+    else:
+        out.line((str(report.out), "bold"), f": every tensor has the bytes of {plan.source.folder}")
+    if fixed.verification is not None:
+        print_verification(fixed.verification)

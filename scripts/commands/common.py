@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ...recipes import Recipe, aliases, load_recipe
 from ...recipes.errors import short
-from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.counting.estimand import DraftSampling
 from ..api import opening
 from ..api.opening import open_draft as open_draft
@@ -30,25 +29,6 @@ def add_subtree(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--recipe`, `--backend`, `--algorithm` and `--target-layers`."""
-    parser.add_argument(
-        "--recipe", required=True, metavar="RECIPE", help="built-in name or .yaml path"
-    )
-    parser.add_argument(
-        "--backend",
-        choices=typing.get_args(BackendName),
-        help="who computes the codes, instead of the recipe's choice",
-    )
-    parser.add_argument(
-        "--algorithm",
-        metavar=f"{{{','.join(ALGORITHMS)}}}",
-        help="how codes and scales are found, instead of the recipe's choice; computed by backend"
-        " torch unless --backend says otherwise",
-    )
-    add_target_layers(parser)
-
-
 def add_target_layers(parser: argparse.ArgumentParser) -> None:
     """`--target-layers`."""
     parser.add_argument(
@@ -56,13 +36,6 @@ def add_target_layers(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="LAYERS",
         help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
-    )
-
-
-def chosen_recipe(options: argparse.Namespace) -> Recipe:
-    """The recipe with `--backend` and `--algorithm` applied; see `api.opening`."""
-    return opening.chosen_recipe(
-        named_recipe(options.recipe), backend=options.backend, algorithm=options.algorithm
     )
 
 

@@ -1,126 +1,27 @@
 """`draftquant estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-from ...quantize.drafts import Draft
-from ...quantize.errors import LayoutError, PlanError
-from ...quantize.estimate.draft_round import (
-    USUAL_CONTEXT,
-    checked_num_draft_tokens,
-    usual_context,
-)
-from ...quantize.estimate.estimate import (
-    checked_concurrencies,
-    checked_efficiency,
-    make_estimate,
-)
-from ...quantize.estimate.target import (
-    Target,
-    parse_step_times,
-    step_of_bytes,
-    step_of_config,
+from ...quantize.estimate.estimate import BreakEven, Candidate, Estimate
+from ...quantize.estimate.estimate_report import (
+    PARTS,
+    EstimateReport,
+    assumptions,
+    multiplied_as,
+    to_mapping,
 )
 from ...quantize.estimate.work import Machine
-from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
-from ...quantize.gpus import USUAL_GPUS, named_gpu
-from ...quantize.plan import Plan, make_plan
-from ...recipes import built_in_recipes
-from ..console import print_json
-from .common import add_num_draft_tokens, comma_numbers, named_recipe, open_draft
-from .estimate_data import Report, to_mapping
-from .estimate_report import print_report
+from ..api.estimate import estimate
+from ..console import megabytes, print_json, print_table, stdout, table
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`estimate DRAFT`."""
-    parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
-    parser.add_argument(
-        "--recipe",
-        action="append",
-        metavar="RECIPE",
-        help="built-in name or .yaml path, may be repeated; default: all that fit the draft",
-    )
-    parser.add_argument(
-        "--gpu",
-        action="append",
-        metavar="GPU",
-        help=f"h100, mi325x, ..., may be repeated; default: {', '.join(USUAL_GPUS)}",
-    )
-    add_num_draft_tokens(parser)
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="TOKENS",
-        help=f"positions per sequence (default: {USUAL_CONTEXT}, or fewer where the config.json of"
-        " DRAFT or of --target allows no more)",
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=comma_numbers,
-        default=(1, 2, 4, 8, 16, 32, 64),
-        metavar="SEQUENCES,...",
-        help="sequences at once (1,2,4,8,16,32,64)",
-    )
-    parser.add_argument("--tp", type=int, default=1, metavar="GPUS", help="tensor-parallel shards")
-    parser.add_argument(
-        "--efficiency",
-        type=float,
-        default=0.75,
-        metavar="SHARE",
-        help="share of the data sheets' bandwidths and peaks that kernels reach (0.75)",
-    )
-    target = parser.add_mutually_exclusive_group()
-    target.add_argument(
-        "--target-step-ms",
-        metavar="MILLISECONDS",
-        help="the target's verify step as measured: 14.2, or by concurrency 1=9.5,8=14.2,64=38",
-    )
-    target.add_argument(
-        "--target",
-        type=Path,
-        metavar="TARGET",
-        help="folder with the config.json of a dense target",
-    )
-    target.add_argument(
-        "--target-bytes",
-        type=float,
-        metavar="BYTES",
-        help="bytes of the target's weights that one token reads, such as 140e9",
-    )
-    parser.add_argument(
-        "--target-layers",
-        type=int,
-        metavar="LAYERS",
-        help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
-    )
+VERB = estimate
+UNLOADED = "†"
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    gpus = tuple(dict.fromkeys(named_gpu(name).name for name in options.gpu or USUAL_GPUS))
-    efficiency = checked_efficiency(options.efficiency)
-    concurrencies = checked_concurrencies(options.concurrency)
-    _, draft = open_draft(options.draft)
-    num_draft_tokens = checked_num_draft_tokens(draft.geometry, options.num_draft_tokens)
-    plans, refused = _plans(draft, options)
-    asked = options.context
-    if asked is None:
-        options.context = usual_context(_configs(draft, options.target))
-    estimate = make_estimate(
-        draft, plans, num_draft_tokens=num_draft_tokens, context=options.context, tp=options.tp
-    )
-    report = Report(
-        estimate=estimate,
-        plans={plan.recipe.name: plan for plan in plans},
-        refused=refused,
-        machines=tuple(Machine(gpu=named_gpu(name), efficiency=efficiency) for name in gpus),
-        concurrencies=concurrencies,
-        target=_target(draft, num_draft_tokens, concurrencies, options),
-        context_by_config=asked is None and options.context < USUAL_CONTEXT,
-    )
+    """Estimate, and print what a step reads, how long it takes and what it may cost."""
+    report = estimate.run(options.settings)
     if options.json:
         print_json(to_mapping(report))
     else:
@@ -128,48 +29,184 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _configs(draft: Draft, target: Path | None) -> list[Mapping[str, Any]]:
-    """Of the draft, and of the target where its folder is given."""
-    if target is None:
-        return [draft.checkpoint.config]
-    fix = "give the folder of the target"
-    return [draft.checkpoint.config, read_json_object(target / CONFIG_FILE, fix)]
-
-
-def _plans(draft: Draft, options: argparse.Namespace) -> tuple[list[Plan], Mapping[str, str]]:
-    """Plans of the recipes asked for; of all that are shipped, those that there are, and why not.
-
-    Raises:
-        PlanError: a recipe that was asked for does not fit the draft. LayoutError: likewise.
-    """
-    names = dict.fromkeys(options.recipe or built_in_recipes())
-    plans, refused = [], {}
-    for recipe in map(named_recipe, names):
-        try:
-            plans.append(make_plan(recipe, draft, target_layers=options.target_layers))
-        except (PlanError, LayoutError) as exc:
-            if options.recipe:
-                raise
-            refused[recipe.name] = exc.what
-    return plans, refused
-
-
-def _target(
-    draft: Draft,
-    num_draft_tokens: int,
-    concurrencies: Sequence[int],
-    options: argparse.Namespace,
-) -> Target | None:
-    if options.target_step_ms is not None:
-        return parse_step_times(options.target_step_ms, concurrencies)
-    if options.target_bytes is not None:
-        return step_of_bytes(options.target_bytes, num_draft_tokens=num_draft_tokens, tp=options.tp)
-    if options.target is not None:
-        return step_of_config(
-            options.target,
-            num_draft_tokens=num_draft_tokens,
-            context=options.context,
-            tp=options.tp,
-            vocab_size=draft.geometry.vocab_size,
+def print_report(report: EstimateReport) -> None:
+    """Print tables, what they say, and what they assume."""
+    estimate, out = report.estimate, stdout()
+    draft = estimate.draft
+    out.line(
+        (str(draft.checkpoint.folder), "bold"),
+        f": {draft.family.name}, {estimate.parameters:,} parameters; K ="
+        f" {estimate.num_draft_tokens}, context {estimate.context:,}, tp {estimate.tp}",
+    )
+    _print_parts(estimate)
+    for line in _shares(estimate):
+        out.line(line)
+    _print_bytes(report)
+    for name, reason in report.refused.items():
+        out.line(f"{name} does not fit this draft: {reason}")
+    _print_times(report)
+    for machine in report.machines:
+        _print_break_even(report, machine)
+    if report.target is None:
+        out.line(
+            "break-even acceptance needs the target's verify step: --target-step-ms (measured, by"
+            " concurrency), --target (config.json of a dense target) or --target-bytes"
         )
-    return None
+    out.line("Assumed", style="bold")
+    for line in assumptions(report):
+        out.line(f"  {line}")
+
+
+def _print_parts(estimate: Estimate) -> None:
+    numbers = ("parameters", "share", "stored", "a step reads", "a round reads")
+    found = table(
+        f"Parts of the draft in {estimate.baseline.name}, bytes, concurrency 1",
+        "part",
+        *numbers,
+        right=numbers,
+    )
+    stored = {one.part: one for one in estimate.parts}
+    whole = estimate.baseline.round
+    for part in sorted(PARTS, key=lambda part: -whole.nbytes(1, part)):
+        held, read = stored.get(part), whole.nbytes(1, part)
+        if held is None and not read:
+            continue
+        found.row(
+            part,
+            f"{held.parameters:,}" if held else "",
+            f"{held.parameters / estimate.parameters:.1%}" if held else "",
+            f"{held.nbytes:,}" if held else "cache" if part == "kv_cache" else "target's",
+            f"{whole.step.nbytes(1, part):,}",
+            f"{read:,}",
+        )
+    found.add_section()
+    total = (estimate.parameters, estimate.baseline.stored_bytes, whole.step.nbytes(1))
+    found.row("total", f"{total[0]:,}", "", *(f"{n:,}" for n in (*total[1:], whole.nbytes(1))))
+    print_table(found)
+
+
+def _shares(estimate: Estimate) -> Iterator[str]:
+    """What recipes cannot reach, and what dropping or narrowing it would bring."""
+    step = estimate.baseline.round.step
+    layers = step.nbytes(1, "attention") + step.nbytes(1, "mlp")
+    held = f"embedding and head are {estimate.shared_share:.1%} of the parameters, and no recipe"
+    yield (
+        f"{held} touches them" if estimate.shared_share else "embedding and head are the target's"
+    ) + (
+        f"; attention and mlp, which recipes quantize, are {layers / step.nbytes(1):.1%} of the"
+        " bytes of a step"
+    )
+    if estimate.dropped_bytes:
+        yield (
+            f"dropping embed_tokens would save {estimate.dropped_bytes:,} bytes on disk, and in"
+            " memory where the engine does not share the target's table anyway; of a step nothing,"
+            " which reads only the rows of its tokens"
+        )
+    if estimate.reads_shared_head:
+        yield (
+            f"the head is the target's: {step.nbytes(1, 'head'):,} bytes of a step that no format"
+            " of the draft changes"
+        )
+        return
+    fp8 = next(one for one in estimate.candidates if one.hypothetical).round.step
+    yield (
+        f"an FP8 head (a scale per row) would save {step.nbytes(1) - fp8.nbytes(1):,} bytes of a"
+        " step; recipes keep the head unless a rule for it says otherwise (role: head): rows with"
+        " FP8 head say what it would bring"
+    )
+
+
+def _print_bytes(report: EstimateReport) -> None:
+    estimate = report.estimate
+    before = estimate.baseline
+    numbers = ("stored", "attention", "mlp", "rest", "step", "share", "round", "share of it")
+    found = table("What is read, concurrency 1", "draft", *numbers, "multiplied as", right=numbers,
+                  spare=("share of it", "attention", "mlp", "rest"))  # fmt: skip
+    for one in estimate.candidates:
+        step, whole = one.round.step, one.round.nbytes(1)
+        attention, mlp = step.nbytes(1, "attention"), step.nbytes(1, "mlp")
+        found.row(
+            one.name,
+            megabytes(one.stored_bytes),
+            megabytes(attention),
+            megabytes(mlp),
+            megabytes(step.nbytes(1) - attention - mlp),
+            megabytes(step.nbytes(1)),
+            f"{step.nbytes(1) / before.round.step.nbytes(1):.1%}",
+            megabytes(whole),
+            f"{whole / before.round.nbytes(1):.1%}",
+            multiplied_as(one.round),
+        )
+    print_table(found)
+
+
+def _print_times(report: EstimateReport) -> None:
+    names = tuple(machine.gpu.name for machine in report.machines)
+    found = table("Roofline, step / round in µs, concurrency 1", "draft", *names, right=names)
+    marks = set()
+    for one in report.estimate.candidates:
+        cells = []
+        for machine in report.machines:
+            step = _us(machine.pass_seconds(one.round.step, 1))
+            whole = _us(machine.round_seconds(one.round, 1))
+            mark = _mark(report, one, machine)
+            marks.add(mark)
+            cells.append(f"{step} / {whole}{mark}")
+        found.row(one.name, *cells)
+    print_table(found)
+    if any(marks):
+        stdout().line(f"{UNLOADED} no stock engine is known to load it there (draftquant check)")
+
+
+def _print_break_even(report: EstimateReport, machine: Machine) -> None:
+    estimate, name = report.estimate, machine.gpu.name
+    rows = {one: report.break_even(one, machine) for one in estimate.candidates}
+    columns = [str(point.concurrency) for point in rows[estimate.baseline]]
+    if not columns:
+        return
+    found = table(
+        f"Break-even on {name}: the loss of acceptance length up to which it pays, by concurrency",
+        "draft",
+        *columns,
+        right=tuple(columns),
+    )
+    points = rows.pop(estimate.baseline)
+    found.row("target's step, ms", *(f"{1e3 * point.verify_seconds:.3g}" for point in points))
+    ours = (machine.round_seconds(estimate.baseline.round, p.concurrency) for p in points)
+    found.row(f"round in {estimate.baseline.name}, ms", *(f"{1e3 * s:.3g}" for s in ours))
+    found.add_section()
+    for one, of_one in rows.items():
+        label = one.name + _mark(report, one, machine)
+        found.row(label, *(_loss(point.loss) for point in of_one))
+    print_table(found)
+    real = [one for one in rows if report.engines(one, machine.gpu)]
+    if not real:
+        stdout().line(f"no stock engine is known to load any of these on {name}")
+    else:
+        best = max(real, key=lambda one: sum(point.loss for point in rows[one]))
+        stdout().line(f"{best.name} on {name} {_pays(rows[best])}", style="bold")
+
+
+def _mark(report: EstimateReport, candidate: Candidate, machine: Machine) -> str:
+    if candidate is report.estimate.baseline or report.engines(candidate, machine.gpu):
+        return ""
+    return f" {UNLOADED}"
+
+
+def _loss(loss: float) -> str:
+    return f"{loss:.2%}" if loss > 0 else "no gain" if loss == 0 else f"slower by {-loss:.2%}"
+
+
+def _pays(points: tuple[BreakEven, ...]) -> str:
+    """In words: up to which loss it pays at the ends and in the middle."""
+    good = [point for point in points if point.loss > 0]
+    if not good:
+        return "does not pay at any of these concurrencies, whatever it accepts"
+    chosen = dict.fromkeys((good[0], good[len(good) // 2], good[-1]))
+    said = ", ".join(f"{p.loss:.2%} at concurrency {p.concurrency}" for p in chosen)
+    return f"pays as long as it loses less acceptance length than {said}"
+
+
+def _us(seconds: float) -> str:
+    us = 1e6 * seconds
+    return f"{us:,.0f}" if us >= 100 else f"{us:.3g}"

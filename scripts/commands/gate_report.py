@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ...validate.counting.paired_change import PairedChange
     from ...validate.judging.judgement import GateReport
     from ...validate.judging.retuned_gate import RetunedRecord
+    from ...validate.served.joint_report import JointReport
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
 BOUNDS = ("change", "lower bound", "upper bound")
@@ -146,3 +147,27 @@ def bounds(change: "PairedChange") -> tuple[str, str, str]:
 
 def _short(sha256: str | None) -> str:
     return sha256[:12] if sha256 else "not known"
+
+
+def print_joint(report: "JointReport") -> None:
+    """Print every judgement, and the worst verdict."""
+    out = stdout()
+    if report.replayed is not None:
+        print_judged(report.replayed)
+    if report.served is not None:
+        print_served(report.served)
+        print_figures(report.served, ", served")
+    if report.noise is not None and report.noise.change is not None:
+        found = table("The baseline measured again", "run", *BOUNDS, "equal outputs")
+        found.row(
+            report.noise.name,
+            *bounds(report.noise.change),
+            f"{report.noise.served.identical_share:.1%}",
+        )
+        print_table(found)
+    out.line((report.verdict, f"bold {COLOURS[report.verdict]}"), ", the worst of:")
+    for title, verdict, reason, _ in report.parts:
+        out.line(f"  {title}: ", (verdict, COLOURS[verdict]), f". {reason}")
+    print_ways_out(report.action)
+    for warning in report.warnings:
+        out.line(("warning:", "yellow"), f" {warning}")

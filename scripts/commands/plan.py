@@ -4,32 +4,23 @@ import argparse
 from typing import Any
 
 from ...quantize.drafts.shared.mixture.names import of_any_expert
-from ...quantize.plan import Plan, Step, make_plan
-from ..api.loading import nothing_loads, to_mapping, verdict_lines, verdicts_of
-from ..console import OnTerminal, print_json, print_table, stdout, table
-from .common import add_recipe_arguments, add_subtree, chosen_recipe, open_draft
+from ...quantize.plan import Plan, Step
+from ..api.loading import verdict_lines
+from ..api.plan import plan
+from ..console import print_json, print_table, stdout, table
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`plan DRAFT --recipe R`."""
-    parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
-    add_subtree(parser)
-    add_recipe_arguments(parser)
+VERB = plan
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    _, draft = open_draft(options.draft, options.subtree)
-    plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
-    verdicts = verdicts_of(plan)
+    """Print every tensor of the plan, and where the result would load."""
+    report = plan.run(options.settings)
     if options.json:
-        print_json({**plan.to_mapping(), "engines": to_mapping(verdicts)})
+        print_json(report.to_mapping())
     else:
-        print_plan(plan)
-        for line in verdict_lines(verdicts):
+        print_plan(report.plan)
+        for line in verdict_lines(report.loads):
             stdout().line(line)
-    if problem := nothing_loads(plan, verdicts):
-        OnTerminal().warning(problem)
     return 0
 
 

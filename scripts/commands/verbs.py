@@ -12,9 +12,9 @@ Verbs = Mapping[str, tuple[str, str]]
 """Verb -> its module, and what it does."""
 
 
-def add_verbs(parser: CommandParser, verbs: Verbs) -> None:
+def add_verbs(parser: CommandParser, verbs: Verbs, *, required: bool = True) -> None:
     """A parser for each verb, with the arguments of its module."""
-    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
     for verb, (module, summary) in verbs.items():
         examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {verb}", ())
         sub = parsers.add_parser(

@@ -1,99 +1,29 @@
 """`draftquant verify`: re-read a quantized draft and compare it with its source."""
 
 import argparse
-import dataclasses
-from pathlib import Path
 
 from ...quantize.files.signature import SignatureReport
 from ...quantize.verify.folder import VerifyReport
-from ..api.signature import check_signature, sign
 from ..api.verify import verify
-from ..console import OnTerminal, print_json, print_table, stdout, table
-from ..examples import EXAMPLES
-from ..parsers import UsageError
-from .common import add_subtree
+from ..console import print_json, print_table, stdout, table
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`verify O --against DRAFT [--foreign] [--target M]`, `verify O --verify-signature KEY`."""
-    parser.add_argument("output", metavar="QUANT", help="quantized draft folder or Hub id")
-    parser.add_argument("--against", metavar="DRAFT", help="its BF16 source")
-    add_subtree(parser)
-    parser.add_argument(
-        "--foreign",
-        action="store_true",
-        help="another tool made QUANT: no draftquant.json is expected, and codes and scales may"
-        " have the roundings of such tools",
-    )
-    parser.add_argument(
-        "--target",
-        type=Path,
-        metavar="TARGET",
-        help="target folder: compare its tables again with those that QUANT leaves to it",
-    )
-
-    parser.add_argument(
-        "--sign",
-        type=Path,
-        metavar="KEY",
-        help="private key (PEM): if every byte is right, write the signature model.sig into QUANT",
-    )
-    parser.add_argument(
-        "--verify-signature",
-        type=Path,
-        metavar="KEY",
-        help="public key (PEM): whether its holder signed QUANT as it is; needs no --against",
-    )
+VERB = verify
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    _check(options)
-    report = signature = signed = None
-    if options.verify_signature:
-        signature = check_signature(options.output, options.verify_signature)
-    if options.against:
-        report = verify(
-            options.output,
-            options.against,
-            subtree=options.subtree,
-            foreign=options.foreign,
-            target=options.target,
-            watch=OnTerminal(),
-        )
-    if options.sign and report is not None and report.ok:
-        signed = sign(options.output, options.sign)
-    ok = all(each.ok for each in (report, signature) if each is not None)
+    """Verify, and print what was found; 1 where anything is wrong."""
+    found = verify.run(options.settings)
     if options.json:
-        own = {"ok": ok} if report is None else {**report.to_mapping(), "ok": ok}
-        found = {"signature": signature, "signed": signed}
-        print_json(own | {key: each and dataclasses.asdict(each) for key, each in found.items()})
-        return 0 if ok else 1
-    if signature is not None:
-        _print_signature(signature)
-    if report is not None:
-        print_verification(report)
-    if signed is not None:
+        print_json(found.to_mapping())
+        return 0 if found.ok else 1
+    if found.signature is not None:
+        _print_signature(found.signature)
+    if found.comparison is not None:
+        print_verification(found.comparison)
+    if (signed := found.signed) is not None:
         what = f": {len(signed.sha256)} files, by the key whose sha256 is {signed.key_sha256}"
         stdout().line(("SIGNED", "bold green"), what)
-    return 0 if ok else 1
-
-
-def _check(options: argparse.Namespace) -> None:
-    """There is something to verify, and what is signed was verified.
-
-    Raises:
-        UsageError: there is not, or it was not.
-    """
-    if options.against is None and options.sign:
-        raise UsageError("--sign", "missing: --against; only what verifies is signed",
-                         fix="add --against DRAFT, its BF16 source")  # fmt: skip
-    if options.against is None and not options.verify_signature:
-        fix = f"{EXAMPLES['verify'][0]}; or --verify-signature KEY for who published it"
-        raise UsageError("draftquant verify", "missing: --against", fix=fix)
-    if options.sign and options.verify_signature:
-        raise UsageError("--sign", "not allowed with argument --verify-signature",
-                         fix="verify it with the public key after it is signed")  # fmt: skip
+    return 0 if found.ok else 1
 
 
 def _print_signature(report: SignatureReport) -> None:

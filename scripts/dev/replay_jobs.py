@@ -1,12 +1,13 @@
 """What one process of `bench_replay` does: replay, record, or make what is run."""
 
-import argparse
 import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..api.arguments import ComputeDtype
 
 PROMPT_LENGTH = 16
 """Of the traces that are made; shorter than their text."""
@@ -15,7 +16,7 @@ NEW_TOKENS = 8
 
 
 def _replay(
-    drafts: Sequence[str], traces: str, device: str, dtype: str, batch_size: int | None
+    drafts: Sequence[str], traces: str, device: str, dtype: ComputeDtype, batch_size: int | None
 ) -> Mapping[str, Any]:
     import torch
 
@@ -23,14 +24,15 @@ def _replay(
     from ...calibration.passes.memory import estimate_replay
     from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.counting.trace_replay import replay_drafts
-    from ..commands.replaying import load_for_replay
+    from ..api.replay import OnTracesSettings, load_for_replay
+    from ..console import OnTerminal
 
-    options = argparse.Namespace(
-        device=device, dtype=dtype, batch_size=batch_size, num_draft_tokens=None, target=None
+    settings = OnTracesSettings(
+        watch=OnTerminal(), device=device, dtype=dtype, batch_size=batch_size
     )
     opened = TraceFolder.open(Path(traces))
     start = time.perf_counter()
-    loaded = load_for_replay(drafts, opened, options)
+    loaded = load_for_replay(drafts, opened, settings)
     middle = time.perf_counter()
     replay_drafts(
         loaded.drafts,

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..counting.paired_change import PairedChange
+from ..judging.anomalies import Background
 from ..judging.contradictions import comparison_problem, exit_code_problem
+from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport
+from ..judging.policy import Policy
 from ..judging.retuned_gate import RetunedRecord
 from ..judging.verdict import EXIT_CODES, Verdict, worst
+from ..measure.measurement import Measurement
 from ..parity.finding import Finding
-from .server_noise import ServerNoise
+from .served_gate import judge_measured
+from .server_noise import ServerNoise, server_noise
 
 Part = tuple[str, Verdict, str, str | None]
 """Title of a judgement, its verdict, reason and action."""
@@ -138,3 +143,37 @@ def _apart(one: PairedChange, other: PairedChange) -> bool:
     """Whether two estimates of one change lie further apart than two standard errors allow."""
     error = math.hypot(one.standard_error, other.standard_error)
     return abs(one.log_ratio - other.log_ratio) > 2 * error + 1e-12
+
+
+def judge_jointly(
+    runs: tuple[Measurement, Measurement] | None,
+    again: Measurement | None,
+    replayed: GateReport | RetunedRecord | None,
+    findings: tuple[Finding, ...],
+    policy: Policy,
+    *,
+    look: Look | None,
+    background: Background,
+) -> GateReport | JointReport:
+    """The verdict on two measurements alone, or the worst of all that is given.
+
+    Args:
+        runs: of the baseline and of the candidate; None = nothing was measured.
+        again: the baseline measured once more.
+        replayed: what traces say.
+        findings: of checks of parity.
+        policy: the rule, for served and noise.
+        look: which of the planned interim analyses this is.
+        background: what else is known of the two.
+
+    Raises:
+        GateError: see `judge_measured` and `server_noise`.
+    """
+    served = noise = None
+    if runs is not None:
+        served = judge_measured(*runs, policy, look=look, background=background)
+        if again is not None:
+            noise = server_noise(runs[0], again, policy)
+        elif replayed is None and not findings:
+            return served
+    return joint_report(served=served, replayed=replayed, noise=noise, parity=findings)

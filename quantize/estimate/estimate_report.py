@@ -1,40 +1,40 @@
-"""What is said of an estimate, as text and as plain data; how it is printed is not known here.
+"""`EstimateReport`: an estimate under the settings by which it is read, as plain data too.
 
 Every assumption that a figure rests on is one of `assumptions`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ...quantize.engines.preview import planned_verdicts
-from ...quantize.estimate.estimate import BreakEven, Candidate, Estimate
-from ...quantize.estimate.target import Target
-from ...quantize.estimate.work import Machine, Part, Pass, Round
-from ...quantize.gpus import Gpu
-from ...quantize.plan import Plan
-from ...validate.judging.policy import resolve_policy
+from ..gpus import Gpu
+from .estimate import BreakEven, Candidate, Estimate
+from .target import Target
+from .work import Machine, Part, Pass, Round
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class EstimateReport:
     """An estimate, and the settings under which it is read.
 
     Attributes:
-        plans: by the name of the recipe.
+        loaded_by: the engines that load what a recipe makes, by its name and then by GPU; nothing
+            is asked of the draft as it is.
         refused: shipped recipes that do not fit this draft, and why.
         target: None where nothing is known of it.
+        allowed_drop: relative loss of acceptance length that the gate lets pass.
         context_by_config: the context is shorter than usual, because a config.json allows no more.
     """
 
     estimate: Estimate
-    plans: Mapping[str, Plan]
+    loaded_by: Mapping[str, Mapping[str, Sequence[str]]]
     refused: Mapping[str, str]
     machines: tuple[Machine, ...]
     concurrencies: tuple[int, ...]
     target: Target | None
+    allowed_drop: float
     context_by_config: bool = False
 
     def break_even(self, candidate: Candidate, machine: Machine) -> tuple[BreakEven, ...]:
@@ -43,15 +43,9 @@ class Report:
             return ()
         return self.estimate.break_even(candidate, machine, self.target, self.concurrencies)
 
-    def engines(self, candidate: Candidate, gpu: Gpu) -> list[str]:
-        """The engines that `check` says load it there; nothing is asked of the draft as it is."""
-        plan = self.plans.get(candidate.name)
-        if plan is None:
-            return []
-        verdicts = planned_verdicts(
-            plan, arch=gpu.arch, tp=self.estimate.tp, target_layers=plan.target_layers
-        )
-        return [one.engine for one in verdicts if one.verdict == "LOADS"]
+    def engines(self, candidate: Candidate, gpu: Gpu) -> Sequence[str]:
+        """The engines that `check` says load it there."""
+        return self.loaded_by.get(candidate.name, {}).get(gpu.name, ())
 
 
 def multiplied_as(whole: Round) -> str:
@@ -59,7 +53,7 @@ def multiplied_as(whole: Round) -> str:
     return ", ".join(dict.fromkeys(w.precision for w in whole.step.works if w.part == "mlp"))
 
 
-def assumptions(report: Report) -> Iterator[str]:
+def assumptions(report: EstimateReport) -> Iterator[str]:
     """All that the figures rest on, a sentence each."""
     estimate, share = report.estimate, report.machines[0].efficiency
     k = estimate.num_draft_tokens
@@ -104,10 +98,9 @@ def assumptions(report: Report) -> Iterator[str]:
     )
     if report.target is not None:
         yield f"the target: {report.target}; speed is acceptance length / (round + verify step)"
-        allowed = resolve_policy("release").max_relative_drop
         yield (
-            f"gate --policy release lets {allowed:.2%} be lost: below that break-even, a PASS alone"
-            " does not prove a gain"
+            f"gate --policy release lets {report.allowed_drop:.2%} be lost: below that break-even,"
+            " a PASS alone does not prove a gain"
         )
     for machine in report.machines:
         gpu = machine.gpu
@@ -115,7 +108,7 @@ def assumptions(report: Report) -> Iterator[str]:
         yield f"{gpu.name}: {gpu.bandwidth / 1e12:g} TB/s; TFLOPS {peaks} ({gpu.source})"
 
 
-def to_mapping(report: Report) -> dict[str, Any]:
+def to_mapping(report: EstimateReport) -> dict[str, Any]:
     """The estimate as plain data: bytes, seconds, shares."""
     estimate = report.estimate
     return {
@@ -148,14 +141,14 @@ def to_mapping(report: Report) -> dict[str, Any]:
     }
 
 
-def _candidate_mapping(report: Report, one: Candidate) -> dict[str, Any]:
+def _candidate_mapping(report: EstimateReport, one: Candidate) -> dict[str, Any]:
     return {
         "name": one.name,
         "hypothetical": one.hypothetical,
         "stored_bytes": one.stored_bytes,
         "multiplied_as": multiplied_as(one.round),
-        "engines": {m.gpu.name: report.engines(one, m.gpu) for m in report.machines}
-        if one.name in report.plans
+        "engines": {m.gpu.name: list(report.engines(one, m.gpu)) for m in report.machines}
+        if one.name in report.loaded_by
         else None,
         "step_bytes": _by_part(one.round.step),
         "round_bytes": _by_part(one.round),

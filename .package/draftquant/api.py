@@ -1,0 +1,1 @@
+../../scripts/draftquant/api.py

@@ -1,0 +1,148 @@
+"""`compare`: several drafts on the same prompts; which one for which traffic?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ...quantize.files.hub import resolve_draft
+from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
+from ...recipes.decode import MisfitError
+from . import reports
+from .arguments import AnyPath, share
+from .opening import Reference
+from .option import Argument, Option
+from .pages import given
+from .replay import OnTracesSettings, load_for_replay, replay_loaded
+from .verb import verb
+
+if TYPE_CHECKING:
+    from ...validate.comparison.draft_comparison import ComparisonReport
+    from ...validate.comparison.sources import Counted
+
+
+def shares_by_category(text: str) -> Mapping[str, float]:
+    """Shares by category: chat=0.7,code=30%.
+
+    Raises:
+        MisfitError: it is none, or names a category twice.
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = part.rpartition("=")
+        if not name or not equals or name in found:
+            raise MisfitError(
+                f"expected CATEGORY=SHARE,..., each once, such as chat=0.7,code=0.3; got {text!r}"
+            )
+        found[name] = share(number)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSettings(OnTracesSettings):
+    """Which drafts on which prompts, and what your traffic is like."""
+
+    drafts: Annotated[
+        Sequence[Reference],
+        Argument(
+            "drafts, the baseline first; without --traces files: what 'gate --report' wrote of"
+            " several drafts and one baseline, what 'replay --json' printed, or what 'measure'"
+            " wrote of each",
+            "DRAFT",
+        ),
+    ]
+    traces: Annotated[AnyPath | None, Option("trace folder", "TRACES")] = None
+    _: KW_ONLY
+    traffic: Annotated[
+        Mapping[str, float] | None,
+        Option(
+            "share of your output tokens by category of prompts, such as chat=0.7,code=0.3"
+            " (default: the prompts as they are)",
+            "C=SHARE,...",
+            count=1,
+            reads=shares_by_category,
+        ),
+    ] = None
+    confidence: Annotated[
+        float, Option("of all intervals together (default 0.95)", "SHARE", reads=share)
+    ] = 0.95
+    html: Annotated[AnyPath | None, Option("write it as a page", "F.html")] = None
+    plot: Annotated[AnyPath | None, Option("draw it", "F.svg")] = None
+    report: Annotated[AnyPath | None, Option("also write the JSON here", "F.json")] = None
+    overwrite: Annotated[bool, Option("replace files that exist already")] = False
+
+    @property
+    def files(self) -> dict[ReportFormat, Path]:
+        """What is written."""
+        return given({"html": self.html, "plot": self.plot, "report": self.report})
+
+    def check(self) -> None:
+        """The files can be written, and nothing is asked for that files do not say."""
+        from ...validate.errors import CompareError
+
+        check_reports(self.files, overwrite=self.overwrite)
+        if self.traces is not None:
+            return
+        for name in ("num_draft_tokens", "target", "batch_size"):
+            if getattr(self, name) is not None:
+                raise CompareError(
+                    f"--{name.replace('_', '-')}",
+                    "is of use for traces only, and none are given",
+                    fix="leave it out, or give drafts and --traces T",
+                )
+
+
+@verb(CompareSettings)
+def compare(settings: CompareSettings) -> "reports.ComparisonReport":
+    """Compare several drafts on the same prompts: which one for your traffic?
+
+    Returns:
+        Acceptance lengths and changes against the first, with intervals that hold together.
+
+    Raises:
+        DraftQuantError: a draft, the traces or a file cannot be read, or they are not of the same
+            prompts.
+    """
+    from ...validate.comparison import draft_comparison
+
+    counted = _counted(settings)
+    report = draft_comparison.compare(
+        counted.drafts,
+        num_draft_tokens=counted.num_draft_tokens,
+        counted_by=counted.counted_by,
+        traffic=settings.traffic,
+        confidence=settings.confidence,
+        warnings=counted.warnings,
+    )
+    _write(report, settings)
+    return report
+
+
+def _counted(settings: CompareSettings) -> "Counted":
+    """What is compared; without traces the files say it."""
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.comparison.sources import of_files, of_replays
+    from ...validate.judging.candidate_origin import DraftFolder
+
+    if settings.traces is None:
+        return of_files([Path(path) for path in settings.drafts])
+    traces = TraceFolder.open(Path(settings.traces))
+    folders = [resolve_draft(str(draft)).folder for draft in settings.drafts]
+    digests = [DraftFolder.read(folder).sha256 for folder in folders]
+    loaded = load_for_replay(settings.drafts, traces, settings)
+    return of_replays(replay_loaded(loaded, settings), digests)
+
+
+def _write(report: "ComparisonReport", settings: CompareSettings) -> None:
+    """All files that are asked for, or none."""
+    from ...validate.charts.svg import standalone
+    from ...validate.comparison.comparison_page import page, plot
+    from ...validate.report.document import document_text
+
+    writers = {
+        "html": lambda: page(report),
+        "plot": lambda: standalone(plot(report)),
+        "report": lambda: document_text(report.to_mapping()),
+    }
+    texts = {path: writers[kind]() for kind, path in settings.files.items()}
+    write_reports(texts, overwrite=settings.overwrite)

@@ -1,0 +1,195 @@
+"""`estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from ...quantize.drafts import Draft
+from ...quantize.engines.preview import planned_verdicts
+from ...quantize.errors import LayoutError, PlanError
+from ...quantize.estimate.draft_round import (
+    USUAL_CONTEXT,
+    checked_num_draft_tokens,
+    usual_context,
+)
+from ...quantize.estimate.estimate import (
+    checked_concurrencies,
+    checked_efficiency,
+    make_estimate,
+)
+from ...quantize.estimate.estimate_report import EstimateReport
+from ...quantize.estimate.target import (
+    Target,
+    parse_step_times,
+    step_of_bytes,
+    step_of_config,
+)
+from ...quantize.estimate.work import Machine
+from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
+from ...quantize.plan import Plan, make_plan
+from ...recipes import Recipe, built_in_recipes
+from ...validate.judging.policy import resolve_policy
+from . import arguments, reports
+from .opening import Reference, named_recipe, open_draft, optional_path
+from .option import Option
+from .settings import Settings
+from .verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateSettings(Settings):
+    """Of which draft, by which recipes, on which GPUs, beside which target."""
+
+    draft: arguments.Draft
+    _: KW_ONLY
+    recipes: Annotated[
+        tuple[Recipe | Reference, ...],
+        Option(
+            "built-in name or .yaml path, may be repeated; default: all that fit the draft",
+            "RECIPE",
+            flag="--recipe",
+            several="repeated",
+        ),
+    ] = ()
+    gpus: Annotated[
+        tuple[str, ...],
+        Option(
+            f"h100, mi325x, ..., may be repeated; default: {', '.join(USUAL_GPUS)}",
+            "GPU",
+            flag="--gpu",
+            several="repeated",
+        ),
+    ] = ()
+    num_draft_tokens: arguments.NumDraftTokens = None
+    context: Annotated[
+        int | None,
+        Option(
+            f"positions per sequence (default: {USUAL_CONTEXT}, or fewer where the config.json of"
+            " DRAFT or of --target allows no more)",
+            "TOKENS",
+        ),
+    ] = None
+    concurrency: Annotated[
+        tuple[int, ...],
+        Option("sequences at once (1,2,4,8,16,32,64)", "SEQUENCES,...", several="commas"),
+    ] = (1, 2, 4, 8, 16, 32, 64)
+    tp: Annotated[int, Option("tensor-parallel shards", "GPUS")] = 1
+    efficiency: Annotated[
+        float,
+        Option("share of the data sheets' bandwidths and peaks that kernels reach (0.75)", "SHARE"),
+    ] = 0.75
+    target_step_ms: Annotated[
+        str | float | None,
+        Option(
+            "the target's verify step as measured: 14.2, or by concurrency 1=9.5,8=14.2,64=38",
+            "MILLISECONDS",
+        ),
+    ] = None
+    target: Annotated[
+        arguments.AnyPath | None,
+        Option("folder with the config.json of a dense target", "TARGET"),
+    ] = None
+    target_bytes: Annotated[
+        float | None,
+        Option("bytes of the target's weights that one token reads, such as 140e9", "BYTES"),
+    ] = None
+    target_layers: arguments.TargetLayers = None
+
+    exclusive = (("target_step_ms", "target", "target_bytes"),)
+
+
+@verb(EstimateSettings)
+def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
+    """Estimate what a draft step reads and takes, and how much acceptance quantizing may cost.
+
+    Returns:
+        The draft as it is and by each recipe, on each GPU.
+
+    Raises:
+        DraftQuantError: the draft, a recipe or the target is not one that can be estimated.
+    """
+    gpus = dict.fromkeys(named_gpu(name).name for name in settings.gpus or USUAL_GPUS)
+    efficiency = checked_efficiency(settings.efficiency)
+    concurrencies = checked_concurrencies(settings.concurrency)
+    _, draft = open_draft(settings.draft)
+    num_draft_tokens = checked_num_draft_tokens(draft.geometry, settings.num_draft_tokens)
+    plans, refused = _plans(draft, settings)
+    context = settings.context
+    if context is None:
+        context = usual_context(_configs(draft, optional_path(settings.target)))
+    machines = tuple(Machine(gpu=named_gpu(name), efficiency=efficiency) for name in gpus)
+    return EstimateReport(
+        estimate=make_estimate(
+            draft, plans, num_draft_tokens=num_draft_tokens, context=context, tp=settings.tp
+        ),
+        loaded_by={
+            plan.recipe.name: {
+                one.gpu.name: _engines(plan, one.gpu, settings.tp) for one in machines
+            }
+            for plan in plans
+        },
+        refused=refused,
+        machines=machines,
+        concurrencies=concurrencies,
+        target=_target(draft, settings, num_draft_tokens, concurrencies, context),
+        allowed_drop=resolve_policy("release").max_relative_drop,
+        context_by_config=settings.context is None and context < USUAL_CONTEXT,
+    )
+
+
+def _configs(draft: Draft, target: Path | None) -> list[Mapping[str, Any]]:
+    """Of the draft, and of the target where its folder is given."""
+    if target is None:
+        return [draft.checkpoint.config]
+    fix = "give the folder of the target"
+    return [draft.checkpoint.config, read_json_object(target / CONFIG_FILE, fix)]
+
+
+def _plans(draft: Draft, settings: EstimateSettings) -> tuple[list[Plan], Mapping[str, str]]:
+    """Plans of the recipes asked for; of all that are shipped, those that there are, and why not.
+
+    Raises:
+        PlanError, LayoutError: a recipe that was asked for does not fit the draft.
+    """
+    plans, refused = [], {}
+    for one in dict.fromkeys(settings.recipes or built_in_recipes()):
+        recipe = named_recipe(one, settings.watch)
+        try:
+            plans.append(make_plan(recipe, draft, target_layers=settings.target_layers))
+        except (PlanError, LayoutError) as exc:
+            if settings.recipes:
+                raise
+            refused[recipe.name] = exc.what
+    return plans, refused
+
+
+def _engines(plan: Plan, gpu: Gpu, tp: int) -> tuple[str, ...]:
+    """Those that load the result of a plan there."""
+    verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp, target_layers=plan.target_layers)
+    return tuple(one.engine for one in verdicts if one.verdict == "LOADS")
+
+
+def _target(
+    draft: Draft,
+    settings: EstimateSettings,
+    num_draft_tokens: int,
+    concurrencies: Sequence[int],
+    context: int,
+) -> Target | None:
+    if settings.target_step_ms is not None:
+        return parse_step_times(str(settings.target_step_ms), concurrencies)
+    if settings.target_bytes is not None:
+        return step_of_bytes(
+            settings.target_bytes, num_draft_tokens=num_draft_tokens, tp=settings.tp
+        )
+    if settings.target is not None:
+        return step_of_config(
+            Path(settings.target),
+            num_draft_tokens=num_draft_tokens,
+            context=context,
+            tp=settings.tp,
+            vocab_size=draft.geometry.vocab_size,
+        )
+    return None

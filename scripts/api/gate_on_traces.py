@@ -1,0 +1,165 @@
+"""Two or three drafts replayed on the same traces and judged: what `gate` does with traces."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ...quantize.files.checkpoint import CONFIG_FILE
+from ...quantize.files.provenance import QuantizedProvenance
+from . import arguments
+from .opening import Reference, folder_of, optional_path
+from .option import Argument, Option
+from .replay import OnTracesSettings, load_for_replay, replay_loaded
+
+if TYPE_CHECKING:
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.counting.draft_replay import DraftReplay
+    from ...validate.judging.anomalies import Background
+    from ...validate.judging.candidate_origin import DraftFolder
+    from ...validate.judging.interim_analysis import Look
+    from ...validate.judging.judgement import GateReport
+    from ...validate.judging.policy import Policy
+    from ...validate.judging.retuned_gate import RetunedReport
+
+
+@dataclass(frozen=True)
+class GateOnTracesSettings(OnTracesSettings):
+    """Who is judged on which traces, and what is known of them."""
+
+    baseline: Annotated[Reference | None, Argument("the draft as released", "BF16")] = None
+    candidate: Annotated[Reference | None, Argument("the quantized draft", "QUANT")] = None
+    traces: Annotated[arguments.AnyPath | None, Option("trace folder", "TRACES")] = None
+    _: KW_ONLY
+    tuned_baseline: Annotated[
+        Reference | None,
+        Option(
+            "for a QUANT that 'retune' wrote, and there needed: the BF16 draft taught alike",
+            "TUNED",
+        ),
+    ] = None
+    unrelated: Annotated[
+        bool, Option("compare two different drafts on purpose: QUANT need not be BF16 quantized")
+    ] = False
+    expect_baseline: Annotated[
+        float | None,
+        Option(
+            "acceptance length that BF16 is known to have with this K: confirms an unusual one",
+            "AL",
+        ),
+    ] = None
+
+    @property
+    def references(self) -> list[Reference]:
+        """Baseline, candidate, and the BF16 draft taught alike where it was given."""
+        names = (self.baseline, self.candidate, self.tuned_baseline)
+        return [name for name in names if name is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnTraces:
+    """What replays said; `background` is what they were judged with.
+
+    Attributes:
+        folders: baseline, candidate, and the BF16 draft taught alike where it was given.
+    """
+
+    replays: "Sequence[DraftReplay]"
+    report: "GateReport | RetunedReport"
+    background: "Background"
+    folders: "tuple[DraftFolder, ...]"
+
+
+def judge_on_traces(
+    settings: GateOnTracesSettings, policy: "Policy", look: "Look | None"
+) -> OnTraces:
+    """Replay both drafts, or all three, and judge the candidate.
+
+    Raises:
+        DraftQuantError: see `gate`.
+    """
+    from ...calibration.traces.head_agreement import head_agreement
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.judging.anomalies import Background
+    from ...validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
+    from ...validate.judging.held_out import check_held_out
+    from ...validate.judging.judgement import judge
+    from ...validate.judging.retuned_gate import check_tuned_baseline, judge_retuned
+
+    assert settings.traces is not None  # nothing else is replayed
+    unrelated, drafts = settings.unrelated, settings.references
+    baseline, candidate, *taught = (DraftFolder.read(folder_of(name)) for name in drafts)
+    tuned = taught[0] if taught else None
+    warnings = check_folders(baseline, candidate, unrelated=unrelated)
+    warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
+    traces = TraceFolder.open(Path(settings.traces))
+    warnings += check_held_out(candidate.quantized_by, traces)
+    loaded = load_for_replay(drafts, traces, settings)
+    warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
+    if tuned is not None:
+        warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
+    warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
+    warnings += other_policy_warnings(candidate.quantized_by, policy.name)
+    replays = replay_loaded(loaded, settings)
+    background = Background(
+        baseline_sha256=baseline.sha256,
+        candidate_sha256=candidate.sha256,
+        head_agreement=head_agreement(traces, loaded.tables),
+        expected_baseline=settings.expect_baseline,
+        unrelated=unrelated,
+        unrecorded=not unrelated and candidate.quantized_by is None,
+        algorithm_to_try=algorithm_to_try(candidate.quantized_by),
+        warnings=warnings,
+    )
+    report: GateReport | RetunedReport
+    if tuned is None:
+        report = judge(replays[0], replays[1], policy, look=look, background=background)
+    else:
+        report = judge_retuned(
+            replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
+        )
+    folders = (baseline, candidate) if tuned is None else (baseline, candidate, tuned)
+    return OnTraces(replays=replays, report=report, background=background, folders=folders)
+
+
+def other_policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tuple[str, ...]:
+    """A candidate does not choose its own judge, but what its recipe asks for is said."""
+    if candidate is None or policy in (candidate.recipe.gate.policy, "custom"):
+        return ()
+    asked = candidate.recipe.gate.policy
+    return (f"the candidate's recipe asks for the policy {asked!r}, in use is {policy!r}",)
+
+
+def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
+    """What may round the candidate's four bits better than it was done."""
+    if candidate is None or candidate.recipe.algorithm.rounding != "nearest":
+        return None
+    return None if candidate.recipe.weights.number.is_fp8 else "gptq"
+
+
+def _text_warnings(traces: "TraceFolder") -> tuple[str, ...]:
+    """Text that no user is served."""
+    if not traces.manifest.ignore_eos:
+        return ()
+    return (
+        "the traces go on behind the target's end of text (record --ignore-eos): what it writes"
+        " there, often itself again, is guessed more easily than answers are",
+    )
+
+
+def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:
+    """The tables of a target that was not recorded make another draft of both."""
+    from ...calibration.traces.trace_folder import file_sha256
+
+    recorded = traces.manifest.target
+    if target is None or file_sha256(target / CONFIG_FILE) == recorded.config_sha256:
+        return ()
+    if recorded.config_sha256 is None:
+        return (
+            f"the traces do not say which {CONFIG_FILE} their target {recorded.name} had: whether"
+            f" --target {target.name} is that target is not known",
+        )
+    return (
+        f"--target {target.name} has another {CONFIG_FILE} than the target {recorded.name} that was"
+        " recorded: embedding and head may be those of another target",
+    )

@@ -1,0 +1,148 @@
+"""`inspect`: what a draft is, what quantization can save, what could hurt."""
+
+import dataclasses
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from ...quantize.drafts import Draft, read_draft
+from ...quantize.drafts.speculators_layout import is_speculators
+from ...quantize.errors import CheckpointError, LayoutError, PlanError, VerifyError
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.hub import resolve_draft
+from ...quantize.files.provenance import QuantizedProvenance, TunedProvenance
+from ...quantize.files.provenance_file import read_provenance
+from ...quantize.lints import Lint, find_lints
+from ...quantize.lints.concat import HalfRatio, half_ratios
+from ...quantize.plan import make_plan
+from ...quantize.verify.audit import Audit, audit, looks_quantized
+from ...recipes import built_in_recipes, load_recipe
+from . import arguments
+from .settings import Settings
+from .verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class InspectSettings(Settings):
+    """Of which draft."""
+
+    draft: arguments.Draft
+    _: KW_ONLY
+    subtree: arguments.Subtree = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What is known of a draft by its headers and config.json.
+
+    Attributes:
+        draft: family, geometry and tensors.
+        lints: what trainers and engines are known to read differently.
+        retuned: its target taught it.
+        half_ratios: of each linear that reads the concat input; empty of a quantized draft.
+        bytes_after: built-in recipe -> tensor bytes of its result, or why it does not fit; empty of
+            a quantized draft.
+        audit: of a draft that is stored quantized; None of a plain one.
+    """
+
+    draft: Draft
+    lints: tuple[Lint, ...]
+    retuned: bool
+    half_ratios: tuple[HalfRatio, ...] = ()
+    bytes_after: dict[str, int | str] = dataclasses.field(default_factory=dict)
+    audit: Audit | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        if self.audit is not None:
+            lints = [dataclasses.asdict(lint) for lint in self.lints]
+            return {**self.audit.to_mapping(), "lints": lints, "retuned": self.retuned}
+        return _summary(self)
+
+
+@verb(InspectSettings)
+def inspect(settings: InspectSettings) -> Inspection:
+    """Say what a draft is, what recipes make of it, and what could hurt.
+
+    Returns:
+        Its family and tensors, bytes after each built-in recipe, and lints; of a draft that is
+        stored quantized an audit of its codes and scales.
+
+    Raises:
+        CheckpointError: no draft can be read there, or its declaration is not understood.
+    """
+    checkpoint = resolve_draft(str(settings.draft), settings.subtree).checkpoint()
+    return _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
+
+
+def _plain(checkpoint: Checkpoint) -> Inspection:
+    draft = read_draft(checkpoint)
+    return Inspection(
+        draft=draft,
+        lints=tuple(find_lints(draft)),
+        retuned=isinstance(read_provenance(checkpoint.folder), TunedProvenance),
+        half_ratios=half_ratios(draft),
+        bytes_after={name: _bytes_after(name, draft) for name in built_in_recipes()},
+    )
+
+
+def _quantized(checkpoint: Checkpoint) -> Inspection:
+    try:
+        found = audit(checkpoint)
+    except VerifyError as exc:  # nothing was verified: it is the input that is not understood
+        raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
+    record = read_provenance(checkpoint.folder)
+    return Inspection(
+        draft=found.draft,
+        lints=tuple(find_lints(found.draft)),
+        retuned=isinstance(record, QuantizedProvenance) and record.retuning is not None,
+        audit=found,
+    )
+
+
+def _summary(found: Inspection) -> dict[str, Any]:
+    draft = found.draft
+    reads = draft.geometry.reads_features
+    tensors = [
+        {
+            "name": row.tensor.name,
+            "role": row.role,
+            "dtype": row.tensor.dtype,
+            "shape": list(row.tensor.shape),
+            "bytes": row.tensor.nbytes,
+        }
+        for row in draft.rows
+    ]
+    return {
+        "draft": str(draft.checkpoint.folder),
+        "family": draft.family.name,
+        "architecture": draft.checkpoint.config["architectures"][0],
+        "speculators_layout": is_speculators(draft.checkpoint.config),
+        "num_layers": draft.geometry.num_layers,
+        "aux_layer_ids": draft.geometry.aux_layer_ids,
+        "reads_features": reads,
+        "reads_last_hidden_state": reads and not getattr(draft.geometry, "fuses", True),
+        "parameters": sum(row.tensor.numel for row in draft.rows if row.role != "vocabulary_map"),
+        "bytes": draft.checkpoint.nbytes,
+        "tensors": tensors,
+        "bytes_after": dict(found.bytes_after),
+        "concat_half_ratio": [
+            {
+                "name": r.name,
+                "ratio": r.ratio if math.isfinite(r.ratio) else None,  # JSON has no infinity
+                "rows": r.num_rows,
+                "harmful": r.harmful,
+            }
+            for r in found.half_ratios
+        ],
+        "lints": [dataclasses.asdict(lint) for lint in found.lints],
+        "retuned": found.retuned,
+    }
+
+
+def _bytes_after(name: str, draft: Draft) -> int | str:
+    """Tensor bytes under a built-in recipe, or why it does not fit this draft."""
+    try:
+        return make_plan(load_recipe(name), draft).bytes_after
+    except (PlanError, LayoutError) as exc:
+        return exc.what

@@ -1,0 +1,68 @@
+"""`plan`: what a recipe would do to every tensor, and where the result would load."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from ...quantize.engines.contract import EngineCheck
+from ...quantize.plan import Plan, make_plan
+from . import arguments
+from .loading import nothing_loads, to_mapping, verdicts_of
+from .opening import chosen_recipe, open_draft
+from .settings import Settings
+from .verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings(Settings):
+    """Of which draft, by which recipe."""
+
+    draft: arguments.Draft
+    recipe: arguments.RecipeName
+    _: KW_ONLY
+    subtree: arguments.Subtree = None
+    backend: arguments.Backend = None
+    algorithm: arguments.AlgorithmName = None
+    target_layers: arguments.TargetLayers = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """A plan, which was made of headers alone.
+
+    Attributes:
+        loads: what each known engine does with the result on each of its GPUs.
+        warnings: what the command line says of this plan on stderr.
+    """
+
+    plan: Plan
+    loads: tuple[EngineCheck, ...]
+    warnings: tuple[str, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {**self.plan.to_mapping(), "engines": to_mapping(self.loads)}
+
+
+@verb(PlanSettings)
+def plan(settings: PlanSettings) -> PlanReport:
+    """Say what a recipe would do to every tensor of a draft. Nothing is written.
+
+    Returns:
+        Each tensor with its rule, action and bytes, and where the result would load.
+
+    Raises:
+        DraftQuantError: the draft or the recipe cannot be read, or they do not fit each other.
+    """
+    _, draft = open_draft(settings.draft, settings.subtree)
+    recipe = chosen_recipe(
+        settings.recipe,
+        backend=settings.backend,
+        algorithm=settings.algorithm,
+        watch=settings.watch,
+    )
+    made = make_plan(recipe, draft, target_layers=settings.target_layers)
+    loads = verdicts_of(made)
+    problem = nothing_loads(made, loads)
+    if problem:
+        settings.watch.warning(problem)
+    return PlanReport(plan=made, loads=loads, warnings=(problem,) if problem else ())

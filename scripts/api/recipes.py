@@ -1,0 +1,152 @@
+"""The verbs of `recipes`: list the built-in ones, show one resolved, check a file."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any
+
+from ...quantize.drafts import FAMILIES
+from ...quantize.engines.contract import EngineName
+from ...quantize.engines.registry import choose
+from ...quantize.gpus import GPUS, architecture
+from ...recipes import Recipe, aliases, built_in_recipes, load_recipe, to_mapping
+from ...recipes.decode import nearest
+from ...recipes.errors import RecipeError
+from ...recipes.expectations import LoadsOn
+from ...recipes.formats import NUMBER_FORMATS
+from .opening import Reference, named_recipe
+from .option import Argument, Option
+from .settings import Settings
+from .verb import verb
+
+
+@dataclass(frozen=True, slots=True)
+class RecipesListSettings(Settings):
+    """Which recipes are listed; all where nothing is asked."""
+
+    _: KW_ONLY
+    engine: Annotated[EngineName | None, Option("only what it loads")] = None
+    arch: Annotated[str | None, Option("only for mi325x, h200, b200, sm90, ...", "GPU")] = None
+    family: Annotated[
+        str | None, Option("only for drafts of eagle3-llama, eagle3-mla, ...", "FAMILY")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeSettings(Settings):
+    """Which recipe."""
+
+    recipe: Annotated[Recipe | Reference, Argument("name, alias or .yaml path", "RECIPE")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRecipe:
+    """A built-in recipe.
+
+    Attributes:
+        aliases: other names, after GPUs.
+        emulated_on: GPUs where its result loads that neither multiply nor widen its 4-bit floats:
+            slower than BF16, see docs/estimate.md.
+    """
+
+    recipe: Recipe
+    aliases: tuple[str, ...]
+    emulated_on: tuple[str, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        more = {"aliases": list(self.aliases), "emulated_on": list(self.emulated_on)}
+        return to_mapping(self.recipe) | more
+
+
+@verb(RecipesListSettings)
+def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
+    """List the built-in recipes, those of a GPU, an engine or a family if asked.
+
+    Returns:
+        The recipes by name. Where there is none, the watch is told why.
+
+    Raises:
+        RecipeError: there is no such family.
+        CheckpointError: there is no such GPU.
+    """
+    arch = architecture(settings.arch) if settings.arch else None
+    families = [each.name for each in FAMILIES]
+    if settings.family is not None and settings.family not in families:
+        what = f"no family {settings.family!r}"
+        raise RecipeError("--family", what, fix=nearest(settings.family, families))
+    asked = settings.engine or arch or settings.family
+    found = [
+        recipe
+        for recipe in map(load_recipe, built_in_recipes())
+        if not asked or any(_loads(place, settings, arch) for place in recipe.loads_on)
+    ]
+    if not found:
+        settings.watch.line(_why_none(settings, arch))
+    return tuple(map(_listed, found))
+
+
+@verb(RecipeSettings)
+def recipes_show(settings: RecipeSettings) -> Recipe:
+    """Resolve one recipe: what is hashed and stored.
+
+    Returns:
+        The recipe; `recipe_sha256` of it is its hash.
+
+    Raises:
+        RecipeError: there is no such recipe, or its file is wrong.
+    """
+    return _named(settings)
+
+
+@verb(RecipeSettings)
+def recipes_check(settings: RecipeSettings) -> Recipe:
+    """Check a recipe file, and report every problem of it.
+
+    Returns:
+        The recipe, which is good.
+
+    Raises:
+        RecipeError: says all that is wrong, with lines.
+    """
+    return _named(settings)
+
+
+def _named(settings: RecipeSettings) -> Recipe:
+    given = settings.recipe
+    return given if isinstance(given, Recipe) else named_recipe(given, settings.watch)
+
+
+def _listed(recipe: Recipe) -> ListedRecipe:
+    names = tuple(alias for alias, name in aliases().items() if name == recipe.name)
+    return ListedRecipe(recipe=recipe, aliases=names, emulated_on=_emulated(recipe))
+
+
+def _emulated(recipe: Recipe) -> tuple[str, ...]:
+    numbers = [NUMBER_FORMATS[form.weights.dtype] for form in recipe.formats]
+    archs = dict.fromkeys(arch for place in recipe.loads_on for arch in place.arch)
+    slow = {gpu.arch for gpu in GPUS.values() if any(map(gpu.emulates, numbers))}
+    return tuple(arch for arch in archs if arch in slow)
+
+
+def _why_none(settings: RecipesListSettings, arch: str | None) -> str:
+    """Why nothing is listed: nobody executed the engine there, or it refuses every recipe."""
+    asked = {"--engine": settings.engine, "--arch": settings.arch, "--family": settings.family}
+    words = " ".join(f"{option} {value}" for option, value in asked.items() if value)
+    known = choose(settings.engine) if settings.engine else None
+    if known is not None and arch is not None and arch not in known.gpus:
+        return (
+            f"{words}: no recipe is listed, because {known.name} {known.version} was never executed"
+            f" on {arch}: it is known on {', '.join(known.gpus)}"
+        )
+    return (
+        f"{words}: what no built-in recipe makes is known to load there; 'draftquant check FOLDER'"
+        " says why of a folder"
+    )
+
+
+def _loads(place: LoadsOn, asked: RecipesListSettings, arch: str | None) -> bool:
+    """True if the result loads there, as far as it is asked."""
+    return (
+        asked.engine in (None, place.engine)
+        and (arch is None or arch in place.arch)
+        and (asked.family is None or asked.family in place.family)
+    )

@@ -1,0 +1,209 @@
+"""Every verb as a function, and the types that they take and return.
+
+    from draftquant import api as dq
+
+    dq.quantize("DRAFT", "fp8-ptpc", "OUT")
+    assert dq.verify("OUT", against="DRAFT").ok
+    print(dq.gate("DRAFT", "OUT", "TRACES").verdict)
+
+Each function is what the command of its name runs, and returns what that prints. torch is loaded by
+the run that needs it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .recipes import Recipe
+from .recipes.errors import DraftQuantError, DraftQuantWarning
+from .scripts.api import reports
+from .scripts.api.calibrate import calibrate
+from .scripts.api.card import card
+from .scripts.api.check import check
+from .scripts.api.clean import clean
+from .scripts.api.compare import compare
+from .scripts.api.completion import completion
+from .scripts.api.dequantize import dequantize
+from .scripts.api.estimate import estimate
+from .scripts.api.gate import gate
+from .scripts.api.inspect import inspect
+from .scripts.api.measure import measure
+from .scripts.api.parity_divergence import parity_divergence
+from .scripts.api.parity_draft import parity_draft
+from .scripts.api.parity_run_tasks import parity_run_tasks
+from .scripts.api.parity_sampled import parity_sampled
+from .scripts.api.parity_tasks import parity_tasks
+from .scripts.api.plan import plan
+from .scripts.api.push import PushReport, push
+from .scripts.api.quantize import quantize
+from .scripts.api.recipes import recipes_check, recipes_list, recipes_show
+from .scripts.api.reconcile import reconcile
+from .scripts.api.record import record
+from .scripts.api.replay import replay
+from .scripts.api.report import WrittenReport, report
+from .scripts.api.retune import retune
+from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
+from .scripts.api.transcode import transcode
+from .scripts.api.tune import tune
+from .scripts.api.unpickle import unpickle
+from .scripts.api.verify import verify
+from .scripts.api.watch import Bar, Watch
+
+if TYPE_CHECKING:
+    from .scripts.api.reports import (
+        CheckReport,
+        CleanReport,
+        ComparisonReport,
+        DequantizeReport,
+        Document,
+        DraftReplay,
+        EngineCheck,
+        EstimateReport,
+        Findings,
+        GateReport,
+        ImportReport,
+        Inspection,
+        JointReport,
+        ListedRecipe,
+        Measurement,
+        MergeReport,
+        PlanReport,
+        QuantizeReport,
+        Reconciliation,
+        RetunedReport,
+        RetuneReport,
+        SpeedReport,
+        SplitReport,
+        TaskSamples,
+        TraceFolder,
+        TraceInfo,
+        TranscodeReport,
+        TuneReport,
+        Unpickled,
+        Verification,
+        VerifyReport,
+    )
+
+VERBS = (
+    "calibrate",
+    "card",
+    "check",
+    "clean",
+    "compare",
+    "completion",
+    "dequantize",
+    "estimate",
+    "gate",
+    "inspect",
+    "measure",
+    "parity_divergence",
+    "parity_draft",
+    "parity_run_tasks",
+    "parity_sampled",
+    "parity_tasks",
+    "plan",
+    "push",
+    "quantize",
+    "recipes_check",
+    "recipes_list",
+    "recipes_show",
+    "reconcile",
+    "record",
+    "replay",
+    "report",
+    "retune",
+    "traces_import",
+    "traces_info",
+    "traces_merge",
+    "traces_split",
+    "transcode",
+    "tune",
+    "unpickle",
+    "verify",
+)
+"""The functions."""
+__all__ = [
+    "VERBS",
+    "Bar",
+    "CheckReport",
+    "CleanReport",
+    "ComparisonReport",
+    "DequantizeReport",
+    "Document",
+    "DraftQuantError",
+    "DraftQuantWarning",
+    "DraftReplay",
+    "EngineCheck",
+    "EstimateReport",
+    "Findings",
+    "GateReport",
+    "ImportReport",
+    "Inspection",
+    "JointReport",
+    "ListedRecipe",
+    "Measurement",
+    "MergeReport",
+    "PlanReport",
+    "PushReport",
+    "QuantizeReport",
+    "Recipe",
+    "Reconciliation",
+    "RetuneReport",
+    "RetunedReport",
+    "SpeedReport",
+    "SplitReport",
+    "TaskSamples",
+    "TraceFolder",
+    "TraceInfo",
+    "TranscodeReport",
+    "TuneReport",
+    "Unpickled",
+    "Verification",
+    "VerifyReport",
+    "Watch",
+    "WrittenReport",
+    "calibrate",
+    "card",
+    "check",
+    "clean",
+    "compare",
+    "completion",
+    "dequantize",
+    "estimate",
+    "gate",
+    "inspect",
+    "measure",
+    "parity_divergence",
+    "parity_draft",
+    "parity_run_tasks",
+    "parity_sampled",
+    "parity_tasks",
+    "plan",
+    "push",
+    "quantize",
+    "recipes_check",
+    "recipes_list",
+    "recipes_show",
+    "reconcile",
+    "record",
+    "replay",
+    "report",
+    "retune",
+    "traces_import",
+    "traces_info",
+    "traces_merge",
+    "traces_split",
+    "transcode",
+    "tune",
+    "unpickle",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A type that a verb returns; it is imported when it is asked for."""
+    if name in reports.__all__:
+        return getattr(reports, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
