@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
+from ..errors import BackendError
 from .base import Algorithm, FoundCodes, Need, RowAlgorithm, Statistics
 from .gptq import Gptq
 from .learned import Learned
@@ -28,6 +29,22 @@ def get_algorithm(choice: Choice) -> Algorithm:
     return _ALGORITHMS[choice.scale, choice.rounding]
 
 
+def row_algorithm(choice: Choice) -> RowAlgorithm:
+    """The algorithm of a recipe, where it finds codes weight by weight.
+
+    Raises:
+        BackendError: it does not.
+    """
+    algorithm = get_algorithm(choice)
+    if not isinstance(algorithm, RowAlgorithm):
+        raise BackendError(
+            f"rounding: {choice.rounding}",
+            "the codes of one weight follow from the whole draft and from traces",
+            fix="record traces ('draftquant record') and pass --traces",
+        )
+    return algorithm
+
+
 __all__ = [
     "Algorithm",
     "FoundCodes",
@@ -36,4 +53,5 @@ __all__ = [
     "RowAlgorithm",
     "Statistics",
     "get_algorithm",
+    "row_algorithm",
 ]

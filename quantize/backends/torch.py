@@ -5,7 +5,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import InputMoments, RowAlgorithm, get_algorithm
+from ..algorithms import InputMoments, get_algorithm, row_algorithm
 from ..errors import BackendError
 from ..numerics.quantized_weight import QuantizedWeight
 from .base import ABSMAX_NEAREST, Backend
@@ -40,13 +40,7 @@ class TorchBackend(Backend):
         absmax: Tensor | None = None,
         moments: InputMoments | None = None,
     ) -> QuantizedWeight:
-        if not isinstance(self._algorithm, RowAlgorithm):
-            raise BackendError(
-                f"rounding: {self._choice.rounding}, {weights}",
-                "the codes of one weight follow from the whole draft and from traces",
-                fix="record traces ('draftquant record') and pass --traces",
-            )
-        return self._algorithm.quantize(weight, weights, absmax=absmax, moments=moments)
+        return row_algorithm(self._choice).quantize(weight, weights, absmax=absmax, moments=moments)
 
     @override
     def versions(self) -> dict[str, str]:
