@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
 from ..errors import BackendError
-from .base import Algorithm, FoundCodes, Need, RowAlgorithm, Statistics
-from .gptq import Gptq
-from .learned import Learned
-from .moments import InputMoments
-from .mse import MseNearest
-from .nearest import AbsmaxNearest
+from .absmax_nearest import AbsmaxNearest
+from .algorithm import Algorithm, FoundCodes, Need, RowAlgorithm, Statistics
+from .gptq_rounding import Gptq
+from .input_moments import InputMoments
+from .learned_rounding import Learned
+from .mse_nearest import MseNearest
 
 _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("absmax", "nearest"): AbsmaxNearest(),

@@ -6,9 +6,9 @@ import numpy as np
 
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.decode import read_whole, stored_scalar
+from ..stored.decoded_numbers import read_whole, stored_scalar
 from ..stored.parts import INPUT_SCALES, ZERO_POINTS
-from .report import Fault
+from .verify_report import Fault
 
 
 def companion_faults(

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from .report import Fault, LinearFinding
+from .verify_report import Fault, LinearFinding
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes read."""

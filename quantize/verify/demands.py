@@ -14,7 +14,7 @@ from ..stored.declarations import DeclaredScheme
 from .codes import Expected
 from .method import recipe_of
 from .origin import Origin, origin_of
-from .recorded import Record
+from .record_faults import Record
 from .rules import Rule, rule_of
 from .scales import matrix_absmax
 

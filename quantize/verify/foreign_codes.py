@@ -7,12 +7,12 @@ import numpy as np
 from typing_extensions import override
 
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import Bytes, Floats
+from ..stored.decoded_numbers import Bytes, Floats
 from ..stored.linear import StoredLinear, spread
-from .judge import Buffers, Judge
-from .near import Near
-from .report import Fault
-from .rounding import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
+from .code_judge import Buffers, Judge
+from .compensated_codes import Near
+from .rounded_values import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
+from .verify_report import Fault
 
 INT4_MIN, INT4_MAX = -8.0, 7.0
 # w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. Of two

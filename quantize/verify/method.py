@@ -12,11 +12,11 @@ from ..drafts.fused import fused_names
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.provenance import Method
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import stored_scalar
-from ..stored.formats import declared_activations
+from ..stored.declared_formats import declared_activations
+from ..stored.decoded_numbers import stored_scalar
 from ..stored.layouts.scheme import OwnFormat
 from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, INVERSE_INPUT_SCALE, Part, scale_suffix
-from .report import Fault
+from .verify_report import Fault
 
 _LARGEST_EXPONENT = 126  # 2^k and 2^-k are normal float32 numbers
 

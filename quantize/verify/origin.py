@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ...recipes.formats import WeightDtype
 from ..files.provenance import Method
 from ..stored.declarations import DeclaredScheme
-from .recorded import Record
+from .record_faults import Record
 
 
 class Origin(NamedTuple):

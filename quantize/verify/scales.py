@@ -5,13 +5,13 @@ import numpy as np
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import Floats, floats, read_rows, stored_scalar
+from ..stored.decoded_numbers import Floats, floats, read_rows, stored_scalar
 from ..stored.linear import INVERSE_SCALE, matrix_scale, stored_scales
 from ..stored.parts import scale_suffix
-from .absmax import absmax_scales, smallest_scales, whole_scale, whole_steps
 from .compared import blocks_of
-from .report import Fault
 from .rules import ScaleRule
+from .scales_by_absmax import absmax_scales, smallest_scales, whole_scale, whole_steps
+from .verify_report import Fault
 
 _BLOCK = 2**21  # bytes
 
