@@ -23,7 +23,6 @@ from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declarati
 from ..stored.decoded_numbers import stored_scalar
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
 from ..stored.stored_draft import StoredDraft
-from .companions import companion_faults
 from .exclude_list_faults import exclude_faults
 from .headers import (
     form,
@@ -33,6 +32,7 @@ from .headers import (
     wrong_parts,
 )
 from .method import concat_linears
+from .scales import companion_faults
 from .statistics import CodeStatistics, code_statistics
 from .verify_report import Fault
 

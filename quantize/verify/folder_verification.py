@@ -19,10 +19,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme, declared_scheme
 from ..stored.decoded_numbers import tensor_sha256
 from .codes import Expected, compare_linear
-from .companions import companion_faults
-from .compared import Compared, OnProgress, Progress
 from .config_json import config_faults
-from .declaration_faults import complete_faults
 from .demands import demands_of, expected_codes
 from .dropped import dropped_faults, dropped_rows, remaining
 from .exclude_list_faults import exclude_faults
@@ -38,15 +35,25 @@ from .kept_tensors import compare_balanced, compare_kept
 from .method import (
     action_faults,
     balance_exponents,
+    complete_faults,
     declared_faults,
     input_scale_faults,
     recorded_faults,
 )
 from .record_faults import NO_RECORD, Record, read_record, record_faults
 from .rules import Rule, rule_of
+from .scales import companion_faults
 from .tuned_verification import verify_tuned
 from .unowned_files import card_faults, own_files, side_file_faults, unowned_faults
-from .verify_report import Fault, LinearFinding, VerifyReport, unreadable
+from .verify_report import (
+    Compared,
+    Fault,
+    LinearFinding,
+    OnProgress,
+    Progress,
+    VerifyReport,
+    unreadable,
+)
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
 

@@ -7,8 +7,7 @@ import numpy as np
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats, read_rows, read_whole
-from .compared import Compared, OnBytes, blocks_of
-from .verify_report import Fault
+from .verify_report import Compared, Fault, OnBytes, blocks_of
 
 _BLOCK = 2**21  # bytes
 

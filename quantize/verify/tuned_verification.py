@@ -19,14 +19,13 @@ from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import TunedProvenance
 from ..stored.declarations import declared_scheme
 from ..stored.decoded_numbers import floats, read_rows, tensor_sha256
-from .compared import Compared, blocks_of
 from .config_json import config_faults
 from .headers import form, index_faults, metadata_faults
 from .kept_tensors import compare_kept
 from .record_faults import record_faults
 from .retuned_codes import Direction
 from .unowned_files import own_files, side_file_faults, unowned_faults
-from .verify_report import Fault, LinearFinding, VerifyReport
+from .verify_report import Compared, Fault, LinearFinding, VerifyReport, blocks_of
 
 RULE = "finite weights that point where the source's do"
 _WORKERS = 2
