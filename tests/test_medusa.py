@@ -18,6 +18,7 @@ from draftquant.quantize.estimate.draft_round import (
     draft_round,
     plain_weights,
 )
+from draftquant.quantize.estimate.estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
 from draftquant.quantize.plan import make_plan
@@ -261,6 +262,13 @@ def test_heads_may_be_quantized_and_never_dropped(tmp_path: Path) -> None:
         PlanError, match="of a medusa draft engines take no such table from the target"
     ):
         make_plan(edited["drop"], draft)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_heads_are_estimated_by_their_name_as_they_are(biases: bool, tmp_path: Path) -> None:
+    draft = read(tiny_medusa(tmp_path / "draft", biases=biases))
+    estimate = make_estimate(draft, [], num_draft_tokens=3, context=100, tp=1)
+    assert [one.name for one in estimate.candidates] == ["BF16", "BF16, FP8 head"]
 
 
 def make_rules(recipe: Any, action: str) -> Any:

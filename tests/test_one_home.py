@@ -133,6 +133,24 @@ def test_every_family_tells_engines_what_it_is_like() -> None:
         assert family.engine_traits is own, family.name
 
 
+NAMING = {"mxfp4": 8, "nvfp4": 10, "int4": 15, "fp8_e4m3": 24}
+"""Product files in which the name of a format stands as a text: these numbers only shrink.
+
+They are the tables of formats, layouts, engines and GPUs, and the vendors' own spellings.
+"""
+
+
+def test_few_product_files_name_a_format() -> None:
+    texts = [
+        texts_in(path.read_text(encoding="utf-8"))
+        for package in ("recipes", "quantize", "calibration", "validate", "scripts")
+        for path in (ROOT / package).rglob("*.py")
+        if "dev" not in path.parts
+    ]
+    assert {name: sum(name in each for each in texts) for name in NAMING} == NAMING
+    assert set(NAMING) == set(NUMBER_FORMATS)
+
+
 # ---- one reader of declarations
 
 

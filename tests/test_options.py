@@ -333,7 +333,7 @@ COMMANDS = (
         Row("TRACES", "P Q", "folders.1.given", Path("Q")),
         Row("--out", "other", "out", Path("other")),
     ), stubs(OPEN)),
-    Command("replay DRAFT --traces TRACES", DRAFTS, (
+    Command("replay DRAFT --traces TRACES", "scripts.api.replay.load_for_replay", (
         Row("DRAFT", "P a/b", "references", ("P", "a/b")),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         *replayed("settings."),

@@ -147,3 +147,23 @@ def test_the_reader_of_rooms_sees_every_spelling() -> None:
         (6, ("backends",)),
     ]
     assert len(upward(iter(found))) == 1  # numerics and layouts lie below verify, backends do not
+
+
+def test_what_families_share_knows_no_family() -> None:
+    """`shared`, `kinds` and the interface know no family; a family knows at most DFlash beside it.
+
+    Only what finds, reads and names all of them asks for the list.
+    """
+    room = Path("quantize/drafts")
+    asking = {room / f"{name}.py" for name in ("__init__", "recognition", "speculators_layout")}
+    known = {
+        (module, name[4])
+        for module in MODULES
+        if module.is_relative_to(room) and module not in asking
+        for node, _ in imports(parsed(module))
+        for name in imported_names(module, node)
+        if name[1:4] == ("quantize", "drafts", "families") and len(name) > 4
+    }
+    others = {(m, family) for m, family in known if m.parts[3] != family}
+    assert {module.parts[2] for module, _ in known} == {"families"}
+    assert {family for _, family in others} == {"dflash"}

@@ -104,7 +104,7 @@ def measured_inputs(
         spool: existing folder for second moments; see `MomentsAlongTraces`.
         static: scales that are given and not measured.
         on_progress: called with (prompts done, prompts) while scales are measured.
-        on_stage_progress: likewise, while the moments of a stage are.
+        on_stage_progress: called so while the moments of a stage are.
 
     Raises:
         BackendError: nothing is to be measured.

@@ -3,14 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
-from ..traces.too_long import TooLongPrompts
+from ..traces.too_long import TooLong, TooLongPrompts
 from .target_shape import TargetShape
 
-TooLong = Literal["error", "skip", "truncate"]
 _MOST_NAMED = 20
 """Prompts that one error names."""
 

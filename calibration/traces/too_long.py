@@ -1,6 +1,9 @@
-"""What trace.json says of prompts that were too long for the target."""
+"""Prompts that are too long for the target: what becomes of them, and what trace.json says."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+TooLong = Literal["error", "skip", "truncate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

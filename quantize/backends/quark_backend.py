@@ -27,6 +27,7 @@ from .vendor import finite_absmax, gptq_inputs, tested_version, toolkit_errors, 
 TESTED_VERSION = "0.13"
 _SCALES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 _CODES = {"int4": torch.int8, "fp8_e4m3": FP8, "mxfp4": torch.uint8}
+"""Of each format that it has."""
 BLOCK_ELEMENTS = 1 << 24
 """Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
 _failing = partial(
@@ -50,7 +51,7 @@ class QuarkBackend(Backend):
         problem = weights.problem()
         if problem is not None:
             raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
-        if weights.number.global_scale or weights.granularity == "block":
+        if weights.dtype not in _CODES or weights.granularity == "block":
             raise BackendError("backend quark", f"{weights} is not computed by this backend",
                                fix="use 'backend: torch'")  # fmt: skip
         if weights.scale_dtype is not None:

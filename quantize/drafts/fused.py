@@ -12,7 +12,7 @@ class FusedLinear:
 
     Attributes:
         members: the linears of the draft that it is made of, in this order.
-        vllm: its name there. sglang: likewise.
+        vllm, sglang: its name there.
     """
 
     members: tuple[str, ...]

@@ -73,7 +73,7 @@ class Unreplayed:
     """A scaling that is not computed here.
 
     Attributes:
-        where: of the error that whoever computes with it raises. what: likewise. fix: likewise.
+        where, what, fix: of the error that whoever computes with it raises.
     """
 
     where: str

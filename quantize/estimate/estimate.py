@@ -166,7 +166,8 @@ def make_estimate(
             hypothetical=fp8_head,
         )
 
-    as_it_is = next(row.tensor.dtype for row in draft.rows if row.role == "norm")
+    norms = [row for row in draft.rows if row.role == "norm"]  # which Medusa heads need not have
+    as_it_is = (*norms, *draft.rows)[0].tensor.dtype
     forms = {as_it_is: plain_weights(draft)}
     for plan in plans:
         if plan.recipe.name in forms:

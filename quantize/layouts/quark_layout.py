@@ -29,6 +29,9 @@ VERSION = "0.13"  # whose JSON this is
 _INT4_PER_WORD = 8
 _SECOND_STAGE = "_2"
 
+_HELD = ("int4", "fp8_e4m3", "mxfp4")
+"""Formats that it has."""
+
 
 class QuarkLayout(Layout):
     """`weight` and `weight_scale`, for INT4 an all-zero `weight_zero_point` too.
@@ -44,7 +47,7 @@ class QuarkLayout(Layout):
     @override
     def problem(self, recipe: Recipe) -> str | None:
         weights, activations = recipe.weights, recipe.activations
-        if weights.number.global_scale or weights.granularity == "block":
+        if weights.dtype not in _HELD or weights.granularity == "block":
             return "Quark 0.13 has no such weights"
         if activations is not None and activations.dtype not in ("fp8_e4m3", weights.dtype):
             return "Quark 0.13 pairs MXFP4 activations with MXFP4 weights only"

@@ -1,7 +1,9 @@
 """The formats of a quantized folder in the words of recipes, whoever made it."""
 
 from collections.abc import Mapping
+from typing import get_args
 
+from ...recipes.formats import GroupedActivations
 from ...recipes.schema import ActivationFormat, WeightFormat
 from ..errors import LayoutError
 from .layouts.scheme import Activations, DeclaredScheme
@@ -13,8 +15,10 @@ _ACTIVATIONS: Mapping[Activations, ActivationFormat | None] = {
     "token-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True),
     "tensor-static": ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False),
     "group-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="group", dynamic=True),
-    "nvfp4": ActivationFormat(dtype="nvfp4", granularity="group", dynamic=True),
-    "mxfp4": ActivationFormat(dtype="mxfp4", granularity="group", dynamic=True),
+    **{
+        dtype: ActivationFormat(dtype=dtype, granularity="group", dynamic=True)
+        for dtype in get_args(GroupedActivations)
+    },
 }
 
 

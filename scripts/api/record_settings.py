@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
-from ...calibration.recording.prompt_fit import TooLong
 from ...calibration.traces.manifest import FeatureDtype
+from ...calibration.traces.too_long import TooLong
 from ...recipes.decode import MisfitError
 from ...recipes.strict_json import JsonProblem, parse_json
 from . import arguments

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
-from .scripts.api.calibrate import calibrate
+from .scripts.api.calibrate import CalibrateReport, calibrate
 from .scripts.api.card import card
 from .scripts.api.check import check
 from .scripts.api.clean import clean
@@ -32,13 +32,13 @@ from .scripts.api.parity_run_tasks import parity_run_tasks
 from .scripts.api.parity_sampled import parity_sampled
 from .scripts.api.parity_tasks import parity_tasks
 from .scripts.api.plan import plan
-from .scripts.api.push import PushReport, push
+from .scripts.api.push import push
 from .scripts.api.quantize import quantize
 from .scripts.api.recipes import recipes_check, recipes_list, recipes_show
 from .scripts.api.reconcile import reconcile
 from .scripts.api.record import record
 from .scripts.api.replay import replay
-from .scripts.api.report import WrittenReport, report
+from .scripts.api.report import report
 from .scripts.api.retune import retune
 from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
 from .scripts.api.transcode import transcode
@@ -123,6 +123,7 @@ VERBS = (
 __all__ = [
     "VERBS",
     "Bar",
+    "CalibrateReport",
     "CheckReport",
     "CleanReport",
     "ComparisonReport",
@@ -142,7 +143,6 @@ __all__ = [
     "Measurement",
     "MergeReport",
     "PlanReport",
-    "PushReport",
     "QuantizeReport",
     "Recipe",
     "Reconciliation",
@@ -159,7 +159,6 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "Watch",
-    "WrittenReport",
     "calibrate",
     "card",
     "check",

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
-from ..kinds.chain import ChainForward
+from ..forward import DraftForward
 from ..maths import linear, rms_norm
 
 
@@ -27,8 +27,8 @@ class Modules(Protocol):
         """RMS norm over the last axis, with the draft's own epsilon."""
 
 
-class ModulesForward(ChainForward, Modules):
-    """A chain over linears and norms by name; a bias is added where the draft has one."""
+class ModulesForward(DraftForward, Modules):
+    """A draft over linears and norms by name; a bias is added where the draft has one."""
 
     geometry: Any
 

@@ -8,7 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ....recipes.formats import NUMBER_FORMATS, Granularity, NumberFormat, WeightDtype
+from ....recipes.formats import (
+    NUMBER_FORMATS,
+    Granularity,
+    GroupedActivations,
+    NumberFormat,
+    WeightDtype,
+)
 from ....recipes.schema import LayoutName, Recipe
 from ...errors import VerifyError
 from ..patterns import PatternProblem, matches, understood
@@ -20,7 +26,12 @@ NIBBLES_PER_WORD = 8
 PackMethod = Literal["order", "reorder"]
 PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
 Activations = Literal[
-    "none", "token-dynamic", "tensor-static", "tensor-dynamic", "group-dynamic", "nvfp4", "mxfp4"
+    "none",
+    "token-dynamic",
+    "tensor-static",
+    "tensor-dynamic",
+    "group-dynamic",
+    GroupedActivations,
 ]
 GROUPS: Mapping[str, int] = {
     dtype: number.sizes["group"][0]
@@ -28,7 +39,9 @@ GROUPS: Mapping[str, int] = {
     if number.only_groups
 }
 """Activations that are named as their number format -> inputs that share a scale."""
-INVERTED: tuple[Activations, ...] = ("nvfp4",)
+INVERTED: tuple[str, ...] = tuple(
+    dtype for dtype, number in NUMBER_FORMATS.items() if number.global_scale
+)
 """Activations with a static scale over those of groups, which kernels multiply by its inverse."""
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""

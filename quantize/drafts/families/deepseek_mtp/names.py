@@ -18,7 +18,7 @@ from ...rope import of_latent_attention
 from ...shared.attention.names import Shapes, latent_shapes, read_latent, weight_names
 from ...shared.mixture.names import read_mixture
 from ...shared.mtp.geometry import MtpLatentGeometry
-from ...shared.mtp.names import Mtp, read_mtp
+from ...shared.mtp.names import AROUND_DEEPSEEKS, Mtp, read_mtp
 from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
@@ -32,14 +32,7 @@ class DeepseekMtp(Mtp):
     engine_traits = ENGINE_TRAITS
     architectures = ("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLMNextN", "DeepSeekMTPModel")
     layer = re.compile(r"model\.layers\.(\d+)\.")
-    outer = {  # noqa: RUF012 - a constant of the class
-        "eh_proj": "fc",
-        "enorm": "embedding_norm",
-        "hnorm": "state_norm",
-        "shared_head.norm": "norm",
-        "shared_head.head": "lm_head",
-        "embed_tokens": "embed_tokens",
-    }
+    outer = AROUND_DEEPSEEKS
     mark = "self_attn.kv_a_proj_with_mqa"
     state_first = False
     feeds_back_normed = True

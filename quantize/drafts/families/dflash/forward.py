@@ -6,18 +6,18 @@ Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/m
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
 from ...forward import Attend, OnInput
 from ...kinds.block import BlockForward
-from ...maths import embedding, linear, rms_norm, rotate
+from ...maths import embedding, linear, rotate
 from ...rope import check_replayed
+from ...shared.modules import ModulesForward, gated_mlp
 from .geometry import DFlashGeometry
 
 
-class DFlashForward(BlockForward):
+class DFlashForward(ModulesForward, BlockForward):
     """One DFlash draft over weights given by canonical name.
 
     A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
@@ -36,7 +36,7 @@ class DFlashForward(BlockForward):
 
     def fuse(self, features: Tensor) -> Tensor:
         """c_t = hidden_norm(fc(features))."""
-        return self._norm("hidden_norm", self._linear("fc", features))
+        return self.norm("hidden_norm", self.linear("fc", features))
 
     @override
     def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ class DFlashForward(BlockForward):
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        return self.on_input("lm_head", self._norm("norm", hidden))
+        return self.on_input("lm_head", self.norm("norm", hidden))
 
     @override
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
@@ -94,21 +94,18 @@ class DFlashForward(BlockForward):
     def _layer(self, layer: int, x: Tensor, slots: Tensor, attend: Attend) -> Tensor:
         """With r = x + attention(norm(x)): r + mlp(norm(r))."""
         prefix = f"layers.{layer}."
-        r = x + self._attention(layer, self._norm(prefix + "input_layernorm", x), slots, attend)
-        return r + self._mlp(layer, self._norm(prefix + "post_attention_layernorm", r))
+        r = x + self._attention(layer, self.norm(prefix + "input_layernorm", x), slots, attend)
+        return r + self._mlp(layer, self.norm(prefix + "post_attention_layernorm", r))
 
     def _attention(self, layer: int, y: Tensor, slots: Tensor, attend: Attend) -> Tensor:
         prefix = f"layers.{layer}.self_attn."
         q = self._normed_heads(prefix, "q", y, slots)
         k, v = self._keys_values(prefix, y, slots)
         mixed = attend(layer, q, k, v, self.geometry.head_dim**-0.5).transpose(1, 2).flatten(2)
-        return self._linear(prefix + "o_proj", mixed)
+        return self.linear(prefix + "o_proj", mixed)
 
     def _mlp(self, layer: int, z: Tensor) -> Tensor:
-        """Down(silu(gate z) * up z)."""
-        prefix = f"layers.{layer}.mlp."
-        gate, up = self._linear(prefix + "gate_proj", z), self._linear(prefix + "up_proj", z)
-        return self._linear(prefix + "down_proj", F.silu(gate) * up)
+        return gated_mlp(f"layers.{layer}.mlp.", z, self)
 
     def _keys_values(self, attention: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D]."""
@@ -116,15 +113,9 @@ class DFlashForward(BlockForward):
         return keys, self._heads(attention + "v_proj", x).transpose(1, 2)
 
     def _normed_heads(self, attention: str, name: str, x: Tensor, positions: Tensor) -> Tensor:
-        heads = self._norm(f"{attention}{name}_norm", self._heads(f"{attention}{name}_proj", x))
+        heads = self.norm(f"{attention}{name}_norm", self._heads(f"{attention}{name}_proj", x))
         return rotate(heads.transpose(1, 2), positions, self.rope)
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         """[B, T, W] -> [B, T, H, D]."""
-        return self._linear(name, x).view(*x.shape[:-1], -1, self.geometry.head_dim)
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        return linear(self.on_input(name, x), self.weights[f"{name}.weight"]).to(x.dtype)
+        return self.linear(name, x).view(*x.shape[:-1], -1, self.geometry.head_dim)

@@ -68,7 +68,7 @@ class DFlash2Forward(DFlashForward):
             unary = g.final_logit_softcapping * (unary / g.final_logit_softcapping).tanh()
         own, before = hidden[..., : g.hidden_size], hidden[..., g.hidden_size :]
         projected = linear(
-            self._norm("norm", own), self.weights[_SELECTOR + "hidden_projection.weight"]
+            self.norm("norm", own), self.weights[_SELECTOR + "hidden_projection.weight"]
         )
         return unary + linear(before * projected, self.weights[_SELECTOR + "successor_codebook"])
 

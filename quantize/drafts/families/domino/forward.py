@@ -33,7 +33,7 @@ class DominoForward(DFlashForward):
         g = self.geometry
         hidden = x[:, :-1] if g.shift_label else x[:, 1:]
         states = self._prefix_states(token_ids[:, :-1], x.dtype)
-        read = torch.cat((self._norm("norm", hidden), states), dim=-1)
+        read = torch.cat((self.norm("norm", hidden), states), dim=-1)
         correction = F.silu(linear(read, self.weights["embed_proj.0.weight"]).to(x.dtype))
         uncorrected = torch.arange(hidden.shape[1], device=x.device) < g.pure_draft_prefix_len
         return torch.cat((hidden, correction.masked_fill(uncorrected[:, None], 0)), dim=-1)

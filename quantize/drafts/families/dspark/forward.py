@@ -34,7 +34,7 @@ class DSparkForward(DFlashForward):
     @override
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
         # [h_j; s_j], [A, K, W + r].
-        h = self._norm("norm", super().proposing(x, token_ids))
+        h = self.norm("norm", super().proposing(x, token_ids))
         e = embedding(token_ids[:, :-1], self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
         return torch.cat((h, self._corrections(h, e)), dim=-1)
 

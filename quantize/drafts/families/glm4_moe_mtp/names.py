@@ -15,8 +15,7 @@ from typing_extensions import override
 from ...config_reader import ConfigReader
 from ...shared.mixture.names import read_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
-from ...shared.mtp.names import GroupedMtp, read_mtp, rotated_part
-from ..deepseek_mtp.names import DeepseekMtp
+from ...shared.mtp.names import AROUND_DEEPSEEKS, GroupedMtp, read_mtp, rotated_part
 from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class Glm4MoeMtp(GroupedMtp):
     engine_traits = ENGINE_TRAITS
     architectures = ("Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN", "Glm4MoeMTPModel")
     layer = re.compile(r"model\.layers\.(\d+)\.")
-    outer = DeepseekMtp.outer
+    outer = AROUND_DEEPSEEKS
     state_first = False
     feeds_back_normed = False
 

@@ -10,13 +10,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...forward import Attend, OnInput
+from ...kinds.chain import ChainForward
 from ...maths import embedding
 from ..attention.forward import Attention
 from ..modules import ModulesForward, gated_mlp
 from .geometry import Eagle3Geometry
 
 
-class Eagle3Forward(ModulesForward):
+class Eagle3Forward(ModulesForward, ChainForward):
     """One EAGLE-3 draft over weights given by canonical name.
 
     Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden

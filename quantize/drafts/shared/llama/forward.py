@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...forward import Attend, OnInput
+from ...kinds.chain import ChainForward
 from ...kinds.text import TextForward
 from ...maths import embedding, linear
 from ..attention.forward import LlamaAttention
@@ -18,7 +19,7 @@ from ..modules import ModulesForward, gated_mlp
 from .geometry import LlamaGeometry
 
 
-class LlamaForward(ModulesForward):
+class LlamaForward(ModulesForward, ChainForward):
     """Layers over weights given by canonical name; x + o(attention(norm x)), then the MLP alike."""
 
     geometry: LlamaGeometry

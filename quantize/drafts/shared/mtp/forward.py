@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...forward import Attend, OnInput
+from ...kinds.chain import ChainForward
 from ...kinds.staged import StagedForward
 from ...maths import embedding, linear, rms_norm
 from ..attention.forward import Attention
@@ -25,7 +26,7 @@ from .geometry import (
 )
 
 
-class MtpForward(ModulesForward):
+class MtpForward(ModulesForward, ChainForward):
     """One MTP module over weights given by canonical name; see `Mtp` for the four choices."""
 
     geometry: MtpGeometry

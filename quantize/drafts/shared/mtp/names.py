@@ -42,6 +42,17 @@ if TYPE_CHECKING:
     from ..attention.forward import Attention
 
 
+AROUND_DEEPSEEKS: Mapping[str, str] = {
+    "eh_proj": "fc",
+    "enorm": "embedding_norm",
+    "hnorm": "state_norm",
+    "shared_head.norm": "norm",
+    "shared_head.head": "lm_head",
+    "embed_tokens": "embed_tokens",
+}
+"""What stands around the layer in DeepSeek's spelling, which GLM has too; see `Mtp.outer`."""
+
+
 class Mtp(Family):
     """Tensor table and forward maths over what a family adds: attention, MLP, and the order."""
 
@@ -189,7 +200,7 @@ def read_mtp(
     Args:
         config: the keys that the sizes stand among.
         where: named in errors.
-        family: likewise.
+        family: the name of the family, for errors.
         several: an engine serves several modules of this family, one in each draft step.
 
     Raises:
