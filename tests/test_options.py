@@ -510,7 +510,7 @@ COMMANDS = (
         *findings(),
     ), {
         "validate.parity.divergence_findings.divergence_findings": [FINDING],
-        **stubs(MEASURED, "scripts.commands.parity_report._print"),
+        **stubs(MEASURED, "scripts.commands.parity._print"),
     }),
     Command("parity tasks A_SAMPLES B_SAMPLES", "validate.parity.task_findings.task_findings", (
         Row("A_SAMPLES", "other", "first.given", Path("other")),
@@ -523,7 +523,7 @@ COMMANDS = (
     ), {
         "validate.parity.task_findings.task_findings": [FINDING],
         **stubs("validate.parity.lm_eval_samples.read_samples",
-                "scripts.commands.parity_report._print"),
+                "scripts.commands.parity._print"),
     }),
     Command("parity run-tasks --server http://h --engine vllm --tasks gsm8k --out OUT",
             "validate.parity.run_tasks.run_tasks", (
@@ -572,7 +572,7 @@ COMMANDS = (
         "validate.parity.sampled_findings.texts_of": [],
         "validate.parity.text_scores.score_by_target": [],
         **stubs(MEASURED, PROMPTS, DEVICE, "validate.parity.sampled_findings.check_sampled",
-                "scripts.commands.parity_report._print"),
+                "scripts.commands.parity._print"),
     }),
     Command("parity draft BF16 QUANT --traces TRACES",
             "validate.parity.draft_findings.draft_findings", (
@@ -595,8 +595,8 @@ COMMANDS = (
         "validate.parity.draft_findings.draft_findings": [FINDING],
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
                 "validate.parity.draft_agreement.draft_agreement",
-                "scripts.commands.parity_draft._print_parts",
-                "scripts.commands.parity_report._print"),
+                "scripts.commands.parity._print_parts",
+                "scripts.commands.parity._print"),
     }),
     Command("completion SHELL", "shtab.complete", (
         Row("SHELL", "zsh", "shell", "zsh"),
