@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import httpx2
 
+from ..recipes.bounds import AT_LEAST_1
 from ..recipes.errors import short
 from ..recipes.strict_json import JsonProblem, parse_json
 from .errors import ServerError
@@ -48,9 +49,7 @@ class Patience:
         Raises:
             ServerError: no attempt, or no time for it.
         """
-        if self.attempts < 1:
-            raise ServerError("--attempts", f"expected at least 1, got {self.attempts}",
-                               fix="give a whole number")  # fmt: skip
+        AT_LEAST_1.check(ServerError, "--attempts", self.attempts, fix="give a whole number")
         if not 0 < self.seconds < math.inf:
             what = f"expected more than 0 seconds, got {self.seconds:g}"
             raise ServerError("--timeout", what, fix="give a number, such as 600")

@@ -1,8 +1,8 @@
 """Number formats of quantized weights: the facts that schema, layouts and readers ask for.
 
 A format is a row here, its arithmetic in `quantize/numerics/`, its decoder in
-`quantize/stored/decode.py`, its rule in `quantize/verify/` and its name in each layout that has it.
-All other code asks what a format is. Both sides share facts, no code.
+`quantize/stored/decoded_numbers.py`, its rule in `quantize/verify/` and its name in each layout
+that has it. All other code asks what a format is. Both sides share facts, no code.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,8 @@ from typing import Literal
 WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
 ActivationDtype = Literal["fp8_e4m3", "nvfp4", "mxfp4"]
 """Formats that the input of a linear may be rounded to."""
+GroupedActivations = Literal["nvfp4", "mxfp4"]
+"""Those of them whose scales are those of groups alone: a declaration names them so."""
 Precision = Literal["bf16", "fp8", "nvfp4", "mxfp4"]
 """What a matrix multiplication of a GPU takes in; bf16 stands for both 16-bit formats."""
 Granularity = Literal["channel", "tensor", "group", "block"]

@@ -21,7 +21,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "aux_layer_ids", "fused",
     ),
     "the server": (
-        "attempts", "concurrency", "engine", "engine_arg", "max_requests_per_second",
+        "attempts", "concurrency", "engine", "engine_args", "max_requests_per_second",
         "print_server_args", "server", "shared", "timeout", "warm_up",
     ),
     "the verdict": (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.scripts.api.arguments import share
 from draftquant.scripts.cli import COMMANDS, main
-from draftquant.scripts.commands.common import share
 from draftquant.scripts.parsers import sentence
 from tiny import tiny_eagle3_llama
 

@@ -18,9 +18,9 @@ from draftquant.quantize.numerics.fp4 import FP4_MAX
 from draftquant.quantize.numerics.fp8 import FP8_MAX
 from draftquant.quantize.numerics.int4 import INT4_MAX
 from draftquant.quantize.stored.declarations import Strictness, declared_scheme
-from draftquant.quantize.stored.decode import DECODERS
-from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.stored.decoded_numbers import DECODERS
 from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes.formats import NUMBER_FORMATS, WeightDtype
 from draftquant.recipes.schema import LayoutName
 from handmade import MADE, quantize_by_hand
@@ -131,6 +131,24 @@ def test_every_family_tells_engines_what_it_is_like() -> None:
         folder = type(family).__module__.rpartition(".")[0]
         own = importlib.import_module(f"{folder}.engine_traits").ENGINE_TRAITS
         assert family.engine_traits is own, family.name
+
+
+NAMING = {"mxfp4": 8, "nvfp4": 10, "int4": 15, "fp8_e4m3": 24}
+"""Product files in which the name of a format stands as a text: these numbers only shrink.
+
+They are the tables of formats, layouts, engines and GPUs, and the vendors' own spellings.
+"""
+
+
+def test_few_product_files_name_a_format() -> None:
+    texts = [
+        texts_in(path.read_text(encoding="utf-8"))
+        for package in ("recipes", "quantize", "calibration", "validate", "scripts")
+        for path in (ROOT / package).rglob("*.py")
+        if "dev" not in path.parts
+    ]
+    assert {name: sum(name in each for each in texts) for name in NAMING} == NAMING
+    assert set(NAMING) == set(NUMBER_FORMATS)
 
 
 # ---- one reader of declarations

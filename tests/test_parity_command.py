@@ -16,7 +16,7 @@ def test_help_of_every_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> No
         main(["parity", verb, "--help"])
     assert exit_.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert sentence(VERBS[verb][1]) in printed
+    assert sentence(VERBS[verb].summary) in printed
 
 
 def test_divergence_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

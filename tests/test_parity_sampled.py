@@ -342,5 +342,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*command, "--score-server", "http://127.0.0.1:9", "--concurrency", "0"]) == 2
     assert "--concurrency: expected at least 1" in capsys.readouterr().err
     assert main([*scoring, "--max-logprob-drop", "-1"]) == 2
-    with pytest.raises(SystemExit):
-        main(command)
+    capsys.readouterr()
+    assert main(command) == 2
+    assert (
+        "--target: expected one who scores: --target or --score-server" in capsys.readouterr().err
+    )

@@ -3,13 +3,13 @@
 Temperature, then top-k, then top-p, as transformers, vLLM and SGLang apply them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ...recipes.bounds import AT_LEAST_0, SHARE_OR_ALL
 from ..errors import TraceError
 from ..traces.manifest import LogprobSpec, Sampling
 from ..traces.prompt_trace import prompt_sha256
@@ -69,13 +69,14 @@ class Decoding:
         )
 
     def _problem(self) -> tuple[str, str, str] | None:
-        if not 0 <= self.temperature < math.inf:
-            return "--temperature", f"expected at least 0, got {self.temperature}", "0 is greedy"
-        if not 0 < self.top_p <= 1:
-            return "--top-p", f"expected a share in (0, 1], got {self.top_p}", "1 keeps all tokens"
-        for name, value in (("--top-k", self.top_k), ("--top-logprobs", self.num_top_logprobs)):
-            if value < 0:
-                return name, f"expected at least 0, got {value}", "give a whole number"
+        for name, value, allowed, fix in (
+            ("--temperature", self.temperature, AT_LEAST_0, "0 is greedy"),
+            ("--top-p", self.top_p, SHARE_OR_ALL, "1 keeps all tokens"),
+            ("--top-k", self.top_k, AT_LEAST_0, "give a whole number"),
+            ("--top-logprobs", self.num_top_logprobs, AT_LEAST_0, "give a whole number"),
+        ):
+            if problem := allowed.problem(value):
+                return name, problem, fix
         if not self.sampled and (self.top_p, self.top_k) != (1, 0):
             what = "--top-p and --top-k say how to sample, but decoding is greedy"
             return "--temperature", what, "give a --temperature above 0, or neither of the two"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...quantize.files.staging import check_output
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.bounds import AT_LEAST_1
 from ..errors import TraceError
 from ..passes.draft_inputs import fused_features
 from ..prompts.prompt_file import Prompt
@@ -87,8 +88,7 @@ def record_traces(
     check_output(out)
     tables = None if table_ids is None else TargetTables.find(target)
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-        if value < 1:
-            raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")
+        AT_LEAST_1.check(TraceError, name, value, fix="give a larger number")
     check_prompts(prompts, configured_shape(target), max_new_tokens)
     with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=out.parent) as model:
         layers = decoder_layers(model, target)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ...recipes.bounds import AT_LEAST_1
 from ..errors import CalibrationError
 
 
@@ -65,14 +66,13 @@ class LearningSettings:
     teaching: Teaching | None = None
 
     def __post_init__(self) -> None:
-        at_least_one = ("steps", "sequences", "validate_every", "patience")
-        for name in at_least_one:
-            if getattr(self, name) < 1:
-                raise CalibrationError(
-                    f"learned rounding: {name}",
-                    f"expected at least 1, got {getattr(self, name)}",
-                    fix="leave it out: the default is tried",
-                )
+        for name in ("steps", "sequences", "validate_every", "patience"):
+            AT_LEAST_1.check(
+                CalibrationError,
+                f"learned rounding: {name}",
+                getattr(self, name),
+                fix="leave it out: the default is tried",
+            )
         if not 0 < self.validation_share < 1:
             raise CalibrationError(
                 "learned rounding: validation_share",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.bounds import AT_LEAST_1
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import GREEDY, Decoding
@@ -56,9 +57,7 @@ class RecordingPlan:
             TraceError: an argument is out of range or does not fit the target.
         """
         for name in ("max_new_tokens", "most_in_flight"):
-            if getattr(self, name) < 1:
-                raise TraceError(name, f"expected at least 1, got {getattr(self, name)}",
-                                 fix="give a larger number")  # fmt: skip
+            AT_LEAST_1.check(TraceError, name, getattr(self, name), fix="give a larger number")
         check_prompts(self.prompts, self.shape, self.max_new_tokens)
         if self.reads_last_state and self.decoding.logprob_spec is None:
             raise TraceError(

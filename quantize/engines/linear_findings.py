@@ -218,7 +218,7 @@ class Walk:
         problem = self.engine.linears.problem(self.question, module, scheme, shards)
         if problem is not None:
             yield problem
-        if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
+        if len(parts) > 1 and scheme.has_global_scale:
             yield from one_global_scale(self.checkpoint, module, parts, row)
         if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
             yield dropped_scales(parts)

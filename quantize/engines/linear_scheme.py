@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from ...recipes.formats import NUMBER_FORMATS
 from ..stored.declarations import DeclaredScheme
-from ..stored.layouts.scheme import FLOAT_DTYPES, Part, Parts
+from ..stored.layouts.scheme import FLOAT_DTYPES, GROUPS, Part, Parts
 from ..stored.parts import stored_parts, weight_suffix
 
 _SYMMETRIC = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
 """No kernel reads them: codes are symmetric."""
-_ONE_GRANULARITY = ("nvfp4", "mxfp4", "mxfp8")
+_ONE_GRANULARITY = (*GROUPS, "mxfp8")
+_GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,11 @@ class LinearScheme:
     parts: Callable[[int, int], Parts]
     not_read: tuple[str, ...] = _SYMMETRIC
 
+    @property
+    def has_global_scale(self) -> bool:
+        """Whether one scale of the whole matrix lies over those of its groups."""
+        return self.weight_dtype in _GLOBAL_SCALES
+
 
 class Group(NamedTuple):
     """The linears that `targets` name, by module or by class."""
@@ -53,7 +60,7 @@ class Group(NamedTuple):
 def of_declared(scheme: DeclaredScheme) -> LinearScheme:
     """What this package decodes, as engines take it: scales in any float dtype."""
     names = [scheme.layout.name, scheme.weight_dtype.removesuffix("_e4m3")]
-    if scheme.weight_dtype in ("int4", "fp8_e4m3"):
+    if not scheme.number.only_groups:
         size = scheme.group_size if scheme.granularity == "group" else None
         names.append(f"{scheme.granularity}{size or ''}{'+fp8' if scheme.first_stage else ''}")
     return LinearScheme(

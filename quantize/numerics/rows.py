@@ -78,7 +78,7 @@ def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Te
         scale: float32; of NVFP4 without the scale of the whole matrix.
         stored: dtype of the result.
     """
-    if NUMBER_FORMATS[dtype].is_integer:
+    if not NUMBER_FORMATS[dtype].global_scale:
         return scale.clamp(min=SMALLEST_SCALE).to(stored)
     return scale.clamp(SMALLEST_E4M3, FP8_MAX).to(stored)
 

@@ -16,7 +16,7 @@ FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest
 (FP8_GROUP,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]  # inputs that share a scale, with blocks
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4_MAX = FP4_VALUES[-1]
-STATIC: tuple[Activations, ...] = ("tensor-static", *INVERTED)
+STATIC: tuple[str, ...] = ("tensor-static", *INVERTED)
 """What has a stored scale, and cannot be rounded without it."""
 
 
@@ -58,7 +58,7 @@ class InputRounding:
         self._before = before
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
-        """See `OnInput`."""
+        """The input `x` of the linear `name` as its kernel reads it."""
         if self._before is not None:
             x = self._before(name, x)
         how = self._activations.get(name, "none")

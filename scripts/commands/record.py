@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..api.record import record
 from ..console import megabytes, print_document, print_json, stdout
-from .traces_written import print_written, written
+from .traces_info import print_written, written
 
 if TYPE_CHECKING:
     from ..api.reports import TraceFolder

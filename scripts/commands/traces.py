@@ -1,23 +1,107 @@
-"""`draftquant traces`: one verb each for what is done with trace folders beside recording them."""
+"""`draftquant traces`: what is done with trace folders beside recording them."""
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
-from ..parsers import CommandParser
-from .verbs import Verbs, add_verbs, run_verb
+from ..api.traces import traces_import, traces_info, traces_merge, traces_split
+from ..console import print_json, print_table, stdout, table
+from .traces_info import print_info, print_written, written
+from .verbs import Below, Verbs, run_verb
 
-VERBS: Verbs = {
-    "import": ("traces_import", "make traces of hidden states that a trainer or vLLM dumped"),
-    "info": ("traces_info", "what is in a trace folder"),
-    "split": ("traces_split", "cut one in two that have no prompt in common"),
-    "merge": ("traces_merge", "join several of one target"),
-}
-
-
-def add_arguments(parser: CommandParser) -> None:
-    """`traces VERB ...`."""
-    add_verbs(parser, VERBS)
+if TYPE_CHECKING:
+    from ..api.reports import ImportReport
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
+    """Run the verb."""
     return run_verb(options, VERBS)
+
+
+def _import(options: argparse.Namespace) -> int:
+    report = traces_import.run(options.settings)
+    if options.json:
+        print_json(_imported(report))
+    else:
+        _print_import(report)
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    print_info(traces_info.run(options.settings), options.settings.traces, as_json=options.json)
+    return 0
+
+
+def _split(options: argparse.Namespace) -> int:
+    settings = options.settings
+    report = traces_split.run(settings)
+    if options.json:
+        print_json(
+            {
+                "first": written(report.first),
+                "second": written(report.second),
+                "by_category": {name: list(counts) for name, counts in report.by_category.items()},
+                "kept_together": report.num_kept_together,
+            }
+        )
+        return 0
+    names = [str(out) for out in settings.outs]
+    title = f"{settings.traces}, {len(report.first) + len(report.second)} prompts"
+    found = table(title, "category", *names, right=(*names,))
+    for category, (first, second) in report.by_category.items():
+        found.row(category, str(first), str(second))
+    found.row("sum", str(len(report.first)), str(len(report.second)), style="bold")
+    print_table(found)
+    if report.num_kept_together:
+        stdout().line(
+            f"{report.num_kept_together} prompts stand where another one does: copies, near"
+            " duplicates, and turns of one conversation are kept together"
+        )
+    return 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    report = traces_merge.run(options.settings)
+    if options.json:
+        absent = [str(folder) for folder in report.without_tables]
+        changed = {"renamed": dict(report.renamed), "without_tables": absent}
+        print_json(written(report.traces) | changed)
+        return 0
+    print_written(report.traces)
+    if report.renamed:
+        old, new = next(iter(report.renamed.items()))
+        stdout().line(f"{len(report.renamed)} ids were taken and got a new name: {old} is {new}")
+    if report.without_tables:
+        named = ", ".join(map(str, report.without_tables))
+        stdout().line(f"no tables are carried, because {named} carries none")
+    return 0
+
+
+VERBS: Verbs = {
+    "import": Below(
+        traces_import, _import, "make traces of hidden states that a trainer or vLLM dumped"
+    ),
+    "info": Below(traces_info, _info, "what is in a trace folder"),
+    "split": Below(traces_split, _split, "cut one in two that have no prompt in common"),
+    "merge": Below(traces_merge, _merge, "join several of one target"),
+}
+
+
+def _print_import(report: "ImportReport") -> None:
+    print_written(report.traces, f" of {report.num_samples} texts")
+    for sentence in report.layout.sentences():
+        stdout().line(f"  {sentence}")
+    if report.num_off_policy:
+        stdout().line(
+            f"  {report.num_off_policy} answers left out: the target would not have given them"
+        )
+    if report.num_without_answer:
+        stdout().line(f"  {report.num_without_answer} texts without an answer")
+
+
+def _imported(report: "ImportReport") -> dict[str, Any]:
+    return written(report.traces) | {
+        "texts": report.num_samples,
+        "findings": list(report.layout.sentences()),
+        "left_out_off_policy": report.num_off_policy,
+        "without_answer": report.num_without_answer,
+    }

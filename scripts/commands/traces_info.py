@@ -1,29 +1,25 @@
-"""`draftquant traces info`: what is in a trace folder."""
+"""What is said of a trace folder, one that is there already or was just written."""
 
-import argparse
 import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..api.traces import traces_info
 from ..console import megabytes, print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
     from ...calibration.traces.manifest import TraceManifest
+    from ...calibration.traces.trace_folder import TraceFolder
     from ..api.reports import TraceInfo
 
-VERB = traces_info
 
-
-def run(options: argparse.Namespace) -> int:
+def print_info(info: "TraceInfo", folder: object, *, as_json: bool) -> None:
     """Print what the folder holds."""
-    info = traces_info.run(options.settings)
-    if options.json:
+    if as_json:
         print_json(_mapping(info))
-        return 0
+        return
     numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
     found = table(
-        f"{options.settings.traces}, {len(info.traces)} prompts,"
+        f"{folder}, {len(info.traces)} prompts,"
         f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
         "category",
         *numbers,
@@ -41,7 +37,6 @@ def run(options: argparse.Namespace) -> int:
     print_table(found)
     for line in _lines(info):
         stdout().line(line)
-    return 0
 
 
 def _lines(info: "TraceInfo") -> Iterator[str]:
@@ -126,4 +121,23 @@ def _mapping(info: "TraceInfo") -> dict[str, Any]:
         **{name: getattr(info, name) for name in kept},
         "feature_evidence": dataclasses.asdict(info.features),
         "feature_problem": info.features.fault(),
+    }
+
+
+def print_written(traces: "TraceFolder", of: str = "") -> None:
+    """Print its name, how many traces and tokens it has, and its identity."""
+    stdout().line(
+        (str(traces.folder), "bold"),
+        f": {len(traces)} traces{of}, {traces.manifest.num_tokens:,} tokens, sha256"
+        f" {traces.sha256[:16]}",
+    )
+
+
+def written(traces: "TraceFolder") -> dict[str, Any]:
+    """The same for JSON."""
+    return {
+        "out": str(traces.folder),
+        "traces": len(traces),
+        "tokens": traces.manifest.num_tokens,
+        "sha256": traces.sha256,
     }

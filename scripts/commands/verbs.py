@@ -1,45 +1,52 @@
-"""Commands of several verbs: each verb is a module beside this one, imported when it is needed."""
+"""What stands below a command: its settings, or verbs of which each has its own."""
 
 import argparse
-import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any, NamedTuple
 
+from ..api.verb import Verb
 from ..examples import EXAMPLES
 from ..parsers import CommandParser, sentence
 
-Verbs = Mapping[str, tuple[str, str]]
-"""Verb -> its module, and what it does."""
+
+class Below(NamedTuple):
+    """A verb below a command.
+
+    Attributes:
+        run: runs it by the parsed options and prints; its exit code.
+    """
+
+    verb: "Verb[..., Any, Any]"
+    run: Callable[[argparse.Namespace], int]
+    summary: str
 
 
-def add_verbs(parser: CommandParser, verbs: Verbs, *, required: bool = True) -> None:
-    """A parser for each verb, with the arguments of its module."""
-    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
-    for verb, (module, summary) in verbs.items():
-        examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {verb}", ())
-        sub = parsers.add_parser(
-            verb, help=summary, description=sentence(summary), examples=examples
-        )
-        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
-        add_arguments(sub, _module(module))
+Verbs = Mapping[str, Below]
+"""Name -> verb."""
 
 
 def add_arguments(parser: CommandParser, module: ModuleType) -> None:
-    """What a command takes: the settings of its verb, or the verbs that stand below it.
+    """What a command takes: the settings of its `VERB`, or the `VERBS` that stand below it.
 
-    `EPILOG` of its module stands below the help, where exit codes of its own are told.
+    `EPILOG` of its module stands below the help, where exit codes of its own are told. Without a
+    verb the first one runs where the module says `DEFAULT`.
     """
+    parser.epilog = getattr(module, "EPILOG", None)
     if hasattr(module, "VERB"):
         parser.takes(module.VERB.settings)
-        parser.epilog = getattr(module, "EPILOG", None)
-    else:
-        module.add_arguments(parser)
+        return
+    required = not hasattr(module, "DEFAULT")
+    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
+    for name, below in module.VERBS.items():
+        examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {name}", ())
+        sub = parsers.add_parser(
+            name, help=below.summary, description=sentence(below.summary), examples=examples
+        )
+        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
+        sub.takes(below.verb.settings)
 
 
 def run_verb(options: argparse.Namespace, verbs: Verbs) -> int:
     """Run the verb that was given; its exit code."""
-    return int(_module(verbs[options.verb][0]).run(options))
-
-
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f".{name}", __package__)
+    return verbs[options.verb].run(options)

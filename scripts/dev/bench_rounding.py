@@ -141,7 +141,7 @@ def _step_seconds(
     from ...quantize.stored.loading import load_draft
     from ...recipes import load_recipe
     from ...validate.counting.trace_replay import chosen_num_draft_tokens
-    from ..commands.common import open_draft, with_algorithm
+    from ..api.opening import open_draft, with_algorithm
 
     _, headers = open_draft(draft)
     plan = make_plan(with_algorithm(load_recipe(recipe), "learned"), headers)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
-from .scripts.api.calibrate import CalibrateReport, calibrate
+from .scripts.api.calibrate import calibrate
 from .scripts.api.card import card
 from .scripts.api.check import check
 from .scripts.api.clean import clean
@@ -123,7 +123,6 @@ VERBS = (
 __all__ = [
     "VERBS",
     "Bar",
-    "CalibrateReport",
     "CheckReport",
     "CleanReport",
     "ComparisonReport",

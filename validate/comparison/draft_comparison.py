@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...recipes.bounds import CONFIDENCE
 from ..errors import CompareError
 from .counted_drafts import CountedDrafts
 from .prompt_samples import MIN_PROMPTS, Sample, samples_of
@@ -158,9 +159,7 @@ def compare(
         CompareError: the confidence is none, the traffic does not fit the prompts, or there are
             more estimates of them than memory and patience have room for.
     """
-    if not 0.5 < confidence < 1:
-        raise CompareError("--confidence", f"expected a share in (0.5, 1), got {confidence}",
-                           fix="write 95 % as 0.95")  # fmt: skip
+    CONFIDENCE.check(CompareError, "--confidence", confidence, fix="write 95 % as 0.95")
     _check_number(drafts)
     samples = samples_of(drafts, traffic or {})
     pairs = list(itertools.combinations(range(len(drafts.names)), 2))

@@ -29,6 +29,7 @@ from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.geometry import usual_draft_tokens
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.bounds import AT_LEAST_1
 from ..errors import ReplayError
 from .acceptance_counts import repeated_ngram_share
 from .draft_replay import (
@@ -51,12 +52,8 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
         ReplayError: less than 1 is asked, or nothing, and the drafts differ.
     """
     if asked is not None:
-        if asked < 1:
-            raise ReplayError(
-                "--num-draft-tokens",
-                f"expected at least 1, got {asked}",
-                fix="give the K that will be served, such as -k 3",
-            )
+        served = "give the K that will be served, such as -k 3"
+        AT_LEAST_1.check(ReplayError, "--num-draft-tokens", asked, fix=served)
         return asked
     defaults = [usual_draft_tokens(draft.geometry) for draft in drafts]
     if len(set(defaults)) > 1:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ...recipes.bounds import CONFIDENCE
 from ..counting.paired_change import PairedChange
 from .figures import DraftFigures, PromptFigures
 from .verdict import EXIT_CODES, Verdict
@@ -79,6 +80,5 @@ def _change_problem(change: PairedChange) -> str:
     bounds = (change.lower - _ROUNDING, change.log_ratio, change.upper + _ROUNDING)
     if sorted(bounds) != list(bounds) or max(map(abs, bounds)) > _LARGEST_LOG:
         return "change: expected lower <= log_ratio <= upper, logarithms of ratios"
-    if not 0.5 < change.confidence < 1:
-        return f"confidence: expected a share in (0.5, 1), got {change.confidence}"
-    return ""
+    problem = CONFIDENCE.problem(change.confidence)
+    return f"confidence: {problem}" if problem else ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from ...recipes.bounds import AT_LEAST_2, CONFIDENCE, SHARE
 from ...recipes.expectations import PolicyName
 from ..errors import GateError
 
@@ -104,15 +105,9 @@ def resolve_policy(
     """
     if name not in POLICIES:
         raise GateError("policy", f"no policy {name!r}", fix=f"use one of: {', '.join(POLICIES)}")
-    if max_relative_drop is not None and not 0 < max_relative_drop < 1:
-        raise GateError("max_relative_drop", f"expected a share in (0, 1), got {max_relative_drop}",
-                        fix="write 1 % as 0.01")  # fmt: skip
-    if confidence is not None and not 0.5 < confidence < 1:
-        raise GateError("confidence", f"expected a share in (0.5, 1), got {confidence}",
-                        fix="write 95 % as 0.95")  # fmt: skip
-    if min_prompts is not None and min_prompts < 2:
-        raise GateError("min_prompts", f"expected at least 2, got {min_prompts}",
-                        fix="one prompt has no spread")  # fmt: skip
+    SHARE.check(GateError, "max_relative_drop", max_relative_drop, fix="write 1 % as 0.01")
+    CONFIDENCE.check(GateError, "confidence", confidence, fix="write 95 % as 0.95")
+    AT_LEAST_2.check(GateError, "min_prompts", min_prompts, fix="one prompt has no spread")
     named = POLICIES[name]
     drop = named.max_relative_drop if max_relative_drop is None else max_relative_drop
     chosen = dataclasses.replace(

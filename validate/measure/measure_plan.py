@@ -8,6 +8,7 @@ from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.server_client import Patience
 from ...calibration.traces.prompt_trace import prompt_sha256
 from ...quantize.files.provenance import package_version
+from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import short
 from ..errors import MeasureError
 from .measurement import Asked, ServerIdentity, Setup, Speculation
@@ -69,14 +70,12 @@ class Plan:
         Raises:
             MeasureError: a number is out of range, or two prompts have one id.
         """
-        for flag, value, least in (
-            ("--concurrency", self.concurrency, 1),
-            ("--warm-up", self.num_warm_up, 0),
-            ("--max-new-tokens", self.ask.max_new_tokens, 1),
+        for flag, value, allowed in (
+            ("--concurrency", self.concurrency, AT_LEAST_1),
+            ("--warm-up", self.num_warm_up, AT_LEAST_0),
+            ("--max-new-tokens", self.ask.max_new_tokens, AT_LEAST_1),
         ):
-            if value < least:
-                raise MeasureError(flag, f"expected at least {least}, got {value}",
-                                   fix="give a whole number")  # fmt: skip
+            allowed.check(MeasureError, flag, value, fix="give a whole number")
         if len({prompt.id for prompt in self.prompts}) != len(self.prompts) or not self.prompts:
             raise MeasureError("prompts", "expected at least one, each with an id of its own",
                                fix="give a prompt file")  # fmt: skip

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ...calibration.traces.manifest import is_printable_name
+from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.errors import short
 from .measurement import MOST_DRAFT_TOKENS, Asked, RequestRecord, Setup, Speculation
 
@@ -58,19 +59,17 @@ def _asked_problem(asked: Asked) -> str | None:
     ):
         if digest is not None and not _SHA256.fullmatch(digest):
             return f"asked.{key}: expected 64 hex digits, got {short(digest)}"
-    for name, value, least in (
-        ("max_new_tokens", asked.max_new_tokens, 1),
-        ("concurrency", asked.concurrency, 1),
-        ("num_warm_up", asked.num_warm_up, 0),
-        ("num_top_logprobs", asked.num_top_logprobs, 0),
-        ("top_k", asked.top_k, 0),
+    for name, value, allowed in (
+        ("max_new_tokens", asked.max_new_tokens, AT_LEAST_1),
+        ("concurrency", asked.concurrency, AT_LEAST_1),
+        ("num_warm_up", asked.num_warm_up, AT_LEAST_0),
+        ("num_top_logprobs", asked.num_top_logprobs, AT_LEAST_0),
+        ("top_k", asked.top_k, AT_LEAST_0),
+        ("temperature", asked.temperature, AT_LEAST_0),
+        ("top_p", asked.top_p, SHARE_OR_ALL),
     ):
-        if value < least:
-            return f"asked.{name}: expected at least {least}, got {value}"
-    if asked.temperature < 0:
-        return f"asked.temperature: expected at least 0, got {asked.temperature}"
-    if not 0 < asked.top_p <= 1:
-        return f"asked.top_p: expected a share in (0, 1], got {asked.top_p}"
+        if problem := allowed.problem(value):
+            return f"asked.{name}: {problem}"
     return None
 
 

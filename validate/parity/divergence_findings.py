@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 from scipy import stats
 
+from ...recipes.bounds import ABOVE_0, AT_LEAST_1
 from ..errors import ParityError
 from ..judging.verdict import Verdict
 from ..measure.measurement import Measurement
@@ -214,17 +215,16 @@ def _check_options(
     min_prompts: int,
     again: Measurement | None,
 ) -> None:
-    if min_prompts < 1:
-        raise ParityError("--min-prompts", f"expected at least 1, got {min_prompts}",
-                          fix=f"leave it out for {MIN_PROMPTS}")  # fmt: skip
+    AT_LEAST_1.check(
+        ParityError, "--min-prompts", min_prompts, fix=f"leave it out for {MIN_PROMPTS}"
+    )
     if max_gap is not None and not 0 <= max_gap < float("inf"):
         raise ParityError("--max-gap", f"expected nats, at least 0, got {max_gap}",
                           fix=f"leave it out for {TYPICAL_NOISE:g}")  # fmt: skip
     if max_hazard_ratio is None:
         return
-    if not 0 < max_hazard_ratio < float("inf"):
-        raise ParityError("--max-hazard-ratio", f"expected more than 0, got {max_hazard_ratio}",
-                          fix="2 = twice as often as the plain run")  # fmt: skip
+    twice = "2 = twice as often as the plain run"
+    ABOVE_0.check(ParityError, "--max-hazard-ratio", max_hazard_ratio, fix=twice)
     if again is None:
         raise ParityError("--max-hazard-ratio", "needs a second plain run to compare with",
                           fix="give --plain-again R, measured at another concurrency")  # fmt: skip

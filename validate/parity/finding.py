@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...quantize.files.report_files import write_reports
+from ...recipes.bounds import CONFIDENCE
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import ParityError
@@ -53,9 +54,8 @@ class Finding:
             return "bounds and their confidence stand together, or neither does"
         if (self.lower is None) != (self.upper is None):
             return "one bound without the other"
-        if self.confidence is not None and not 0.5 < self.confidence < 1:
-            return f"confidence: expected a share in (0.5, 1), got {self.confidence}"
-        return ""
+        problem = CONFIDENCE.problem(self.confidence)
+        return f"confidence: {problem}" if problem else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

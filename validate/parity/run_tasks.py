@@ -22,6 +22,7 @@ from ...calibration.server_client import KEY_VARIABLE, Patience, ServerClient
 from ...quantize.errors import OutputError
 from ...quantize.files.resumable import resumable_folder
 from ...quantize.files.staging import check_output
+from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
 from ...recipes.strict_json import parse_object
 from ..errors import ParityError
 from ..measure.measurement import EngineName
@@ -81,11 +82,9 @@ class TaskRun:
             "--limit": 1 if self.limit is None else self.limit,
         }
         for option, number in numbers.items():
-            if number < 1:
-                raise ParityError(option, f"expected at least 1, got {number}", fix="leave it out")
-        if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise ParityError("--num-fewshot", f"expected at least 0, got {self.num_fewshot}",
-                              fix="leave it out for the task's own")  # fmt: skip
+            AT_LEAST_1.check(ParityError, option, number, fix="leave it out")
+        own = "leave it out for the task's own"
+        AT_LEAST_0.check(ParityError, "--num-fewshot", self.num_fewshot, fix=own)
         if not self.server.startswith(("http://", "https://")):
             raise ParityError("--server", f"expected an address, got {self.server}",
                               fix="give http://HOST:PORT")  # fmt: skip

@@ -38,8 +38,8 @@ _QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
 """Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
 `modelopt_quant.py:341`."""
 _NVFP4_HEADS = frozenset(
-    (f"compressed-tensors nvfp4 {inputs}", arch)
-    for inputs in ("nvfp4", "none")
+    (signature, arch)
+    for signature in ("compressed-tensors nvfp4 nvfp4", "compressed-tensors nvfp4 none")
     for arch in ("sm90", "gfx942", "gfx950")
 )
 """(signature, GPU) of heads that Marlin asks for a size of groups: `marlin_utils_fp4.py:142`."""

@@ -24,41 +24,13 @@ from ..name_patterns import exact_or_regex, substring_or_wildcard
 from ..whole_blocks import BLOCK, block_problem, group_problem
 from .heads import head_problem
 
-METHODS = frozenset(
-    [
-        "awq",
-        "auto_awq",
-        "fp8",
-        "fbgemm_fp8",
-        "fp_quant",
-        "modelopt",
-        "modelopt_fp4",
-        "modelopt_mxfp8",
-        "modelopt_mixed",
-        "auto-round",
-        "auto_gptq",
-        "gptq",
-        "gptq_marlin",
-        "awq_marlin",
-        "humming",
-        "compressed-tensors",
-        "experts_int8",
-        "quark",
-        "moe_wna16",
-        "torchao",
-        "inc",
-        "mxfp4",
-        "gpt_oss_mxfp4",
-        "deepseek_v4_fp8",
-        "online",
-        "fp8_per_tensor",
-        "fp8_per_block",
-        "fp8_per_channel",
-        "int8_per_channel_weight_only",
-        "nvfp4_per_token",
-        "mxfp8",
-    ]
-)
+_NAMES = """
+    awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed
+    auto-round auto_gptq gptq gptq_marlin awq_marlin humming compressed-tensors experts_int8 quark
+    moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 online fp8_per_tensor fp8_per_block
+    fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8
+"""
+METHODS = frozenset(_NAMES.split())
 UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _ALGORITHMS = (
@@ -75,8 +47,8 @@ _PARTS_OF_BLOCKS = frozenset({"fp8"})
 """Each quant_method whose fused linears are built although their parts are no whole blocks."""
 _PADDED_BLOCKS = frozenset({"modelopt fp8 block none"})
 """Signatures whose rows are padded to whole blocks."""
-_BY_QUARK_ITSELF = frozenset({("quark", "mxfp4")})
-"""(layout, dtype) whose step after loading may want Quark, or what a linear has not."""
+_BY_QUARK_ITSELF = "quark mxfp4 "
+"""Begins signatures whose step after loading may want Quark, or what a linear has not."""
 _TILES_OF_128 = frozenset({("compressed-tensors int4 group128 token-dynamic", "sm90")})
 """(signature, GPU) whose only kernel takes weights that are whole tiles."""
 _NOT_ALIGNED = (
@@ -286,7 +258,7 @@ def _modelopt_block_problem(module: Module, parts: list[int], columns: int) -> F
 
 def _mxfp4_problem(module: Module, scheme: LinearScheme) -> Finding | None:
     """Steps after loading of Quark's MXFP4 that want what a linear has not, or Quark itself."""
-    if (scheme.layout, scheme.weight_dtype) not in _BY_QUARK_ITSELF:
+    if not scheme.signature.startswith(_BY_QUARK_ITSELF):
         return None
     if module.leaf == "kv_b_proj":
         text = "ImportError: The package `amd-quark` is required to use MX-FP4 models."

@@ -8,7 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ....recipes.formats import NUMBER_FORMATS, Granularity, NumberFormat, WeightDtype
+from ....recipes.formats import (
+    NUMBER_FORMATS,
+    Granularity,
+    GroupedActivations,
+    NumberFormat,
+    WeightDtype,
+)
 from ....recipes.schema import LayoutName, Recipe
 from ...errors import VerifyError
 from ..patterns import PatternProblem, matches, understood
@@ -20,7 +26,12 @@ NIBBLES_PER_WORD = 8
 PackMethod = Literal["order", "reorder"]
 PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
 Activations = Literal[
-    "none", "token-dynamic", "tensor-static", "tensor-dynamic", "group-dynamic", "nvfp4", "mxfp4"
+    "none",
+    "token-dynamic",
+    "tensor-static",
+    "tensor-dynamic",
+    "group-dynamic",
+    GroupedActivations,
 ]
 GROUPS: Mapping[str, int] = {
     dtype: number.sizes["group"][0]
@@ -28,7 +39,9 @@ GROUPS: Mapping[str, int] = {
     if number.only_groups
 }
 """Activations that are named as their number format -> inputs that share a scale."""
-INVERTED: tuple[Activations, ...] = ("nvfp4",)
+INVERTED: tuple[str, ...] = tuple(
+    dtype for dtype, number in NUMBER_FORMATS.items() if number.global_scale
+)
 """Activations with a static scale over those of groups, which kernels multiply by its inverse."""
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""
@@ -240,24 +253,20 @@ class StoredLayout(ABC):
     ) -> Parts:
         """The stored tensors of a linear [rows, columns]; `scale_dtypes` are those of INT4."""
 
-    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:  # noqa: ARG002
         """Last part of the name of the tensor with the codes of a quantized linear."""
-        del scheme
         return "weight"
 
-    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:  # noqa: ARG002
         """Last part of the name of the tensor with its scales."""
-        del scheme
         return "weight_scale"
 
-    def transposed(self, scheme: DeclaredScheme) -> bool:
-        """See `DeclaredScheme.transposed`."""
-        del scheme
+    def transposed(self, scheme: DeclaredScheme) -> bool:  # noqa: ARG002
+        """True if a row of codes is an input: the tensor has the shape [in, out / 8]."""
         return False
 
-    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
+    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:  # noqa: ARG002
         """True if other writers round weight / scale to the weight's dtype before it is a code."""
-        del scheme
         return False
 
 

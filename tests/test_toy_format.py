@@ -1,0 +1,145 @@
+"""A number format more, added the way a developer would: what it takes is eight product files.
+
+The edits are made in a copy of the packages, which then quantizes, verifies and dequantizes.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import Stored, read_tensors, write_tensors
+
+ROOT = Path(__file__).parents[1]
+DRAFT = ROOT / "tests" / "pairs" / "eagle3-llama" / "draft"
+PACKAGES = ("recipes", "quantize", "calibration", "validate", "scripts")
+MOST_FILES = 8
+EDITS = {
+    "recipes/formats.py": [
+        ('WeightDtype = Literal["int4",', 'WeightDtype = Literal["toy4", "int4",'),
+        (
+            "NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {\n",
+            "NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {\n"
+            '    "toy4": NumberFormat(\n'
+            '        bits=4, kind="float", largest=6, sizes={"group": (32,)}, stored_dtype="U8",\n'
+            '        codes_per_element=2, scale_dtype="F32",\n'
+            "    ),\n",
+        ),
+    ],
+    "quantize/numerics/rows.py": [
+        (
+            "    return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)\n",
+            "    if number.powers_of_two or number.global_scale:\n"
+            "        return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)\n"
+            "    scale = row_absmax(rows).float() / number.largest\n"
+            "    return torch.where(scale > 0, scale, 1.0)\n",
+        ),
+    ],
+    "quantize/verify/absmax.py": [
+        (
+            "    if scheme.number.is_fp8:\n        scale = largest / np.float32(E4M3_MAX)\n",
+            "    if not scheme.number.is_integer:\n"
+            "        scale = largest / np.float32(scheme.number.largest)\n",
+        ),
+    ],
+    "quantize/layouts/compressed_tensors.py": [
+        ("FORMATS = {\n", 'FORMATS = {\n    "toy4": "toy4-pack-quantized",\n'),
+        ('    ("mxfp4", "group"): (None,),\n', '    ("mxfp4", "group"): (None,),\n'
+         '    ("toy4", "group"): (None,),\n'),
+    ],
+    "quantize/stored/layouts/compressed_tensors.py": [
+        ("] = {\n    \"pack-quantized\"", "] = {\n    \"toy4-pack-quantized\": \"toy4\",\n"
+         "    \"pack-quantized\""),
+    ],
+    "quantize/engines/vllm/schemes.py": [
+        ('    "compressed-tensors mxfp4 none": _CT_MXFP4,\n',
+         '    "compressed-tensors mxfp4 none": _CT_MXFP4,\n'
+         '    "compressed-tensors toy4 none": {"*": Scheme("CompressedTensors", _NO_CT)},\n'),
+    ],
+    "quantize/engines/sglang/schemes.py": [
+        ('    "compressed-tensors mxfp4 none": _NOT_CT,\n',
+         '    "compressed-tensors mxfp4 none": _NOT_CT,\n'
+         '    "compressed-tensors toy4 none": _NOT_CT,\n'),
+    ],
+}  # fmt: skip
+"""Product file -> texts, each of which stands in it once, and what stands there instead."""
+RECIPE = "recipes/toy4.yaml"
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder from which `draftquant` is imported, with the toy format."""
+    home = tmp_path_factory.mktemp("toy")
+    installed = home / "draftquant"
+    for package in PACKAGES:
+        shutil.copytree(
+            ROOT / package, installed / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for module in (ROOT / "scripts" / "draftquant").glob("*.py"):
+        shutil.copy(module, installed / module.name)
+    for name, edits in EDITS.items():
+        text = (installed / name).read_text(encoding="utf-8")
+        for old, new in edits:
+            assert text.count(old) == 1, (name, old)
+            text = text.replace(old, new)
+        (installed / name).write_text(text, encoding="utf-8")
+    recipe = (ROOT / "recipes" / "mi355-mxfp4.yaml").read_text(encoding="utf-8")
+    kept = recipe[recipe.index("rules:") :]
+    (installed / RECIPE).write_text(
+        "schema_version: 1\nname: toy4\nsummary: FP4 in groups of 32 under float32 scales\n"
+        "backend: torch\nlayout: compressed-tensors\nactivations: null\n"
+        "weights: {dtype: toy4, granularity: group, group_size: 32, symmetric: true}\n"
+        f"algorithm: {{scale: absmax, rounding: nearest}}\n{kept}",
+        encoding="utf-8",
+    )
+    return home
+
+
+def run(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "draftquant", *arguments],
+        env={"PYTHONPATH": str(packages), "PATH": "", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+        cwd=packages,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def quantized(packages: Path) -> Path:
+    done = run(packages, "quantize", str(DRAFT), "--recipe", "toy4", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    return packages / "out"
+
+
+def test_it_takes_few_product_files() -> None:
+    assert len({*EDITS, RECIPE}) <= MOST_FILES
+
+
+def test_what_is_written_is_verified_by_the_other_side(packages: Path, quantized: Path) -> None:
+    done = run(packages, "verify", str(quantized), "--against", str(DRAFT))
+    assert (done.returncode, "exact absmax scales, exactly the nearest codes" in done.stdout) == (
+        0,
+        True,
+    ), done.stderr
+
+
+def test_another_scale_is_found(packages: Path, quantized: Path) -> None:
+    wrong = packages / "wrong"
+    shutil.copytree(quantized, wrong)
+    tensors = read_tensors(wrong)
+    name = next(name for name in tensors if name.endswith("q_proj.weight_scale"))
+    dtype, shape, scales = tensors[name]
+    write_tensors(wrong, {**tensors, name: Stored(dtype, shape, scales[4:8] + scales[4:])})
+    done = run(packages, "verify", str(wrong), "--against", str(DRAFT))
+    assert done.returncode == 1
+    assert "expected absmax / 6" in done.stdout + done.stderr
+
+
+def test_it_is_dequantized_and_judged(packages: Path, quantized: Path) -> None:
+    done = run(packages, "dequantize", str(quantized), "--out", "plain")
+    assert (done.returncode, "7 linears dequantized" in done.stderr + done.stdout) == (0, True)
+    done = run(packages, "check", str(quantized), "--engine", "vllm", "--arch", "sm90")
+    assert "No compressed-tensors compatible scheme was found" in done.stdout + done.stderr
