@@ -84,7 +84,6 @@ def draft_of(traces: TraceFolder, **options: Any) -> LoadedDraft:
     return load_draft(PAIRS / traces.folder.name / "draft", shared=traces.tables(), **options)
 
 
-@pytest.mark.some(1)
 def test_a_batch_counts_what_single_prompts_count(traces: TraceFolder) -> None:
     """Logits differ by rounding; a nearly equal pair of them would show as another count."""
     draft = draft_of(traces)
@@ -99,7 +98,6 @@ def test_a_batch_counts_what_single_prompts_count(traces: TraceFolder) -> None:
         assert dataclasses.replace(batched.traces, features=single.traces.features) == single.traces
 
 
-@pytest.mark.some(1)
 def test_hidden_states_of_a_batch_are_those_of_single_prompts(traces: TraceFolder) -> None:
     draft = draft_of(traces, dtype=torch.float64)
     batch = list(traces)
