@@ -11,7 +11,7 @@ from .files.checkpoint import CONFIG_FILE
 from .files.retuning import Retuning
 from .files.side_files import check_no_other_weights, check_not_made
 from .plan import Plan
-from .stored.target import EMBEDDING, StoredTables, first_differing_row
+from .stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
 
 
 def check_backends(recipe: Recipe) -> None:

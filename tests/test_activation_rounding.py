@@ -17,11 +17,11 @@ from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.activations import STATIC, InputRounding
 from draftquant.quantize.stored.layouts.scheme import Activations
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.transcoding.transcode import plan_transcoding, transcode_draft
+from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.recipes import load_recipe
 from foreign_nvfp4 import NVFP4, by_compressed_tensors, input_scales
 from safetensors.torch import load_file, save_file

@@ -18,7 +18,7 @@ import pytest
 from draftquant import api as dq
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.command_line import command_line
-from draftquant.quantize.quantize import QuantizeReport
+from draftquant.quantize.quantize_draft import QuantizeReport
 from draftquant.scripts.api import reports
 from draftquant.scripts.api.watch import SILENT, Watch
 from draftquant.scripts.cli import main

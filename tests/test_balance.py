@@ -18,8 +18,8 @@ from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.stored.draft import StoredDraft
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, load_recipe
 from draftquant.scripts.cli import main
@@ -190,7 +190,7 @@ def test_nan_is_left_for_the_check_of_the_weight(tmp_path: Path) -> None:
 
 def quantize(source: Path, out: Path) -> None:
     from draftquant.quantize.files.hub import DraftSource
-    from draftquant.quantize.quantize import quantize_draft
+    from draftquant.quantize.quantize_draft import quantize_draft
 
     plan = make_plan(load_recipe("int4-channel"), draft_of(source))
     quantize_draft(plan, out, source=DraftSource(folder=source))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import LayoutError, PlanError
 from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
@@ -18,9 +18,9 @@ from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import Plan, make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.transcoding.transcode import plan_transcoding, transcode_draft
+from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
 from draftquant.recipes import Recipe, Rule, load_recipe

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.errors import CheckpointError, OutputError
-from draftquant.quantize.files.card import (
+from draftquant.quantize.files.card_text import (
     BEGIN,
     END,
     around,
@@ -26,7 +26,7 @@ from draftquant.quantize.files.card import (
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.files.publish import write_provenance
 from draftquant.quantize.files.staging import replace_text
-from draftquant.quantize.verify.folder import verify
+from draftquant.quantize.verify.folder_verification import verify
 from draftquant.recipes.errors import visible
 from draftquant.scripts.cli import main
 from draftquant.validate.card.acceptance_section import acceptance_section, read_gate

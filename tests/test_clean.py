@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.errors import OutputError
-from draftquant.quantize.files import stale
+from draftquant.quantize.files import staging_names as stale
 from draftquant.quantize.files.staging import staged_output
-from draftquant.quantize.files.stale import find_staging, staging_name
+from draftquant.quantize.files.staging_names import find_staging, staging_name
 from draftquant.scripts.cli import main
 
 

@@ -13,9 +13,9 @@ import torch
 from compressed_tensors.compressors import pack_to_int32
 from draftquant.quantize.errors import VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.stored import decode
+from draftquant.quantize.stored import decoded_numbers as decode
 from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme
-from draftquant.quantize.stored.decode import E4M3, floats, unpack_int4
+from draftquant.quantize.stored.decoded_numbers import E4M3, floats, unpack_int4
 from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.stored.linear import StoredLinear
 from handmade import MADE, pack, quantize_by_hand

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize import dequantize as module
+from draftquant.quantize import dequantize_draft as module
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.dequantize import (
+from draftquant.quantize.dequantize_draft import (
     DequantizeReport,
     dequantize_draft,
     plan_dequantization,
@@ -25,11 +25,11 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.safetensors_header import FloatDtype
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.declarations import declared_scheme
-from draftquant.quantize.stored.draft import StoredDraft
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.verify.dequantized import rounded_bytes, verify_dequantized
+from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.quantize.verify.dequantized_verification import rounded_bytes, verify_dequantized
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main

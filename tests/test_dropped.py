@@ -11,7 +11,7 @@ import torch
 from draftquant import api as dq
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize import checks
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
@@ -19,9 +19,9 @@ from draftquant.quantize.estimate.draft_round import draft_round, planned_weight
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import QuantizeReport, quantize_draft
+from draftquant.quantize.quantize_draft import QuantizeReport, quantize_draft
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.transcoding.transcode import plan_transcoding, transcode_draft
+from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
 from draftquant.recipes.roles import Role

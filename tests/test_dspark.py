@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from draftquant.calibration.passes.predictions import num_draft_tokens_fault
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS
 from draftquant.quantize.drafts.families.dspark.names import DSpark
@@ -15,7 +15,7 @@ from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import load_recipe
 from engines.dspark_variants import TABLE, VARIANTS, write_variant
 from tiny import edit_json, read_tensors

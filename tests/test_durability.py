@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.repairs import plan_repairs, repair_draft
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import load_recipe
 from test_traces import AUX, TARGET, TRACES
 from tiny import edit_json, tiny_eagle3_llama

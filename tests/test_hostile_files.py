@@ -89,7 +89,7 @@ def test_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
 
 
 HOMES = {
-    "read_text": {"quantize/files/stale.py"},  # of /proc, and the identity of this machine
+    "read_text": {"quantize/files/staging_names.py"},  # of /proc, and the identity of this machine
     "read_bytes": set(),
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
              "scripts/terminal.py", "quantize/files/staging.py",

@@ -75,9 +75,9 @@ def while_it_sleeps(_seconds):
         time.sleep(0.01)
 bench_kills._kill = kill_slowly
 bench_kills.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=while_it_sleeps)
-from draftquant.quantize import dequantize, quantize
-from draftquant.quantize.engines.repairs import publish as repairs
-for module in (dequantize, quantize, repairs):
+from draftquant.quantize import dequantize_draft, quantize_draft
+from draftquant.quantize.engines.repairs import repaired_copy
+for module in (dequantize_draft, quantize_draft, repaired_copy):
     module.UNVERIFIED_CONFIG_FILE = "config.json"
 """
     said = in_a_process(KILLS.format(early, 1, 0), tmp_path)

@@ -14,7 +14,7 @@ from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
@@ -22,7 +22,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.lints import find_lints
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe

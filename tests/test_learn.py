@@ -37,7 +37,7 @@ from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.plan import Plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import WeightFormat, load_recipe
 from rounding_pairs import K, RoundingPair, learned_recipe, make_pair, scale_tensors

@@ -12,14 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize import drafts, lints
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.config_reader import near_key
 from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION
 from draftquant.quantize.drafts.speculators_layout import plain_config
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints import Lint, check_vocabulary_map, find_lints, fixed_config
+from draftquant.quantize.lints import (
+    Lint,
+    check_vocabulary_map,
+    config_changes,
+    find_lints,
+    fixed_config,
+)
+from draftquant.scripts.dev.docs.lints import messages
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import Kind, tiny_dflash
 from tiny_dspark import tiny_dspark
@@ -345,12 +351,7 @@ def test_a_trigger_gives_its_lint_and_no_other(name: str, case: int, tmp_path: P
 
 
 def test_every_lint_has_a_trigger() -> None:
-    general = Path(lints.__file__).parent.glob("*.py")
-    named = {
-        name
-        for path in (*general, *Path(drafts.__file__).parent.rglob("*.py"))
-        for name in re.findall(r'name="([^"]+)"', path.read_text(encoding="utf-8"))
-    }
+    named = {message.name for message in messages()}  # as the page of all lints reads them
     assert named == set(TRIGGERS)
 
 
@@ -438,7 +439,7 @@ def test_a_fix_keeps_the_other_keys_of_a_section() -> None:
 
 def test_fixes_of_several_lints_add_up(tmp_path: Path) -> None:
     folder = llama(tmp_path / "draft", {KEY: None, "draft_vocab_size": None, "dtype": "float16"})
-    changes = lints.config_changes(find_lints(draft_of(folder)))
+    changes = config_changes(find_lints(draft_of(folder)))
     assert changes == {KEY: [2, 4, 5], "draft_vocab_size": 96, "dtype": "bfloat16",
                        "torch_dtype": "bfloat16"}  # fmt: skip
 

@@ -12,7 +12,7 @@ from draftquant.calibration.rounding.learning_settings import LearningSettings
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe
 from mixes import DOWN, FP8, FP8_STATIC, INT4_CHANNEL, NVFP4, mixed

@@ -12,7 +12,7 @@ import torch
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils import is_match
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.fused import fused_group
 from draftquant.quantize.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
@@ -20,12 +20,12 @@ from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.plan import Plan, make_plan
-from draftquant.quantize.quantize import quantize_draft
-from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.transcoding.transcode import plan_transcoding
+from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.quantize.transcoding.transcode_draft import plan_transcoding
 from draftquant.quantize.verify.audit import audit
-from draftquant.quantize.verify.folder import verify
+from draftquant.quantize.verify.folder_verification import verify
 from draftquant.recipes import Recipe
 from draftquant.recipes.schema import BackendName
 from mixes import DOWN, FP8, INT4, INT4_CHANNEL, MIXES, mixed

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.declarations import HF_QUANT_CONFIG, DeclaredScheme, declared_scheme
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify

@@ -21,8 +21,8 @@ from draftquant.quantize.estimate.estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.stored.draft import StoredDraft
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
 from reference_mtp import ReferenceMtp

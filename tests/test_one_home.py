@@ -18,9 +18,9 @@ from draftquant.quantize.numerics.fp4 import FP4_MAX
 from draftquant.quantize.numerics.fp8 import FP8_MAX
 from draftquant.quantize.numerics.int4 import INT4_MAX
 from draftquant.quantize.stored.declarations import Strictness, declared_scheme
-from draftquant.quantize.stored.decode import DECODERS
-from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.stored.decoded_numbers import DECODERS
 from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes.formats import NUMBER_FORMATS, WeightDtype
 from draftquant.recipes.schema import LayoutName
 from handmade import MADE, quantize_by_hand

@@ -210,7 +210,7 @@ COMMANDS = (
         "scripts.api.retune.draft_on_traces": THREE,
         **stubs(OPEN, "scripts.api.retune.make_plan"),
     }),
-    Command("verify QUANT --against DRAFT", "quantize.verify.folder.verify", (
+    Command("verify QUANT --against DRAFT", "quantize.verify.folder_verification.verify", (
         Row("QUANT", "a/b", "settings.output", "a/b", "scripts.commands.verify.verify.run"),
         Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.verify.verify.run"),
         Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.verify.resolve_draft"),
@@ -220,33 +220,33 @@ COMMANDS = (
         Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
             "scripts.api.verify.verify_signature", without=("--against",)),
     ), {
-        "quantize.verify.folder.verify": MagicMock(ok=True),
+        "quantize.verify.folder_verification.verify": MagicMock(ok=True),
         "scripts.api.verify.resolve_draft": MagicMock(hub_id=None),
         **stubs("scripts.api.verify._check_sides", "scripts.api.verify._check_declaration",
                 "scripts.commands.verify.print_verification"),
     }),
-    Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
+    Command("dequantize QUANT --out OUT", "quantize.dequantize_draft.dequantize_draft", (
         Row("QUANT", "a/b", "reference", "a/b", "scripts.api.dequantize.resolve_draft"),
         Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.dequantize.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
         Row("--dtype", "float32", "dtype", "F32"),
     ), {
-        "quantize.dequantize.plan_dequantization": MagicMock(bytes_after=1),
+        "quantize.dequantize_draft.plan_dequantization": MagicMock(bytes_after=1),
         **stubs("scripts.api.dequantize.resolve_draft"),
     }),
-    Command("unpickle DRAFT --out OUT", "quantize.files.unpickle.unpickle_draft", (
+    Command("unpickle DRAFT --out OUT", "quantize.files.unpickle_draft.unpickle_draft", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.unpickle.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
     ), stubs("scripts.api.unpickle.resolve_draft")),
-    Command("transcode QUANT --out OUT", "quantize.transcoding.transcode.plan_transcoding", (
+    Command("transcode QUANT --out OUT", "quantize.transcoding.transcode_draft.plan_transcoding", (
         Row("QUANT", "a/b", "source.given", "a/b"),
         Row("--layout", "quark", "layout", "quark"),
         Row("--carrier", "none", "carrier", "none"),
         Row("--target-layers", "61", "target_layers", 61),
         Row("--out", "other", "out", Path("other"),
-            "quantize.transcoding.transcode.transcode_draft"),
+            "quantize.transcoding.transcode_draft.transcode_draft"),
     ), {
-        "quantize.transcoding.transcode.plan_transcoding": MagicMock(bytes_after=1),
+        "quantize.transcoding.transcode_draft.plan_transcoding": MagicMock(bytes_after=1),
         **stubs("scripts.api.transcode.resolve_draft"),
     }),
     Command("check DRAFT --engine vllm", "quantize.engines.check_draft", (
@@ -270,7 +270,7 @@ COMMANDS = (
         **stubs("scripts.api.check.resolve_draft", f"{FIX}.plan_repairs",
                 "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
     }),
-    Command("clean FOLDER", "quantize.files.stale.clean_folder", (
+    Command("clean FOLDER", "quantize.files.staging_names.clean_folder", (
         Row("FOLDER", ".", "parent", Path()),
         Row("--older-than", "5", "older_than", 5),
     )),

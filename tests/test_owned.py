@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.dequantized import verify_dequantized
+from draftquant.quantize.verify.dequantized_verification import verify_dequantized
 from draftquant.scripts.cli import main
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from verify_cases import assert_only_fault, reseal

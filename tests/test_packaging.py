@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = ("recipes", "quantize", "calibration", "validate", "scripts")  # each imports from the left
 VENDORS = {
-    "quark": {"quantize/backends/quark.py", "quantize/backends/quark_import.py"},
-    "modelopt": {"quantize/backends/modelopt.py"},
+    "quark": {"quantize/backends/quark_backend.py", "quantize/backends/quark_import.py"},
+    "modelopt": {"quantize/backends/modelopt_backend.py"},
     "compressed_tensors": set(),
 }
 MAX_LINES = 350
@@ -128,7 +128,7 @@ def test_the_reader_of_imports_sees_relative_and_nested_ones() -> None:
         "from ..recipes import schema\nfrom . import plan\ndef f():\n  import quark.torch"
     )
     found = [
-        (imported_names(Path("quantize/layouts/quark.py"), node), nested)
+        (imported_names(Path("quantize/layouts/quark_layout.py"), node), nested)
         for node, nested in imports(tree)
     ]
     assert found == [

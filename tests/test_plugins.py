@@ -11,7 +11,7 @@ import pytest
 import torch
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.numerics.packing import int4_words
-from draftquant.quantize.plugins.int4 import (
+from draftquant.quantize.plugins.int4_linear import (
     UnpackedInt4,
     as_fp8,
     fp8_codes,

@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.engines.repairs import RepairPlan, plan_repairs, publish, repair_draft
+from draftquant.quantize.engines.repairs import (
+    RepairPlan,
+    plan_repairs,
+    repair_draft,
+    repaired_copy,
+)
 from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -518,7 +523,7 @@ def test_an_interrupted_run_publishes_nothing(
     def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(publish, "verify", interrupted)
+    monkeypatch.setattr(repaired_copy, "verify", interrupted)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         case.repair(against=case.source)

@@ -17,8 +17,8 @@ QUANTIZE = (
     ("lints", "outputs"),
     ("verify", "algorithms", "claims"),
     ("backends", "plan"),
-    ("card", "checks", "execute", "engines", "estimate"),
-    ("quantize", "dequantize", "transcoding", "tuned"),
+    ("checks", "engines", "estimate", "execute", "folder_card"),
+    ("dequantize_draft", "quantize_draft", "transcoding", "write_tuned"),
 )
 CALIBRATION = (
     ("errors",),

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from data_free import DATA_FREE
 from draftquant.quantize import execute
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts

@@ -21,13 +21,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from draftquant.quantize.errors import CheckpointError, OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.signature import (
+from draftquant.quantize.files.model_signature import (
     differences,
     read_signature,
     sign_folder,
     verify_signature,
 )
-from draftquant.quantize.files.unpickle import unpickle_draft
+from draftquant.quantize.files.unpickle_draft import unpickle_draft
 from draftquant.scripts.api.push import push
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama

@@ -17,16 +17,16 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
-from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.transcoding import recode
-from draftquant.quantize.transcoding.transcode import (
+from draftquant.quantize.transcoding.transcode_draft import (
     CarrierChoice,
     plan_transcoding,
     transcode_draft,
 )
-from draftquant.quantize.verify.folder import verify
+from draftquant.quantize.verify.folder_verification import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.backends.quark import _weight_spec
+from draftquant.quantize.backends.quark_backend import _weight_spec
 from draftquant.quantize.backends.quark_import import quark_process_state
-from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import VerifyError
@@ -22,12 +22,12 @@ from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.numerics.fp8 import FP8
 from draftquant.quantize.numerics.packing import int4_words
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.activations import InputRounding
 from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme
-from draftquant.quantize.stored.decode import E4M3, unpack_int4
+from draftquant.quantize.stored.decoded_numbers import E4M3, unpack_int4
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.rounding import e4m3_rounded
+from draftquant.quantize.verify.rounded_values import e4m3_rounded
 from draftquant.recipes import ActivationFormat, RecipeError, WeightFormat, load_recipe
 from safetensors.torch import load_file
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.algorithms import InputMoments
-from draftquant.quantize.algorithms.moments import DAMPING
+from draftquant.quantize.algorithms.input_moments import DAMPING
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values

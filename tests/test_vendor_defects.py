@@ -12,7 +12,7 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.errors import BackendError
-from draftquant.quantize.layouts.base import exponent_bytes
+from draftquant.quantize.layouts.layout import exponent_bytes
 from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
 from draftquant.recipes.schema import WeightFormat
 from safetensors import safe_open

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.backends.base import ABSMAX_NEAREST
-from draftquant.quantize.backends.modelopt import _run_modelopt
-from draftquant.quantize.backends.quark import _weight_spec
+from draftquant.quantize.backends.backend import ABSMAX_NEAREST
+from draftquant.quantize.backends.modelopt_backend import _run_modelopt
+from draftquant.quantize.backends.quark_backend import _weight_spec
 from draftquant.quantize.backends.quark_import import quark_process_state
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import Columns, get_layout

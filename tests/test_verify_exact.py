@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize import quantize
+from draftquant.quantize import quantize_draft as quantize
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -22,8 +22,8 @@ from draftquant.quantize.files.provenance import Method
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.absmax import absmax_scales, smallest_scales, whole_scale
 from draftquant.quantize.verify.rules import FOREIGN, rule_of
+from draftquant.quantize.verify.scales_by_absmax import absmax_scales, smallest_scales, whole_scale
 from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import (

@@ -15,7 +15,7 @@ from ...quantize.errors import BackendError
 from ...quantize.execute import Measured
 from ...quantize.plan import Plan
 from ...quantize.stored.activations import InputRounding, kernel_scale
-from ...quantize.stored.formats import declared_activations
+from ...quantize.stored.declared_formats import declared_activations
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from ..traces.recorded_prompts import seen_prompts

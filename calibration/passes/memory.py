@@ -15,8 +15,8 @@ from ...quantize.drafts.forward import BLOCK_ROWS, MAX_SCORES
 from ...quantize.drafts.geometry import usual_draft_tokens
 from ...quantize.drafts.maths import MAX_WIDENED
 from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.stored.decode import read_rows
-from ...quantize.stored.draft import StoredDraft
+from ...quantize.stored.decoded_numbers import read_rows
+from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.stored.weights import BLOCK_BYTES, held_dtype
 from ..errors import DeviceError
 from ..traces.prompt_trace import FEATURE_DTYPES

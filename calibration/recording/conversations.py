@@ -16,7 +16,7 @@ from pathlib import Path
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.staging import check_output
-from ...quantize.files.stale import remove_stale, staging_name
+from ...quantize.files.staging_names import remove_stale, staging_name
 from ..errors import LineProblem, PromptError
 from ..prompts.prompt_file import Prompt, PromptEncoder
 from ..traces.prompt_trace import PromptTrace

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...quantize.algorithms import Algorithm
+from ...quantize.algorithms import RowAlgorithm
 from ...quantize.numerics.quantized_weight import QuantizedWeight
 from ...quantize.numerics.rows import nearest_codes, rounded_values, storable_scale
 from ...recipes.formats import NumberFormat
@@ -63,7 +63,7 @@ class LatentWeight:
         self,
         weight: Tensor,
         weights: WeightFormat,
-        start: Algorithm,
+        start: RowAlgorithm,
         *,
         absmax: Tensor | None,
         device: torch.device,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...quantize.algorithms import get_algorithm
+from ...quantize.algorithms import row_algorithm
 from ...quantize.checks import check_backends
 from ...quantize.drafts.fused import fused_group
 from ...quantize.errors import BackendError
@@ -101,7 +101,7 @@ def first_latents(plan: Plan, draft: LoadedDraft) -> dict[str, LatentWeight]:
         plan: whose recipe says how scales start.
         draft: its weights, balanced as the plan balances them.
     """
-    start = get_algorithm(Algorithm(scale=plan.recipe.algorithm.scale, rounding="nearest"))
+    start = row_algorithm(Algorithm(scale=plan.recipe.algorithm.scale, rounding="nearest"))
     largest = _shared_absmax(plan, draft)
     return {
         canonical(step): LatentWeight(
@@ -127,7 +127,7 @@ def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     for step in plan.quantized:
         recipe = plan.recipe_of(step)
         if recipe.algorithm.rounding == "nearest":
-            rounded = get_algorithm(recipe.algorithm).quantize(
+            rounded = row_algorithm(recipe.algorithm).quantize(
                 stored_linear(step, draft), recipe.weights, absmax=largest[canonical(step)],
                 moments=None,
             )  # fmt: skip

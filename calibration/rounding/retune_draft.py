@@ -23,10 +23,10 @@ from ...quantize.files.provenance_file import read_provenance
 from ...quantize.files.retuning import Retuning, marked_card, tensors_sha256
 from ...quantize.files.staging import check_output
 from ...quantize.plan import Plan
-from ...quantize.quantize import QuantizeReport, quantize_draft
+from ...quantize.quantize_draft import QuantizeReport, quantize_draft
 from ...quantize.stored.loading import LoadedDraft
-from ...quantize.tuned import write_tuned
 from ...quantize.verify import verify
+from ...quantize.write_tuned import write_tuned
 from ...recipes.errors import short
 from ..errors import CalibrationError
 from ..linear_inputs.plan_inputs import PlanInputs

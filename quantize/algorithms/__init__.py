@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
-from .base import Algorithm, FoundCodes, Need, Statistics
-from .gptq import Gptq
-from .learned import Learned
-from .moments import InputMoments
-from .mse import MseNearest
-from .nearest import AbsmaxNearest
+from ..errors import BackendError
+from .absmax_nearest import AbsmaxNearest
+from .algorithm import Algorithm, FoundCodes, Need, RowAlgorithm, Statistics
+from .gptq_rounding import Gptq
+from .input_moments import InputMoments
+from .learned_rounding import Learned
+from .mse_nearest import MseNearest
 
 _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("absmax", "nearest"): AbsmaxNearest(),
@@ -28,4 +29,29 @@ def get_algorithm(choice: Choice) -> Algorithm:
     return _ALGORITHMS[choice.scale, choice.rounding]
 
 
-__all__ = ["Algorithm", "FoundCodes", "InputMoments", "Need", "Statistics", "get_algorithm"]
+def row_algorithm(choice: Choice) -> RowAlgorithm:
+    """The algorithm of a recipe, where it finds codes weight by weight.
+
+    Raises:
+        BackendError: it does not.
+    """
+    algorithm = get_algorithm(choice)
+    if not isinstance(algorithm, RowAlgorithm):
+        raise BackendError(
+            f"rounding: {choice.rounding}",
+            "the codes of one weight follow from the whole draft and from traces",
+            fix="record traces ('draftquant record') and pass --traces",
+        )
+    return algorithm
+
+
+__all__ = [
+    "Algorithm",
+    "FoundCodes",
+    "InputMoments",
+    "Need",
+    "RowAlgorithm",
+    "Statistics",
+    "get_algorithm",
+    "row_algorithm",
+]

@@ -3,7 +3,7 @@
 from ...recipes.refused import refusal
 from ...recipes.schema import Algorithm, BackendName
 from ..errors import BackendError
-from .base import ABSMAX_NEAREST, Backend
+from .backend import ABSMAX_NEAREST, Backend
 
 
 def get_backend(name: BackendName, algorithm: Algorithm = ABSMAX_NEAREST) -> Backend:
@@ -16,14 +16,14 @@ def get_backend(name: BackendName, algorithm: Algorithm = ABSMAX_NEAREST) -> Bac
     if refused is not None:
         raise BackendError(f"backend {name}, {algorithm}", refused.reason, fix=refused.fix)
     if name == "torch":
-        from .torch import TorchBackend
+        from .torch_backend import TorchBackend
 
         return TorchBackend(algorithm)
     if name == "quark":
-        from .quark import QuarkBackend
+        from .quark_backend import QuarkBackend
 
         return QuarkBackend(algorithm)
-    from .modelopt import ModelOptBackend
+    from .modelopt_backend import ModelOptBackend
 
     return ModelOptBackend(algorithm)
 

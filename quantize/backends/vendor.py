@@ -109,7 +109,8 @@ def with_absmax(
         backend: for the message.
         weight: [rows, in_features], finite.
         weights: the recipe's format.
-        absmax: see `Backend.quantize`.
+        absmax: [1, 1] float32, that the scale of the whole matrix must cover; None = that of
+            `weight`.
 
     Returns:
         `weight` itself, or [rows + 1, in_features] in its dtype, in float32 if that rounds absmax.

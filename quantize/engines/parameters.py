@@ -13,7 +13,7 @@ from typing import Any
 from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.decode import stored_scalar
+from ..stored.decoded_numbers import stored_scalar
 from ..stored.parts import FP8_DTYPE
 from .contract import Module, Parameter, Question, Scheme
 from .engine import Engine

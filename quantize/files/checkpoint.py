@@ -14,8 +14,8 @@ from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
-from .entries import SIGNATURE_FILE, check_own, files_of
-from .mistaken import as_safetensors, mistaken_folder, pickles_in
+from .files_of_folder import SIGNATURE_FILE, check_own, files_of
+from .not_a_draft import as_safetensors, mistaken_folder, pickles_in
 from .safetensors_header import Header, TensorInfo, read_header
 from .stacked import unstacked
 from .subtree import names_below, shards_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint
-from .mistaken import mistaken_file, near_folder
+from .not_a_draft import mistaken_file, near_folder
 
 _FETCH = "check the spelling and the network, or download the draft and give its folder"
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")

@@ -15,7 +15,7 @@ from ...recipes.regular_file import open_stream
 from ..errors import CheckpointError, HubError
 from .checkpoint import HIDDEN
 from .command_line import without_tokens
-from .entries import files_of
+from .files_of_folder import files_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

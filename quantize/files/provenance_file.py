@@ -12,7 +12,7 @@ from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
-from .entries import check_own
+from .files_of_folder import check_own
 from .provenance import Provenance
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from ...recipes.regular_file import open_kept
 from ..errors import OutputError
 from .staging import sync, write_text
-from .stale import remove_stale, staging_name
+from .staging_names import remove_stale, staging_name
 
 ReportFormat = Literal["report", "html", "markdown", "junit", "plot"]
 """As the options of the command line are called."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .card import read_card, split_front
+from .card_text import read_card, split_front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

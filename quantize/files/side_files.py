@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from .entries import looks_like_weights
+from .files_of_folder import looks_like_weights
 from .staging import sync
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import OutputError
 from .checkpoint import UNVERIFIED
-from .stale import remove_stale, staging_name
+from .staging_names import remove_stale, staging_name
 
 
 def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
 from ..errors import LayoutError
-from .awq import AwqLayout
-from .base import Columns, Layout, OwnFormat, last_part
-from .compressed_tensors import CompressedTensorsLayout
-from .fp8 import Fp8Layout
-from .modelopt import ModelOptLayout
-from .quark import QuarkLayout
+from .awq_layout import AwqLayout
+from .compressed_tensors_layout import CompressedTensorsLayout
+from .fp8_layout import Fp8Layout
+from .layout import Columns, Layout, OwnFormat, last_part
+from .modelopt_layout import ModelOptLayout
+from .quark_layout import QuarkLayout
 
 _LAYOUTS: dict[LayoutName, Layout] = {
     "quark": QuarkLayout(),

@@ -14,7 +14,7 @@ from ..drafts.exporters import in_speculators_layout, is_mla, is_torchspec
 from ..drafts.lint import Lint
 from ..drafts.shared.eagle3.lints import eagle3
 from ..errors import CheckpointError
-from ..stored.decode import read_whole
+from ..stored.decoded_numbers import read_whole
 
 _ABSOLUTE = "d2t holds target ids where engines expect offsets (target id - draft id)"
 _SUBTRACT = "subtract arange(draft_vocab_size) from d2t"

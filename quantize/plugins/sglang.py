@@ -10,7 +10,7 @@ from sglang.srt.layers import parameter
 from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig, QuarkLinearMethod
 
-from .int4 import as_fp8, unpack_at_load
+from .int4_linear import as_fp8, unpack_at_load
 
 
 class Int4QuarkConfig(QuarkConfig):

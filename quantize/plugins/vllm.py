@@ -11,7 +11,7 @@ from vllm.model_executor import parameter
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig, QuarkLinearMethod
 
-from .int4 import as_fp8, unpack_at_load
+from .int4_linear import as_fp8, unpack_at_load
 
 
 class Int4QuarkConfig(QuarkConfig):

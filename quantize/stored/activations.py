@@ -58,7 +58,7 @@ class InputRounding:
         self._before = before
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
-        """See `OnInput`."""
+        """The input `x` of the linear `name` as its kernel reads it."""
         if self._before is not None:
             x = self._before(name, x)
         how = self._activations.get(name, "none")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...recipes.formats import NUMBER_FORMATS
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .decode import (
+from .decoded_numbers import (
     DECODERS,
     Bytes,
     Floats,

@@ -20,11 +20,11 @@ from ..drafts.forward import DraftForward, OnInput
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from .activations import STATIC, InputRounding, kernel_scale
-from .decode import floats, read_whole
-from .draft import StoredDraft
+from .decoded_numbers import floats, read_whole
 from .layouts.scheme import Activations
 from .parts import INPUT_SCALES, INVERSE_INPUT_SCALE
-from .target import EMBEDDING, HEAD
+from .stored_draft import StoredDraft
+from .stored_tables import EMBEDDING, HEAD
 from .weights import blocks_of_bytes, held_dtype, read_weight
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from ..drafts import Row
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .decode import Bytes, read_rows
-from .draft import StoredDraft
+from .decoded_numbers import Bytes, read_rows
+from .stored_draft import StoredDraft
 
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
                  "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip

@@ -10,10 +10,10 @@ from ...recipes.schema import Recipe, WeightFormat
 from ..drafts import Row
 from ..errors import CheckpointError, LayoutError
 from ..numerics.quantized_weight import QuantizedWeight, carried
-from ..stored.decode import stored_scalar
-from ..stored.draft import StoredDraft
+from ..stored.decoded_numbers import stored_scalar
 from ..stored.linear import StoredLinear, global_scale, stored_scales
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
+from ..stored.stored_draft import StoredDraft
 
 _BLOCK = 2**21  # codes: a few float32 arrays of them are some tens of megabytes
 _ROWS = 128  # a block of rows has a multiple of them, see `layouts.base`

@@ -5,12 +5,12 @@ into a tensor.
 """
 
 from .codes import not_nearest
-from .dequantized import DequantizedLinear, DequantizedReport, verify_dequantized
-from .excludes import exclude_faults
-from .folder import verify
-from .report import Fault, LinearFinding, VerifyReport
-from .transcoded import TranscodedReport, verify_transcoded
-from .tuned import verify_tuned
+from .dequantized_verification import DequantizedLinear, DequantizedReport, verify_dequantized
+from .exclude_list_faults import exclude_faults
+from .folder_verification import verify
+from .transcoded_verification import TranscodedReport, verify_transcoded
+from .tuned_verification import verify_tuned
+from .verify_report import Fault, LinearFinding, VerifyReport
 
 __all__ = [
     "DequantizedLinear",

@@ -20,11 +20,10 @@ from ..files.provenance import QuantizedProvenance, RepairedProvenance
 from ..files.provenance_file import read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
-from ..stored.decode import stored_scalar
-from ..stored.draft import StoredDraft
+from ..stored.decoded_numbers import stored_scalar
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
-from .companions import companion_faults
-from .excludes import exclude_faults
+from ..stored.stored_draft import StoredDraft
+from .exclude_list_faults import exclude_faults
 from .headers import (
     form,
     fused_faults,
@@ -33,8 +32,9 @@ from .headers import (
     wrong_parts,
 )
 from .method import concat_linears
-from .report import Fault
+from .scales import companion_faults
 from .statistics import CodeStatistics, code_statistics
+from .verify_report import Fault
 
 _WORKERS = 2  # numpy releases the interpreter lock; more would wait for memory
 

@@ -15,21 +15,20 @@ from ..drafts import Draft
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import Bytes, Floats, floats, read_rows
+from ..stored.decoded_numbers import Bytes, Floats, floats, read_rows
 from ..stored.layouts.scheme import NIBBLES_PER_WORD
 from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
 from ..stored.parts import scale_suffix
-from .absmax import INT4_SMALLEST_SCALE, whole_scale
-from .compared import Compared, OnBytes, blocks_of
+from .code_judge import Buffers, CarriedNumbers, Judge, Numbers
+from .compensated_codes import Near
 from .foreign_codes import MOST_COMPENSATED, AboutNearest, NearestOrCompensated
 from .foreign_scales import about_absmax_faults, int4_scale_rule
-from .judge import Buffers, CarriedNumbers, Judge, Numbers
-from .near import Near
-from .nearest import Nearest
-from .report import Fault, LinearFinding
-from .retuned import Retuned
+from .nearest_codes import Nearest
+from .retuned_codes import Retuned
 from .rules import Rule
 from .scales import scale_faults, whole_scale_faults
+from .scales_by_absmax import INT4_SMALLEST_SCALE, whole_scale
+from .verify_report import Compared, Fault, LinearFinding, OnBytes, blocks_of
 
 _BLOCK = 2**17  # weights: a few float32 arrays of a block fit the cache of a core
 _PAIRWISE = 128  # groups smaller than this are reduced pair by pair: short loops are slow

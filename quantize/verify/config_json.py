@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..drafts import Draft, read_config
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from .report import Fault
+from .verify_report import Fault
 
 _DECLARATION = "quantization_config"
 Config = Mapping[str, object]

@@ -6,17 +6,30 @@ Linears of one folder may have several formats, and an algorithm treats each in 
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from ...recipes.formats import WeightDtype
 from ...recipes.schema import Recipe
 from ..drafts import Draft
 from ..files.provenance import Method
 from ..stored.declarations import DeclaredScheme
 from .codes import Expected
 from .method import recipe_of
-from .origin import Origin, origin_of
-from .recorded import Record
+from .record_faults import Record
 from .rules import Rule, rule_of
 from .scales import matrix_absmax
+
+
+class Origin(NamedTuple):
+    """How codes and scales were computed, where what is stored does not say it.
+
+    Attributes:
+        carried: number format of the codes, where a wider one carries them; else None.
+        scale_dtype: safetensors dtype to which INT4 scales were rounded; None = the weight's.
+    """
+
+    carried: WeightDtype | None
+    scale_dtype: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +118,17 @@ def expected_codes(
                 largest = max(absmax[member] for member in members)
                 expected[module] = replace(expected[module], largest=largest, group=members)
     return expected
+
+
+def origin_of(
+    scheme: DeclaredScheme | None, method: Method | None, recorded: Record | None
+) -> Origin:
+    """What the record of a folder says of this, or the recipe of the run that is writing it."""
+    before = recorded.transcoded_from if recorded is not None else None
+    weights = method.recipe.weights if method is not None else before.weights if before else None
+    if weights is None:
+        return Origin(None, None)
+    carries = scheme is not None and scheme.weight_dtype != weights.dtype
+    carried = weights.dtype if weights.carrier or (method is None and carries) else None
+    scale_dtype = "F16" if weights.scale_dtype else None
+    return Origin(carried, before.scale_dtype if before else scale_dtype)

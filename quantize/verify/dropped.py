@@ -11,9 +11,9 @@ from ...recipes.schema import Recipe
 from ..drafts import Draft, Row
 from ..files.checkpoint import PROVENANCE_FILE
 from ..files.provenance import QuantizedProvenance
-from ..stored.target import StoredTables
+from ..stored.stored_tables import StoredTables
 from .method import claiming
-from .report import Fault
+from .verify_report import Fault
 
 
 def dropped_rows(recipe: Recipe, draft: Draft) -> tuple[Row, ...]:

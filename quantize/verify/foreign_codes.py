@@ -4,14 +4,15 @@ Each weight / scale may lie a little beyond half a step from its code: how far i
 """
 
 import numpy as np
+from typing_extensions import override
 
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import Bytes, Floats
+from ..stored.decoded_numbers import Bytes, Floats
 from ..stored.linear import StoredLinear, spread
-from .judge import Buffers
-from .near import Near
-from .report import Fault
-from .rounding import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
+from .code_judge import Buffers, Judge
+from .compensated_codes import Near
+from .rounded_values import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
+from .verify_report import Fault
 
 INT4_MIN, INT4_MAX = -8.0, 7.0
 # w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. Of two
@@ -31,8 +32,8 @@ LEAST_COMPENSATED = 1 / 50
 MOST_COMPENSATED = 2.5
 
 
-class AboutNearest:
-    """Codes against bounds around the weights; see `Judge`.
+class AboutNearest(Judge):
+    """Codes against bounds around the weights.
 
     Args:
         scheme: what the folder declares.
@@ -41,8 +42,7 @@ class AboutNearest:
     """
 
     def __init__(self, scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> None:
-        self.wrong = 0
-        self.max_error: float | None = 0.0
+        self.max_error = 0.0
         self._scheme = scheme
         self._linear = linear
         self._buffers = buffers
@@ -53,9 +53,8 @@ class AboutNearest:
         self._largest = 0.0
         self._worst = (0, 0, 0.0, 0.0)  # row, column, w/scale, code
 
+    @override
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        """See `Judge.add`."""
-        del stored
         x, error = (self._buffers.get(name, w.shape) for name in ("x", "error"))
         own = self._linear.scale_of(range(first_row, first_row + len(w)))
         with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
@@ -128,8 +127,8 @@ class AboutNearest:
         if not largest <= 1:
             self.wrong += int(np.count_nonzero(~(error <= 1)))
 
+    @override
     def faults(self, name: str) -> list[Fault]:
-        """See `Judge.faults`."""
         if not self.wrong:
             return []
         row, column, x, code = self._worst
@@ -140,7 +139,7 @@ class AboutNearest:
         return [Fault(where=name, expected="codes nearest to weight/scale", got=got)]
 
 
-class NearestOrCompensated:
+class NearestOrCompensated(Judge):
     """INT4 codes that are about the nearest, or make up for the errors of others as GPTQ's do.
 
     Where so many are others that it is no damage, they are held to their error instead.
@@ -151,32 +150,26 @@ class NearestOrCompensated:
     """
 
     def __init__(self, nearest: AboutNearest, near: Near) -> None:
+        self.max_error = nearest.max_error
         self._nearest, self._near = nearest, near
         self._count = 0
 
+    @override
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        """See `Judge.add`."""
         before = self._nearest.wrong
         self._nearest.add(first_row, w, codes, stored)
         self._count += codes.size
         if self._nearest.wrong > before:
             self._near.add(first_row, w, codes, stored)
+        sound = self.compensated
+        self.wrong = 0 if sound else self._nearest.wrong
+        self.max_error = None if sound else self._nearest.max_error
 
     @property
     def compensated(self) -> bool:
         """True if codes are none of the nearest, and sound."""
         return self._nearest.wrong > LEAST_COMPENSATED * self._count and not self._near.faults("")
 
-    @property
-    def wrong(self) -> int:
-        """See `Judge`."""
-        return 0 if self.compensated else self._nearest.wrong
-
-    @property
-    def max_error(self) -> float | None:
-        """See `Judge`."""
-        return None if self.compensated else self._nearest.max_error
-
+    @override
     def faults(self, name: str) -> list[Fault]:
-        """See `Judge.faults`."""
         return [] if self.compensated else self._nearest.faults(name)

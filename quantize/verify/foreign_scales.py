@@ -8,11 +8,11 @@ import numpy.typing as npt
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import Floats, floats, read_whole
+from ..stored.decoded_numbers import Floats, floats, read_whole
 from ..stored.linear import INVERSE_SCALE, global_scale, matrix_scale
 from ..stored.parts import scale_suffix
-from .report import Fault
-from .rounding import e4m3_rounded
+from .rounded_values import e4m3_rounded
+from .verify_report import Fault
 
 INT4_HALF_RANGE = 7.5  # scale = absmax / 7.5, of Quark and compressed-tensors
 INT4_DIVISORS = (7.5, 7.0, 8.0)

@@ -8,11 +8,11 @@ from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import stored_scalar
+from ..stored.decoded_numbers import stored_scalar
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
 from .demands import Demand
 from .method import own_parts
-from .report import Fault
+from .verify_report import Fault
 
 _PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")

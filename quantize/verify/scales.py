@@ -1,17 +1,18 @@
-"""Stored scales against those of the recipe's rule, bit for bit."""
+"""Stored scales against those of the rule, bit for bit; and the small tensors beside them."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import Floats, floats, read_rows, stored_scalar
+from ..stored.decoded_numbers import Floats, floats, read_rows, read_whole, stored_scalar
 from ..stored.linear import INVERSE_SCALE, matrix_scale, stored_scales
-from ..stored.parts import scale_suffix
-from .absmax import absmax_scales, smallest_scales, whole_scale, whole_steps
-from .compared import blocks_of
-from .report import Fault
+from ..stored.parts import INPUT_SCALES, ZERO_POINTS, scale_suffix
 from .rules import ScaleRule
+from .scales_by_absmax import absmax_scales, smallest_scales, whole_scale, whole_steps
+from .verify_report import Fault, blocks_of
 
 _BLOCK = 2**21  # bytes
 
@@ -104,3 +105,29 @@ def _words(scheme: DeclaredScheme) -> str:
         return "2^(floor(log2(absmax)) - 2), rounded"
     steps = number.largest + (0.5 if number.is_integer else 0)
     return f"absmax / ({steps:g} * global scale)" if number.global_scale else f"absmax / {steps:g}"
+
+
+def companion_faults(
+    output: Checkpoint, tensor: TensorInfo, values: Mapping[str, TensorInfo]
+) -> list[Fault]:
+    """Zero points, stored shape and input scale of a linear; `values` by suffix."""
+    faults = []
+    for suffix in ("weight_zero_point", "weight_zero_point_2"):
+        if suffix in values and read_whole(output, values[suffix]).any():
+            where, got = values[suffix].name, "a non-zero zero point"
+            faults.append(Fault(where=where, expected="all zero (symmetric)", got=got))
+    if "qzeros" in values and (read_whole(output, values["qzeros"]) != ZERO_POINTS["qzeros"]).any():
+        faults.append(Fault(where=values["qzeros"].name, expected="8 in every nibble (symmetric)",
+                            got="another zero point"))  # fmt: skip
+    if "weight_shape" in values:
+        shape = read_whole(output, values["weight_shape"]).view(np.int64).tolist()
+        if shape != list(tensor.shape):
+            faults.append(Fault(where=values["weight_shape"].name, expected=str(list(tensor.shape)),
+                                got=str(shape)))  # fmt: skip
+    for suffix in INPUT_SCALES:
+        if suffix in values:
+            scale = stored_scalar(output, values[suffix])
+            if not 0 < scale < float("inf"):
+                where, expected = values[suffix].name, "a finite scale > 0"
+                faults.append(Fault(where=where, expected=expected, got=str(scale)))
+    return faults

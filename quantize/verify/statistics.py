@@ -13,12 +13,12 @@ from ..drafts import Row
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import E2M1, E4M3, Bytes, Floats
+from ..stored.decoded_numbers import E2M1, E4M3, Bytes, Floats
 from ..stored.linear import StoredLinear
 from ..stored.parts import scale_suffix
 from .codes import group_absmax
-from .dequantized import row_blocks
-from .report import Fault
+from .dequantized_verification import row_blocks
+from .verify_report import Fault
 
 _INT4: Floats = np.arange(-8, 8, dtype=np.float32)
 _TOP_UNDER_POWERS = 4.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ...quantize.errors import OutputError
-from ...quantize.files.card import CARD_FILE
+from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
 from .arguments import AnyPath, QuantizedFolder
 from .opening import optional_path

@@ -23,7 +23,7 @@ from .verb import verb
 
 if TYPE_CHECKING:
     from ...quantize.engines.repairs import RepairPlan, RepairReport
-    from ...quantize.verify.folder import VerifyReport
+    from ...quantize.verify.folder_verification import VerifyReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def _repair(source: DraftSource, out: Path, settings: CheckSettings) -> Repaired
     """Plan, and write where there is something to repair."""
     from ...quantize.engines.repairs import plan_repairs, repair_draft
     from ...quantize.stored.declarations import raw_declaration
-    from ...quantize.verify.folder import verify
+    from ...quantize.verify.folder_verification import verify
 
     against = resolve_draft(str(settings.against)).folder if settings.against else None
     plan = plan_repairs(

@@ -50,6 +50,6 @@ def clean(settings: CleanSettings) -> "reports.CleanReport":
     Raises:
         DraftQuantError: there is no such folder.
     """
-    from ...quantize.files.stale import clean_folder
+    from ...quantize.files.staging_names import clean_folder
 
     return clean_folder(Path(settings.folder), settings.older_than)

@@ -79,7 +79,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
     from ...quantize.checks import check_retuning, check_tables
-    from ...quantize.quantize import quantize_draft
+    from ...quantize.quantize_draft import quantize_draft
 
     watch, fix_config = settings.watch, settings.fix_config
     own_target, folder = optional_path(settings.target), Path(settings.out)

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
     from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
-    from ...quantize.dequantize import DequantizeReport as DequantizeReport
+    from ...quantize.dequantize_draft import DequantizeReport as DequantizeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
     from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
-    from ...quantize.files.stale import CleanReport as CleanReport
-    from ...quantize.files.unpickle import Unpickled as Unpickled
-    from ...quantize.quantize import QuantizeReport as QuantizeReport
-    from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
-    from ...quantize.verify.folder import VerifyReport as VerifyReport
+    from ...quantize.files.staging_names import CleanReport as CleanReport
+    from ...quantize.files.unpickle_draft import Unpickled as Unpickled
+    from ...quantize.quantize_draft import QuantizeReport as QuantizeReport
+    from ...quantize.transcoding.transcode_draft import TranscodeReport as TranscodeReport
+    from ...quantize.verify.folder_verification import VerifyReport as VerifyReport
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
     from ...validate.counting.draft_replay import DraftReplay as DraftReplay
     from ...validate.judging.judgement import GateReport as GateReport
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckReport": "scripts.api.check",
-    "CleanReport": "quantize.files.stale",
+    "CleanReport": "quantize.files.staging_names",
     "ComparisonReport": "validate.comparison.draft_comparison",
-    "DequantizeReport": "quantize.dequantize",
+    "DequantizeReport": "quantize.dequantize_draft",
     "Document": "validate.report.document",
     "DraftReplay": "validate.counting.draft_replay",
     "EngineCheck": "quantize.engines.contract",
@@ -54,7 +54,7 @@ _HOMES = {
     "Measurement": "validate.measure.measurement",
     "MergeReport": "calibration.traces.sets",
     "PlanReport": "scripts.api.plan",
-    "QuantizeReport": "quantize.quantize",
+    "QuantizeReport": "quantize.quantize_draft",
     "Reconciliation": "validate.served.reconciliation",
     "RetuneReport": "calibration.rounding.retune_draft",
     "RetunedReport": "validate.judging.retuned_gate",
@@ -63,11 +63,11 @@ _HOMES = {
     "TaskSamples": "validate.parity.lm_eval_samples",
     "TraceFolder": "calibration.traces.trace_folder",
     "TraceInfo": "calibration.traces.info",
-    "TranscodeReport": "quantize.transcoding.transcode",
+    "TranscodeReport": "quantize.transcoding.transcode_draft",
     "TuneReport": "validate.tuning.tune_draft",
-    "Unpickled": "quantize.files.unpickle",
+    "Unpickled": "quantize.files.unpickle_draft",
     "Verification": "scripts.api.verify",
-    "VerifyReport": "quantize.verify.folder",
+    "VerifyReport": "quantize.verify.folder_verification",
 }
 """Name -> the module that has it, below draftquant."""
 __all__ = [*_HOMES]

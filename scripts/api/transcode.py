@@ -43,7 +43,7 @@ def transcode(settings: TranscodeSettings) -> "reports.TranscodeReport":
     Raises:
         DraftQuantError: the layout cannot hold the codes; nothing is left behind.
     """
-    from ...quantize.transcoding.transcode import plan_transcoding, transcode_draft
+    from ...quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 
     plan = plan_transcoding(
         resolve_draft(str(settings.quantized)),

@@ -29,6 +29,6 @@ def unpickle(settings: UnpickleSettings) -> "reports.Unpickled":
         DraftQuantError: there are none, or they hold more than plain tensors; nothing is left
             behind.
     """
-    from ...quantize.files.unpickle import unpickle_draft
+    from ...quantize.files.unpickle_draft import unpickle_draft
 
     return unpickle_draft(resolve_draft(str(settings.draft)).folder, Path(settings.out))

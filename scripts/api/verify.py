@@ -12,9 +12,9 @@ from ...quantize.drafts import read_draft
 from ...quantize.errors import CheckpointError, OutputError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
+from ...quantize.files.model_signature import SignatureReport, Signed, sign_folder, verify_signature
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.provenance_file import read_provenance
-from ...quantize.files.signature import SignatureReport, Signed, sign_folder, verify_signature
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized
 from . import arguments
@@ -24,7 +24,7 @@ from .settings import Settings
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ...quantize.verify.folder import VerifyReport
+    from ...quantize.verify.folder_verification import VerifyReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def verify(settings: VerifySettings) -> Verification:
 
 
 def _compared(settings: VerifySettings, against: Reference) -> "VerifyReport":
-    from ...quantize.verify import folder
+    from ...quantize.verify import folder_verification
 
     source = resolve_draft(str(against), settings.subtree)
     quantized = resolve_draft(str(settings.output))
@@ -163,7 +163,7 @@ def _compared(settings: VerifySettings, against: Reference) -> "VerifyReport":
                 bar.phase("verify", total, "bytes")
             bar.set(done, total)
 
-        return folder.verify(
+        return folder_verification.verify(
             quantized.folder,
             source.folder,
             show,

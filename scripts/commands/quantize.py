@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ...quantize.files.card import CARD_FILE, is_ours, read_card
+from ...quantize.files.card_text import CARD_FILE, is_ours, read_card
 from ..api.loading import to_mapping, verdict_lines
 from ..api.quantize import quantize
 from ..console import OnTerminal, megabytes, print_json, stderr, stdout

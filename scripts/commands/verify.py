@@ -2,8 +2,8 @@
 
 import argparse
 
-from ...quantize.files.signature import SignatureReport
-from ...quantize.verify.folder import VerifyReport
+from ...quantize.files.model_signature import SignatureReport
+from ...quantize.verify.folder_verification import VerifyReport
 from ..api.verify import verify
 from ..console import print_json, print_table, stdout, table
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...quantize.files.stale import find_staging
+from ...quantize.files.staging_names import find_staging
 from ..console import print_table, stdout, table
 from .publishers import FAILED, Publisher, contents, exit_code, make_publishers, quiet
 

@@ -99,7 +99,7 @@ class Variants:
         from ...calibration.linear_inputs.static_scales import calibrated_scales
         from ...quantize.execute import Measured
         from ...quantize.files.hub import resolve_draft
-        from ...quantize.quantize import quantize_draft
+        from ...quantize.quantize_draft import quantize_draft
         from ...quantize.stored.loading import load_draft
 
         plan = _plan(self._draft, NVFP4)

@@ -152,7 +152,7 @@ def _import_all() -> None:
     from transformers import LlamaForCausalLM  # noqa: F401 - loads torch and itself
 
     from ...calibration.recording import record_traces  # noqa: F401
-    from ...quantize import dequantize, quantize  # noqa: F401
+    from ...quantize import dequantize_draft, quantize_draft  # noqa: F401
     from ..commands import check  # noqa: F401
 
 

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from ...quantize.files.card import code, prose, table
+from ...quantize.files.card_text import code, prose, table
 from ..counting.paired_change import PairedChange
 from ..errors import CardError
 from ..judging.judgement import GateReport

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...quantize.card import CardFacts
 from ...quantize.engines.check import check_checkpoint
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
-from ...quantize.files.card import (
+from ...quantize.files.card_text import (
     CARD_FILE,
     around,
     card_text,
@@ -28,10 +27,11 @@ from ...quantize.files.hub import is_hub_id
 from ...quantize.files.provenance import QuantizedProvenance, package_version
 from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.files.retuning import tensors_sha256
+from ...quantize.folder_card import CardFacts
 from ...quantize.gpus import gpus_of
 from ...quantize.stored.declarations import HF_QUANT_CONFIG
-from ...quantize.stored.decode import tensor_sha256
-from ...quantize.stored.draft import StoredDraft
+from ...quantize.stored.decoded_numbers import tensor_sha256
+from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.regular_file import open_stream
 from ...recipes.schema import recipe_sha256
 from ..errors import CardError

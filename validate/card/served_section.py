@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...quantize.files.card import code, prose, table
+from ...quantize.files.card_text import code, prose, table
 from ..errors import CardError
 from ..measure.measurement import Measurement, Speculation
 from ..measure.summary import Figures, all_figures, tokens_per_second

@@ -25,9 +25,9 @@ from ...quantize.files.provenance import (
 from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.files.retuning import tensors_sha256
 from ...quantize.stored.declarations import declared_scheme
-from ...quantize.stored.decode import tensor_sha256
-from ...quantize.stored.draft import StoredDraft
+from ...quantize.stored.decoded_numbers import tensor_sha256
 from ...quantize.stored.loading import LoadedDraft
+from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.verify.method import declared_faults
 from ..errors import GateError
 

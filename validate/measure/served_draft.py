@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.retuning import tensors_sha256
-from ...quantize.stored.decode import tensor_sha256
+from ...quantize.stored.decoded_numbers import tensor_sha256
 from ...recipes.errors import short
 from ..errors import MeasureError
 from .measurement import ServerIdentity, Speculation, ToldBy

@@ -15,7 +15,7 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.provenance import QuantizedProvenance, package_version
 from ...quantize.stored.declarations import declared_scheme
-from ...quantize.stored.draft import StoredDraft
+from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.schema import Rule
 from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement

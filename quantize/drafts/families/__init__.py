@@ -1,5 +1,7 @@
 """One folder per draft family: `names`, and `geometry`, `forward`, `lints` where they are its own.
 
+`engine_traits` says what engines do with such drafts otherwise than with every draft.
+
 `names.FAMILY` is all that makes a family known. Importing `names` or `geometry` imports no torch.
 """
 

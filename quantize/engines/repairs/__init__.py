@@ -4,8 +4,8 @@ Tensors are never changed. What engines need and the JSON does not say is taken 
 proven against the source; what neither tells is left as it is, and said.
 """
 
-from .plan import RepairPlan, plan_repairs
-from .publish import RepairReport, repair_draft
 from .repair import Repair
+from .repair_plan import RepairPlan, plan_repairs
+from .repaired_copy import RepairReport, repair_draft
 
 __all__ = ["Repair", "RepairPlan", "RepairReport", "plan_repairs", "repair_draft"]

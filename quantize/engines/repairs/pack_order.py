@@ -10,11 +10,11 @@ from ...drafts import Draft
 from ...errors import CheckpointError
 from ...files.checkpoint import Checkpoint
 from ...stored.declarations import DeclaredScheme
-from ...stored.draft import StoredDraft
 from ...stored.layouts.scheme import PACK_METHODS, PackMethod
 from ...stored.parts import BESIDE_CODES, stored_parts
+from ...stored.stored_draft import StoredDraft
 from ...verify import not_nearest
-from .declaration import Understood, understood
+from .flat_declaration import Understood, understood
 from .repair import Outcome, Repair, with_declaration
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...files.checkpoint import CONFIG_FILE, Checkpoint, read_json_object
-from ...files.entries import check_own
+from ...files.files_of_folder import check_own
 from ..layouts import HF_QUANT_CONFIG
 
 _DECLARATION, _NESTED = "quantization_config", "quantization"

@@ -6,13 +6,13 @@ other.
 
 from collections.abc import Mapping
 
-from .awq import StoredAwq
-from .compressed_tensors import StoredCompressedTensors
-from .fp8 import StoredFp8
-from .modelopt import HF_QUANT_CONFIG, StoredModelOpt
-from .quark import StoredQuark
 from .reader import Strictness
 from .scheme import DeclaredScheme, Part, SideFile, StoredLayout
+from .stored_awq import StoredAwq
+from .stored_compressed_tensors import StoredCompressedTensors
+from .stored_fp8 import StoredFp8
+from .stored_modelopt import HF_QUANT_CONFIG, StoredModelOpt
+from .stored_quark import StoredQuark
 
 _ALL: tuple[StoredLayout, ...] = (
     StoredQuark(),

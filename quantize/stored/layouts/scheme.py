@@ -253,24 +253,20 @@ class StoredLayout(ABC):
     ) -> Parts:
         """The stored tensors of a linear [rows, columns]; `scale_dtypes` are those of INT4."""
 
-    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:  # noqa: ARG002
         """Last part of the name of the tensor with the codes of a quantized linear."""
-        del scheme
         return "weight"
 
-    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:  # noqa: ARG002
         """Last part of the name of the tensor with its scales."""
-        del scheme
         return "weight_scale"
 
-    def transposed(self, scheme: DeclaredScheme) -> bool:
-        """See `DeclaredScheme.transposed`."""
-        del scheme
+    def transposed(self, scheme: DeclaredScheme) -> bool:  # noqa: ARG002
+        """True if a row of codes is an input: the tensor has the shape [in, out / 8]."""
         return False
 
-    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
+    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:  # noqa: ARG002
         """True if other writers round weight / scale to the weight's dtype before it is a code."""
-        del scheme
         return False
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from ....errors import CheckpointError
-from ....files.entries import MASK_EMBEDDING_FILE, check_own
+from ....files.files_of_folder import MASK_EMBEDDING_FILE, check_own
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, Family, TensorSpec
 from ...lint import Lint

@@ -1,0 +1,72 @@
+"""What computes the codes: one protocol for our torch numerics and the vendor toolkits.
+
+A backend sees one weight (or a block of its rows) and gives codes and scales, by the algorithm that
+it was made for. It never sees embeddings, heads or files, and it never stores anything: layouts and
+the writer do.
+"""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
+from ..algorithms import InputMoments, Need
+from ..numerics.quantized_weight import QuantizedWeight
+
+ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
+"""What every backend carries, in every format that it computes."""
+
+
+class Backend(ABC):
+    """One way to compute codes and scales.
+
+    Attributes:
+        streams_rows: blocks of rows may be quantized one by one; else the whole weight is needed.
+        needs: what calibration must give, as of an `Algorithm`.
+    """
+
+    name: BackendName
+    streams_rows: bool = False
+    needs: Need
+
+    @abstractmethod
+    def check(self, weights: WeightFormat) -> None:
+        """Fail before any work if this backend cannot run here or cannot express the format.
+
+        Raises:
+            BackendError: the toolkit is missing or unusable, or does not know the format, or its
+                algorithm does not.
+        """
+
+    def start(self) -> None:  # noqa: B027
+        """Load the toolkit, if there is one, which takes seconds; `quantize` does so unasked.
+
+        Raises:
+            BackendError: it cannot be loaded.
+        """
+
+    @abstractmethod
+    def quantize(
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        absmax: Tensor | None = None,
+        moments: InputMoments | None = None,
+    ) -> QuantizedWeight:
+        """Quantize a weight, or a block of its rows if `streams_rows`.
+
+        Args:
+            weight: [rows, in_features] bfloat16, float16 or float32, finite.
+            weights: the recipe's format.
+            absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover
+                (`WeightFormat.scales_whole_matrix`): that of the weight, of which `weight` may be
+                a block, and of those that engines fuse with it. None = that of `weight`.
+            moments: of the inputs where `needs` says so, else None.
+
+        Raises:
+            BackendError: the toolkit failed on this weight, or `absmax` makes no sense for it.
+        """
+
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Package versions that the result depends on, for provenance."""

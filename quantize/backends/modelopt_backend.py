@@ -1,0 +1,210 @@
+"""NVIDIA ModelOpt 0.47 as a backend: its own calibration and export, FP8 and NVFP4, per linear.
+
+Its scales of largest magnitudes; FP8 also by its search and by its GPTQ. ModelOpt is imported only
+inside `quantize`. Its export packing is private API, hence the pinned version and a contract test.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
+from ..algorithms import InputMoments, Need
+from ..errors import BackendError
+from ..numerics.fp8 import fp8_codes, fp8_scale
+from ..numerics.packing import fp4_codes_of_bytes
+from ..numerics.quantized_weight import QuantizedWeight
+from .backend import ABSMAX_NEAREST, Backend
+from .torch_backend import TorchBackend
+from .vendor import (
+    finite_absmax,
+    gptq_inputs,
+    process_state,
+    tested_version,
+    toolkit_errors,
+    with_absmax,
+)
+
+TESTED_SERIES = "0.47.*"
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+_CALIBRATIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("absmax", "nearest"): {"method": "max"},
+    # The factors that a recipe calls mse; ModelOpt's own go on to 4: the largest codes stay unused.
+    ("mse", "nearest"): {
+        "method": "mse",
+        "start_multiplier": 0.25,
+        "stop_multiplier": 1.0,
+        "step_size": 1 / 32,
+    },
+    # Damping is in the inputs already, but ModelOpt wants some.
+    ("absmax", "gptq"): {"method": "gptq", "perc_damp": 1e-12},
+}
+"""By the recipe's `scale` and `rounding`."""
+_failing = partial(
+    toolkit_errors,
+    "NVIDIA ModelOpt",
+    fix="use 'backend: torch'",
+)
+
+
+class ModelOptBackend(Backend):
+    """FP8 and NVFP4; nearest codes are `TorchBackend`'s. It cannot export INT4 per channel."""
+
+    name: BackendName = "modelopt"
+
+    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
+        self._algorithm = algorithm
+        self.needs: Need = "second_moments" if algorithm.rounding == "gptq" else "none"
+
+    @override
+    def check(self, weights: WeightFormat) -> None:
+        if weights.dtype not in ("fp8_e4m3", "nvfp4") or weights.granularity == "block":
+            raise BackendError(
+                "backend modelopt",
+                f"expected fp8_e4m3 per channel or tensor, or nvfp4, got {weights}: "
+                f"not computed by this backend",
+                fix="use 'backend: torch', or 'backend: quark' for int4 and mxfp4",
+            )
+        problem = _problem(self._algorithm, weights)
+        if problem is not None:
+            raise BackendError(
+                f"backend modelopt, {self._algorithm}",
+                f"{problem}, got {weights}",
+                fix="use 'backend: torch', or 'scale: absmax' with 'rounding: nearest'",
+            )
+        tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
+
+    @override
+    def start(self) -> None:
+        with _failing("backend modelopt"), process_state():
+            import modelopt.torch.export.unified_export_hf
+            import modelopt.torch.quantization  # noqa: F401
+
+    @override
+    def quantize(
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        absmax: Tensor | None = None,
+        moments: InputMoments | None = None,
+    ) -> QuantizedWeight:
+        """Quantize one whole weight with ModelOpt's calibration and export.
+
+        Returns:
+            codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8, scale
+            [rows, in_features / 16] float8_e4m3fn and a global scale (NVFP4).
+
+        Raises:
+            BackendError: the weight or format is not usable, or ModelOpt is missing or failed.
+        """
+        rows = finite_absmax(self.name, weight).float()
+        covered = with_absmax(self.name, weight, weights, absmax)
+        largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
+        self.check(weights)
+        inputs = gptq_inputs(moments) if self.needs == "second_moments" else None
+        where = f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"
+        with _failing(where), torch.no_grad(), process_state():
+            packed = _run_modelopt(covered, weights, self._algorithm, inputs)
+        codes, scale = packed.weight.data[: len(weight)], packed.weight_scale
+        if weights.number.global_scale:
+            if largest < SMALLEST_NORMAL:
+                return TorchBackend().quantize(weight, weights, absmax)
+            return QuantizedWeight(
+                codes=fp4_codes_of_bytes(codes),
+                scale=scale[: len(weight)],
+                global_scale=packed.weight_scale_2,
+                group_size=weights.group_size,
+            )
+        whole = weights.granularity == "tensor"
+        return _with_vanishing_rows(weight, largest if whole else rows, codes, scale.reshape(-1, 1))
+
+    @override
+    def versions(self) -> dict[str, str]:
+        return {
+            "nvidia-modelopt": tested_version(self.name, "nvidia-modelopt", TESTED_SERIES),
+            "torch": torch.__version__,
+        }
+
+
+def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
+    """Why ModelOpt's own search or GPTQ cannot be used for a format, or None."""
+    if (algorithm.scale, algorithm.rounding) == ("absmax", "nearest"):
+        return None
+    if weights.number.global_scale:
+        return (
+            "expected fp8_e4m3: ModelOpt's search and GPTQ round NVFP4 in Triton kernels, on CUDA"
+            " alone"
+        )
+    if algorithm.scale == "mse" and weights.granularity == "tensor":
+        return (
+            "expected scales of channels: ModelOpt searches one for each weight alone, and linears"
+            " that engines fuse share that of the matrix"
+        )
+    return None
+
+
+def _run_modelopt(
+    weight: Tensor, weights: WeightFormat, algorithm: Algorithm, inputs: Tensor | None
+) -> Any:
+    """One linear as ModelOpt's calibration and its export packing leave it."""
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export.unified_export_hf import _process_quantized_modules
+
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    # In float32: ModelOpt floors an absmax at the smallest normal number of its dtype, which is
+    # 6e-5 in float16, and its export divides in the dtype of the weight.
+    linear.weight = nn.Parameter(weight.float(), requires_grad=False)
+    config = {
+        "quant_cfg": [
+            {"quantizer_name": "*", "enable": False},
+            {"quantizer_name": "*weight_quantizer", "cfg": _attributes(weights, len(weight))},
+        ],
+        "algorithm": dict(_CALIBRATIONS[algorithm.scale, algorithm.rounding]),
+    }
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):  # tqdm
+        model = mtq.quantize(nn.Sequential(linear), config, _reading(inputs))
+    if "not positive definite" in said.getvalue():
+        raise RuntimeError("GPTQ found no Cholesky factor and went on with the nearest codes")
+    # The default, the checkpoint's dtype, rounds twice: in bfloat16 first, then to FP8.
+    _process_quantized_modules(model, torch.float32)
+    return model[0]
+
+
+def _reading(inputs: Tensor | None) -> Callable[[nn.Module], object] | None:
+    """A forward loop over the inputs."""
+    return None if inputs is None else lambda model: model(inputs)
+
+
+def _attributes(weights: WeightFormat, rows: int) -> dict[str, Any]:
+    if weights.number.global_scale:
+        # "dynamic" means that the group scales follow from the weight when it is exported.
+        groups = {-1: weights.group_size, "type": "dynamic", "scale_bits": (4, 3)}
+        return {"num_bits": (2, 1), "axis": None, "block_sizes": groups}
+    # With a single row both granularities are one scale, and the per-channel export fails.
+    axis = 0 if weights.granularity == "channel" and rows > 1 else None
+    return {"num_bits": (4, 3), "axis": axis}
+
+
+def _with_vanishing_rows(
+    weight: Tensor, absmax: Tensor, codes: Tensor, scale: Tensor
+) -> QuantizedWeight:
+    """Round with our own numerics what is below ModelOpt's range.
+
+    ModelOpt 0.47 gives scale 0 and NaN codes for an all-zero weight per tensor, and floors the
+    absmax of a channel at 2^-126, so that a row of subnormal numbers gets a scale far too large.
+    """
+    vanishing = absmax < SMALLEST_NORMAL
+    rows = vanishing.expand(weight.shape[0], 1).flatten()
+    if rows.any():
+        ours = fp8_scale(absmax)
+        scale = torch.where(vanishing, ours, scale)
+        row_scale = ours.expand(weight.shape[0], 1)[rows]
+        codes.view(torch.uint8)[rows] = fp8_codes(weight[rows], row_scale).view(torch.uint8)
+    return QuantizedWeight(codes=codes, scale=scale)

@@ -1,0 +1,238 @@
+"""AMD Quark 0.13 as a backend: the toolkit itself calibrates and rounds, one linear at a time.
+
+By the nearest codes, or by Quark's own GPTQ: absmax scales, columns in the order of their inputs'
+mean squares, 128 between two matrix products. Quark is imported only inside `quantize`; what its
+import wants is `quark_import`.
+"""
+
+import contextlib
+import io
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
+from ..algorithms import InputMoments, Need
+from ..errors import BackendError
+from ..numerics.fp4 import fp4_codes
+from ..numerics.fp8 import FP8, FP8_MAX
+from ..numerics.quantized_weight import QuantizedWeight
+from .backend import ABSMAX_NEAREST, Backend
+from .quark_import import quark_process_state, require_build_tools
+from .vendor import finite_absmax, gptq_inputs, tested_version, toolkit_errors, with_absmax
+
+TESTED_VERSION = "0.13"
+_SCALES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+_CODES = {"int4": torch.int8, "fp8_e4m3": FP8, "mxfp4": torch.uint8}
+"""Of each format that it has."""
+BLOCK_ELEMENTS = 1 << 24
+"""Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
+_failing = partial(
+    toolkit_errors,
+    "AMD Quark",
+    fix="use 'backend: torch'; if it is the extension that was not built, install g++ and ninja",
+)
+
+
+class QuarkBackend(Backend):
+    """INT4, also in two stages, FP8 without blocks, MXFP4; nearest codes are `TorchBackend`'s."""
+
+    name: BackendName = "quark"
+
+    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
+        self._gptq = algorithm.rounding == "gptq"
+        self.needs: Need = "second_moments" if self._gptq else "none"
+
+    @override
+    def check(self, weights: WeightFormat) -> None:
+        problem = weights.problem()
+        if problem is not None:
+            raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
+        if weights.dtype not in _CODES or weights.granularity == "block":
+            raise BackendError("backend quark", f"{weights} is not computed by this backend",
+                               fix="use 'backend: torch'")  # fmt: skip
+        if weights.scale_dtype is not None:
+            raise BackendError(
+                "backend quark",
+                f"scale_dtype {weights.scale_dtype} is not computed by this backend: Quark rounds "
+                "scales to the weight's dtype first",
+                fix="use 'backend: torch', or leave scale_dtype out",
+            )
+        if self._gptq and weights.first_stage is not None:
+            raise BackendError("backend quark, rounding gptq",
+                               f"expected codes of one stage, got {weights}: Quark's GPTQ knows no"
+                               " second one", fix="use 'backend: torch'")  # fmt: skip
+        tested_version(self.name, "amd-quark", TESTED_VERSION)
+        require_build_tools()
+
+    @override
+    def start(self) -> None:
+        # Quark's first import builds its extension
+        with _failing("backend quark"), quark_process_state():
+            import quark.torch  # noqa: F401
+
+    @override
+    def quantize(
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        absmax: Tensor | None = None,
+        moments: InputMoments | None = None,
+    ) -> QuantizedWeight:
+        """Quantize one whole weight with Quark's own observer and rounding.
+
+        Quark's GPTQ reads inputs, of which it takes the second moments: it gets inputs with ours.
+
+        Returns:
+            codes int8 and scale [rows, 1 or groups] in the weight's dtype (INT4), codes
+            float8_e4m3fn and scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8 and scale
+            [rows, groups] float32 (MXFP4). Two stages: scale [rows, 1] float32, and a global one.
+
+        Raises:
+            BackendError: the weight is not usable, or Quark is missing or failed.
+        """
+        rows = finite_absmax(self.name, weight).float()
+        covered = with_absmax(self.name, weight, weights, absmax)
+        self.check(weights)
+        inputs = gptq_inputs(moments) if self._gptq else None
+        where = f"backend quark, weight {list(weight.shape)} {weight.dtype}"
+        with _failing(where), torch.no_grad(), quark_process_state():
+            codes, scale, first_scale = _run_quark(covered, weights, inputs)
+        largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
+        # Where a scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
+        if weights.number.is_fp8:
+            covers = largest if weights.granularity == "tensor" else rows
+            scale = scale.masked_fill(covers / FP8_MAX == 0, 1.0)
+        if first_scale is not None:
+            first_scale = first_scale.masked_fill(largest.reshape(()) / FP8_MAX == 0, 1.0)
+        return QuantizedWeight(
+            codes=codes[: len(weight)],
+            scale=scale[: len(weight)],
+            global_scale=first_scale,
+            group_size=weights.group_size,
+        )
+
+    @override
+    def versions(self) -> dict[str, str]:
+        return {
+            "amd-quark": tested_version(self.name, "amd-quark", TESTED_VERSION),
+            "torch": torch.__version__,
+        }
+
+
+class _OneLinear(nn.Module):
+    """A model as Quark's algorithms want one: layers in a list, a device, a keyword."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(linear)])
+
+    def forward(self, x: Tensor, use_cache: bool = False) -> Tensor:
+        del use_cache
+        y: Tensor = self.layers[0](x)
+        return y
+
+
+def _run_quark(
+    weight: Tensor, weights: WeightFormat, inputs: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes, scale and that of a first stage, from Quark's observer and its exporter's quantizer.
+
+    Two stages run in float32: with a bfloat16 weight Quark rounds to bfloat16 before FP8, and so
+    the scales of rows; it does neither with a float32 one, nor from file to file. So does GPTQ,
+    which writes rounded values into the weight. Scales are rounded as they are stored either way.
+    """
+    spec = _weight_spec(weights, _SCALES[weight.dtype])
+    if weights.first_stage or inputs is not None:
+        weight = weight.float()
+    from quark.torch import ModelQuantizer
+    from quark.torch.quantization.config.config import GPTQConfig, QConfig, QLayerConfig
+
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    # Damping is in the inputs already.
+    gptq = GPTQConfig(inside_layer_modules=["0"], model_decoder_layers="layers", damp_percent=0.0)
+    config = QConfig(
+        global_quant_config=QLayerConfig(weight=spec),
+        algo_config=None if inputs is None else [gptq],
+    )
+    # Progress bars go to stderr. Only now: Quark's loggers keep the stderr of their import.
+    with contextlib.redirect_stderr(io.StringIO()):
+        data = None if inputs is None else [inputs]
+        model = ModelQuantizer(config).quantize_model(_OneLinear(linear), data)
+        # quantize=True would write rounded values into the caller's weight if it is a view.
+        frozen: Any = ModelQuantizer.freeze(model, quantize=False).layers[0][0]
+        return _exported_codes(frozen, frozen.weight, weights)
+
+
+def _weight_spec(weights: WeightFormat, scale_type: str) -> Any:
+    from quark.torch.quantization.config import config
+
+    int4 = {"symmetric": True, "scale_type": scale_type, "round_method": "half_even"}
+    if weights.first_stage:
+        spec = config.ProgressiveSpec(
+            first_stage=config.FP8E4M3PerTensorSpec(
+                observer_method="min_max", scale_type="float32", is_dynamic=False
+            ),
+            second_stage=config.Int4PerChannelSpec(
+                ch_axis=0, is_dynamic=False, **int4 | {"scale_type": "float32"}
+            ),
+        )
+    elif weights.number.powers_of_two:
+        spec = config.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False)
+    elif weights.number.is_integer and weights.group_size is not None:
+        spec = config.Int4PerGroupSpec(
+            ch_axis=1, group_size=weights.group_size, is_dynamic=False, **int4
+        )
+    elif weights.number.is_integer:
+        spec = config.Int4PerChannelSpec(ch_axis=0, is_dynamic=False, **int4)
+    elif weights.granularity == "tensor":
+        spec = config.FP8E4M3PerTensorSpec(
+            observer_method="min_max", scale_type="float32", is_dynamic=False
+        )
+    else:
+        spec = config.FP8E4M3PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False)
+    return spec.to_quantization_spec()
+
+
+def _exported_codes(
+    frozen: Any, weight: Tensor, weights: WeightFormat
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Round as Quark's export does, in blocks of rows, before it packs."""
+    from quark.torch.export.nn.modules.realquantizer import get_real_quantizer
+    from quark.torch.utils.pack import PackMethod
+
+    real = get_real_quantizer(
+        qspec=frozen.weight_qspec,
+        quantizer=frozen.weight_quantizer,
+        reorder=False,
+        real_quantized=True,
+        device=weight.device,
+        float_dtype=torch.float32,
+    )
+    stages = list(real) if weights.first_stage else [real]
+    for stage in stages:
+        # The base class packs nothing: packing is the layout's work, and Quark's is slow.
+        stage.pack_method = PackMethod(None, stage.qspec.dtype.value)
+    last = stages[-1]
+    scale, zero_point = last.scale, getattr(last, "zero_point", None)
+    codes = torch.empty(weight.shape, dtype=_CODES[weights.dtype])
+    step = max(1, BLOCK_ELEMENTS // weight.shape[1])
+    for start in range(0, weight.shape[0], step):
+        rows = slice(start, start + step)
+        if weights.granularity != "tensor":
+            last.scale = scale[rows]
+            if zero_point is not None:
+                last.zero_point = zero_point[rows]
+        # In float32: FP8 codes of a bfloat16 weight would be rounded to bfloat16 first.
+        rounded = real.to_real_quantize_params(weight[rows].float())
+        # Unpacked, Quark's FP4 codes are the values that they stand for.
+        codes[rows] = fp4_codes(rounded) if weights.number.powers_of_two else rounded
+    scales = 1 if weights.granularity == "tensor" else len(weight)
+    first_scale = stages[0].scale.detach().clone() if weights.first_stage else None
+    return codes, scale.detach().reshape(scales, -1).clone(), first_scale

@@ -1,0 +1,155 @@
+"""The model card, README.md: its front matter, the part that is written here, and all other text.
+
+Text of others in it may be hostile: it is escaped where it stands in ours, and a front matter is
+read for a few keys of bounded length, nothing more. Between two marks stands what was written here;
+what somebody wrote around it stays.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...recipes.errors import reason, visible
+from ...recipes.regular_file import read_text
+from ..errors import CheckpointError
+from .files_of_folder import check_own
+
+CARD_FILE = "README.md"
+BEGIN, END = "<!-- card of draftquant -->\n", "<!-- end of the card of draftquant -->\n"
+_FENCE = "---\n"
+_MOST_FRONT = 64 << 10  # characters
+_INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
+_WORD = re.compile(r"[\w .:/+@#?&=%~-]{1,200}")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~$&]|:(?=//)|(?<=www)\.)")  # wherever it stands
+_AT_START = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+#=]))(.)")  # lists, headings
+
+
+def read_card(folder: Path) -> str:
+    """README.md of a folder, "" where it has none.
+
+    Raises:
+        CheckpointError: it cannot be read, or is a link out of the folder.
+    """
+    path = folder / CARD_FILE
+    check_own(folder, CARD_FILE)
+    try:
+        return read_text(path) if path.exists() else ""
+    except OSError as exc:
+        raise CheckpointError(
+            path, f"cannot be read: {reason(exc)}", fix="repair or remove it"
+        ) from exc
+
+
+def split_front(card: str) -> tuple[str, str]:
+    """The front matter with its fences, "" where there is none, and what follows it."""
+    if not card.startswith(_FENCE):
+        return "", card
+    inner, fence, text = card.removeprefix(_FENCE).partition(f"\n{_FENCE}")
+    return (f"{_FENCE}{inner}{fence}\n", text.lstrip("\n")) if fence else ("", card)
+
+
+def front_keys(card: str) -> Mapping[str, Any]:
+    """The keys of a front matter; none of one that is no YAML, or longer than any that is."""
+    front, _ = split_front(card)
+    if not front or len(front) > _MOST_FRONT:
+        return {}
+    try:
+        found = yaml.safe_load(front.removeprefix(_FENCE).rpartition(_FENCE)[0])
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_ours(card: str) -> bool:
+    """Whether a part of it was written here."""
+    return BEGIN in card and END in card.partition(BEGIN)[2]
+
+
+def around(card: str) -> tuple[str, str]:
+    """What others wrote before and behind our part, front matter left out."""
+    _, text = split_front(card)
+    if not is_ours(text):
+        return "", text
+    before, _, rest = text.partition(BEGIN)
+    return before, rest.partition(END)[2].lstrip("\n")
+
+
+def without_ours(card: str) -> str:
+    """What others wrote, with the front matter if anything is left to stand behind it."""
+    if not is_ours(card):
+        return card
+    text = "".join(around(card))
+    return split_front(card)[0] + text if text.strip() else ""
+
+
+def inherited(card: str) -> dict[str, Any]:
+    """Keys of a front matter that hold for a quantized draft too: licence, language, library.
+
+    Values that are not short words, or lists of them, are left out, and so is all of a front matter
+    that is no YAML.
+    """
+    found = front_keys(card)
+    kept = {key: found[key] for key in _INHERITED if key in found}
+    return {key: value for key, value in kept.items() if _is_word(value) or _are_words(value)}
+
+
+def card_text(
+    front: Mapping[str, Any], ours: Iterable[str], *, before: str = "", behind: str = ""
+) -> str:
+    """A whole card.
+
+    Args:
+        front: keys of the front matter; those without a value are left out.
+        ours: paragraphs, tables and code blocks of our part.
+        before: what others wrote before it, as `around` gives it.
+        behind: likewise.
+    """
+    keys = {key: value for key, value in front.items() if value}
+    matter = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=1000)
+    text = before + BEGIN + "\n" + "\n\n".join(ours) + "\n\n" + END
+    return f"{_FENCE}{matter}{_FENCE}\n{text}" + (f"\n{behind}" if behind else "")
+
+
+def prose(text: object) -> str:
+    """Foreign text that shows as it is, at the beginning of a line or inside it."""
+    escaped = _SPECIAL.sub(r"\\\1", visible(str(text)).strip())
+    return _AT_START.sub(r"\1\\\2", escaped)
+
+
+def code(text: object) -> str:
+    """Foreign text as code inside a line, of a table too."""
+    shown = visible(str(text)).replace("|", r"\|")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    space = " " if shown[:1] in ("`", " ", "") or shown[-1:] == "`" else ""
+    return f"{fence}{space}{shown}{space}{fence}"
+
+
+def code_block(text: str) -> str:
+    """Lines of foreign text as a block of code."""
+    lines = [visible(line) for line in text.split("\n")]
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([fence, *lines, fence])
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already; a number's column is aligned to the right."""
+    lines = [list(head), *map(list, rows)]
+    numbers = [all(_looks_numeric(row[i]) for row in lines[1:]) for i in range(len(head))]
+    rule = ["---:" if number else "---" for number in numbers]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (lines[0], rule, *lines[1:]))
+
+
+def _looks_numeric(cell: str) -> bool:
+    return re.fullmatch(r"[-+]?[\d,.]*\d%?|", cell) is not None
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and _WORD.fullmatch(value) is not None
+
+
+def _are_words(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= 100 and all(map(_is_word, value))

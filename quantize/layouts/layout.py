@@ -1,0 +1,204 @@
+"""A layout: how codes and scales are named, packed and declared on disk.
+
+A layout knows nothing of how scales were chosen, and nothing of files: it says which tensors a
+quantized weight becomes, turns blocks of rows into them, and writes the `quantization_config`. A
+block has a multiple of 128 rows, except the last one of a weight.
+Planning needs layouts too, so they import torch only where they encode.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ...recipes.schema import LayoutName, Recipe, WeightFormat
+from ..errors import LayoutError
+from ..files.safetensors_header import StoredTensor, TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..numerics.quantized_weight import QuantizedWeight
+
+
+class Columns(NamedTuple):
+    """What a block of rows of a weight becomes in a tensor stored transposed: some of its columns.
+
+    Such a tensor cannot be written front to back; whoever writes it gathers the columns first.
+    """
+
+    tensor: "Tensor"
+
+
+Heads = Literal["as linears", "named", "never"]
+"""How engines find a quantized head: as any linear, by a target that names it, or not at all."""
+ONE_FORMAT = "declares one format for all linears"
+
+
+class OwnFormat(NamedTuple):
+    """Linears of another format than the recipe's own.
+
+    Attributes:
+        recipe: as it holds for them, of that one format, as it is stored.
+        leaves: last parts of their names, on disk and where engines fuse them.
+    """
+
+    recipe: Recipe
+    leaves: tuple[str, ...]
+
+
+class Layout(ABC):
+    """One way to store quantized weights.
+
+    Attributes:
+        mix_problem: why it cannot declare several formats for one draft; None = it can.
+        exact_excludes: whether engines compare its excludes with whole names, layer number and all.
+        exclude_keys: of a declaration, each with the same list of excludes.
+        heads: whether engines take a head as quantized in this layout.
+        int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
+    """
+
+    name: LayoutName
+    exclude_keys: tuple[str, ...]
+    mix_problem: str | None = ONE_FORMAT
+    exact_excludes: bool = False
+    heads: Heads = "never"
+    int4_scale_dtype: Literal["float16"] | None = None
+
+    @abstractmethod
+    def problem(self, recipe: Recipe) -> str | None:
+        """Why this layout cannot express the formats of a recipe of one format, or None."""
+
+    @abstractmethod
+    def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
+        """The tensors that a quantized weight [out, in] becomes.
+
+        Raises:
+            LayoutError: this shape cannot be stored.
+        """
+
+    @abstractmethod
+    def encode_rows(
+        self, module: str, block: "QuantizedWeight", weights: WeightFormat
+    ) -> "Mapping[str, Tensor | Columns]":
+        """A block of rows -> what it is of each stored tensor that is made of rows, by name."""
+
+    def encode_whole(
+        self,
+        weight: TensorInfo,
+        block: "QuantizedWeight",
+        recipe: Recipe,
+        input_scale: float | None,
+    ) -> "dict[str, Tensor]":
+        """The stored tensors that a weight has once, by name.
+
+        Unless a layout has others: the one `weight_scale` [] of a matrix and its `input_scale` [],
+        where it has them.
+
+        Args:
+            weight: the source weight [out, in].
+            block: any block of rows: scales of the whole weight are in every one.
+            recipe: whose formats are stored.
+            input_scale: stored scale of the linear's input, None where the recipe has none.
+        """
+        module, whole = weight.name.removesuffix(".weight"), {}
+        if recipe.weights.granularity == "tensor":
+            whole[f"{module}.weight_scale"] = scalar(block.scale, ())
+        if input_scale is not None:
+            whole[f"{module}.input_scale"] = scalar(input_scale, ())
+        return whole
+
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        """Modules to exclude, spelled so that every engine which reads this layout matches them.
+
+        Unless engines match otherwise: exact names and an index-free regex, as vLLM 0.33 and SGLang
+        0.5.23 want them. Engines match runtime names: vLLM asks for `model.fc`, the vendor's own
+        loader for `fc`; layer numbers differ from those on disk, so the regex names the last part
+        alone.
+        """
+        exact = [n for module in kept for n in (module, f"model.{module.removeprefix('model.')}")]
+        return [*dict.fromkeys(exact), *name_patterns(last_parts(kept))]
+
+    @abstractmethod
+    def declare(
+        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
+        """The `quantization_config` of config.json.
+
+        Args:
+            recipe: of one format, as it is stored: that of every linear that is not in `own`.
+            kept: module names to exclude.
+            own: none where the layout cannot mix.
+        """
+
+    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+        """Further JSON files of this layout by name."""
+        return {}
+
+
+def name_patterns(leaves: Sequence[str]) -> list[str]:
+    """Regular expressions, as engines want them, for all modules whose names end so."""
+    return [f"re:.*{leaf}$" for leaf in leaves]
+
+
+def last_parts(kept: Sequence[str]) -> list[str]:
+    """The last part of every kept module name: engines number layers in their own way.
+
+    Where that says too little, what it belongs to goes before it: a number, "embed_proj.0", and the
+    parts of a head, "confidence_head.proj", whose names linears of layers end in as well.
+    """
+    return sorted({last_part(module) for module in kept})
+
+
+def last_part(module: str) -> str:
+    """What an exclude names a module by; see `last_parts`."""
+    parent, _, leaf = module.rpartition(".")
+    owner = parent.rpartition(".")[2]
+    return f"{owner}.{leaf}" if leaf.isdecimal() or owner.endswith("_head") else leaf
+
+
+def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:
+    """Fail if a dimension of a weight is not whole groups or words.
+
+    Raises:
+        LayoutError: names the dimension.
+    """
+    if weight.shape[axis] % divisor:
+        name = ("rows", "inputs")[axis]
+        raise LayoutError(
+            weight.name,
+            f"layout {layout} needs a multiple of {divisor} {name}, got {weight.shape[axis]}",
+            fix="keep this tensor, or use another group size or layout",
+        )
+
+
+def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
+    """One number as a float32 tensor of `shape`, [] or [1]."""
+    import torch
+
+    return torch.as_tensor(value, dtype=torch.float32).reshape(shape)
+
+
+def codes_tensor(name: str, weight: TensorInfo, weights: WeightFormat) -> StoredTensor:
+    """The tensor with the codes of a weight [out, in], packed along the inputs."""
+    number, (rows, columns) = weights.number, weight.shape
+    shape = (rows, -(-columns // number.codes_per_element))
+    return StoredTensor(name=name, dtype=number.stored_dtype, shape=shape)
+
+
+def scale_dtype(weight: TensorInfo, weights: WeightFormat) -> str:
+    """Safetensors dtype of the stored scales of a weight."""
+    free = "F16" if weights.scale_dtype else weight.dtype
+    return weights.number.scale_dtype or free
+
+
+def stored_scale(scale: "Tensor", weights: WeightFormat) -> "Tensor":
+    """Scales in the form in which they are stored, same shape."""
+    powers = weights.number.scale_dtype == "U8"
+    return exponent_bytes(scale) if powers else scale
+
+
+def exponent_bytes(scale: "Tensor") -> "Tensor":
+    """Float32 powers of two -> E8M0 bytes, exponent + 127, same shape."""
+    import torch
+
+    return (scale.view(torch.int32) >> 23).to(torch.uint8)

@@ -1,0 +1,309 @@
+"""`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from ..recipes.schema import recipe_sha256
+from .algorithms.balance import balance_exponent
+from .backends import Backend, get_backend
+from .checks import (
+    check_backends,
+    check_retuning,
+    check_source,
+    check_tables,
+    checked_scales,
+)
+from .engines.contract import EngineCheck
+from .execute import NOTHING_MEASURED, Measured, execute
+from .files.card_text import CARD_FILE, read_card
+from .files.checkpoint import UNVERIFIED_CONFIG_FILE
+from .files.command_line import recorded_argv
+from .files.hub import DraftSource
+from .files.provenance import (
+    Method,
+    QuantizedProvenance,
+    SourceDraft,
+    TensorBytes,
+    package_version,
+)
+from .files.publish import Rewrite, check_faults, publish
+from .files.retuning import Retuning, marked_card
+from .files.side_files import config_and_index, json_texts
+from .folder_card import CardFacts, least_card
+from .layouts import get_layout
+from .lints import Lint, fixed_config, output_changes
+from .lints.concat import half_ratios
+from .outputs import files_of
+from .plan import Plan, Step
+from .verify import VerifyReport, verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeReport:
+    """What a run wrote, and what verification found in it.
+
+    Attributes:
+        config_changes: dotted config.json key -> the value that a lint asked for.
+        dropped: table of the draft -> the target's that it equals.
+        balanced: name of a norm -> k, by whose 2^k it was divided.
+        few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
+        loads: what each known engine does with the result on each of its GPUs; empty where nobody
+            asked.
+        lints: what was found in the source.
+        warnings: what the command line says of this run on stderr.
+    """
+
+    out: Path
+    plan: Plan
+    verification: VerifyReport
+    config_changes: Mapping[str, Any]
+    dropped: Mapping[str, str]
+    balanced: Mapping[str, int]
+    few_inputs: Mapping[str, int]
+    loads: tuple[EngineCheck, ...] = ()
+    lints: tuple[Lint, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def quantize_draft(
+    plan: Plan,
+    out: Path,
+    *,
+    source: DraftSource,
+    argv: Sequence[str] = (),
+    measured: Measured = NOTHING_MEASURED,
+    retuning: Retuning | None = None,
+    allow_zero_rows: bool = False,
+    fix_config: bool = False,
+    target: Path | None = None,
+    proven: Mapping[str, str] | None = None,
+    on_progress: Callable[[Step], None] = lambda _step: None,
+    on_stage: Callable[[str], None] = lambda _stage: None,
+    on_verified: Callable[[int, int], None] | None = None,
+) -> QuantizeReport:
+    """Quantize a draft into a new folder: write, verify by re-reading, rename.
+
+    Args:
+        plan: from `make_plan`; its recipe names backend and layout.
+        out: folder to create.
+        source: where the draft came from, for provenance.
+        argv: the command line, for provenance.
+        measured: what is known of the inputs of its linears, as far as recipe and algorithm ask.
+        retuning: how the target taught the codes, exactly where the recipe says
+            `rounding: retuned`; README.md then says it too.
+        allow_zero_rows: store all-zero rows instead of refusing them.
+        fix_config: change the output's config.json as the lints of the draft ask for.
+        target: folder of the target, needed exactly where the recipe drops a table: that the target
+            has the very same is shown first.
+        proven: what `check_tables` gave for this plan and target; None = it is asked here.
+        on_progress: called after each tensor written.
+        on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "sync" and
+            "verify" when they begin.
+        on_verified: called with bytes re-read and bytes to re-read, of both folders.
+
+    Raises:
+        DraftQuantError: of the stage that failed; nothing is left behind.
+    """
+    # 1. What is asked for can be done.
+    backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
+    check_backends(plan.recipe)
+    check_retuning(plan, retuning)
+    scales = checked_scales(plan, measured.input_scales)
+    # 2. What changes beside the quantized weights.
+    balanced = balanced_norms(plan)
+    changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
+    side_files = check_source(plan)
+    dropped = check_tables(plan, target) if proven is None else proven
+    card = _card(plan, side_files, source, balanced, retuning)
+    # 3. Write, verify, publish.
+    quantization = _Quantization(
+        out=out,
+        folder=plan.draft.checkpoint.folder,
+        tensor_bytes=plan.bytes_after,
+        side_files=[file for file in side_files if file not in card],
+        documents=card | _documents(plan, changes),
+        plan=plan,
+        backend=backend,
+        source=source,
+        argv=argv,
+        measured=replace(measured, input_scales=scales),
+        balanced=balanced,
+        changes=changes,
+        dropped=dropped,
+        retuning=retuning,
+        allow_zero_rows=allow_zero_rows,
+        on_progress=on_progress,
+        on_stage=on_stage,
+        on_verified=on_verified,
+    )
+    return quantization.report(publish(quantization, on_stage))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quantization(Rewrite[VerifyReport]):
+    """One run; attributes as the arguments of `quantize_draft`, and what was found before writing.
+
+    Attributes:
+        balanced: norm -> k, as `balanced_norms` found it.
+        changes: dotted config.json key -> the value that a lint asked for.
+        dropped: table of the draft -> the target's that it equals.
+    """
+
+    plan: Plan
+    backend: Backend
+    source: DraftSource
+    argv: Sequence[str]
+    measured: Measured
+    balanced: Mapping[str, int]
+    changes: Mapping[str, Any]
+    dropped: Mapping[str, str]
+    retuning: Retuning | None
+    allow_zero_rows: bool
+    on_progress: Callable[[Step], None]
+    on_stage: Callable[[str], None]
+    on_verified: Callable[[int, int], None] | None
+
+    @override
+    def write_tensors(self, staging: Path) -> None:
+        if not self.backend.streams_rows:
+            self.on_stage("start")
+            self.backend.start()
+            self.on_stage("write")
+        execute(
+            self.plan,
+            staging,
+            self.backend,
+            measured=self.measured,
+            exponents=_exponents(self.plan, self.balanced),
+            allow_zero_rows=self.allow_zero_rows,
+            on_progress=self.on_progress,
+            on_written=partial(self.on_stage, "sync"),
+        )
+
+    @override
+    def verify(self, staging: Path) -> VerifyReport:
+        method = Method(
+            recipe=self.plan.recipe,
+            input_scales=self.measured.input_scales,
+            balanced=self.balanced,
+            few_inputs=self.few_inputs(),
+        )
+        report = verify(
+            staging,
+            self.folder,
+            self.on_verified,
+            method=method,
+            config_changes=self.changes,
+            subtree=self.plan.draft.checkpoint.subtree,
+            config_file=UNVERIFIED_CONFIG_FILE,
+        )
+        fix = "report this with the recipe and the draft's config.json"
+        check_faults(self.out, report.faults, fix=fix)
+        return report
+
+    @override
+    def provenance(self, found: VerifyReport) -> QuantizedProvenance:
+        plan, measured = self.plan, self.measured
+        return QuantizedProvenance(
+            draftquant=package_version("draftquant"),
+            backend_versions=self.backend.versions(),
+            argv=recorded_argv(self.argv),
+            source=SourceDraft(
+                hub_id=self.source.hub_id,
+                revision=self.source.revision,
+                family=plan.draft.family.name,
+                tensor_sha256=found.source_sha256,
+            ),
+            recipe=plan.recipe,
+            recipe_sha256=recipe_sha256(plan.recipe),
+            tensor_sha256=found.output_sha256,
+            tensor_bytes=TensorBytes(before=plan.bytes_before, after=plan.bytes_after),
+            config_changes=self.changes,
+            dropped=self.dropped,
+            balanced=self.balanced,
+            input_scales=measured.input_scales,
+            input_scale_origin=measured.input_scale_origin if measured.input_scales else "",
+            few_inputs=self.few_inputs(),
+            calibration_prompts=measured.prompts.sha256,
+            calibration_sketches=measured.prompts.sketches,
+            learned=measured.found.origin if measured.found else None,
+            retuning=self.retuning,
+            card=True,
+        )
+
+    def few_inputs(self) -> dict[str, int]:
+        """Known when everything is written: experts are measured stage by stage."""
+        statistics = self.measured.statistics
+        few = statistics.too_few if statistics is not None else {}
+        modules = {
+            s.row.canonical.removesuffix(".weight"): s.row.module for s in self.plan.quantized
+        }
+        return {modules[name]: count for name, count in sorted(few.items())}
+
+    def report(self, found: VerifyReport) -> QuantizeReport:
+        """What was written, of what verification found."""
+        return QuantizeReport(
+            out=self.out,
+            plan=self.plan,
+            verification=found,
+            config_changes=self.changes,
+            dropped=self.dropped,
+            balanced=self.balanced,
+            few_inputs=self.few_inputs(),
+        )
+
+
+def balanced_norms(plan: Plan) -> dict[str, int]:
+    """The norms that balancing the concat input changes: tensor name -> k, divided by 2^k.
+
+    Reads some rows of the linears behind them. Empty where the recipe does not ask for it, or where
+    the halves are less than 4 apart.
+
+    Raises:
+        CheckpointError: a source file shrank.
+    """
+    if plan.balanced is None:
+        return {}
+    norm, _ = plan.balanced
+    exponent = balance_exponent([ratio.ratio for ratio in half_ratios(plan.draft)])
+    return {norm.row.tensor.name: exponent} if exponent else {}
+
+
+def _exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]:
+    """Of balanced norms and of the linears behind them: on-disk module name -> k of 2^k."""
+    exponents = {name.removesuffix(".weight"): k for name, k in balanced.items()}
+    if plan.balanced is not None and exponents:
+        _, linears = plan.balanced
+        exponents |= dict.fromkeys((step.row.module for step in linears), *exponents.values())
+    return exponents
+
+
+def _card(
+    plan: Plan,
+    side_files: Sequence[str],
+    source: DraftSource,
+    balanced: Mapping[str, int],
+    retuning: Retuning | None,
+) -> dict[str, str]:
+    """README.md where the source's does not travel as it is: marked, or the least one."""
+    folder = plan.draft.checkpoint.folder
+    if retuning is not None:
+        return {CARD_FILE: marked_card(folder, retuning)}
+    if CARD_FILE in side_files:
+        return {}
+    facts = CardFacts.of_plan(plan, source, read_card(folder), balanced)
+    return {CARD_FILE: least_card(facts)}
+
+
+def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
+    """The layout's own files, the index, config.json with changes and the layout's declaration."""
+    checkpoint = plan.draft.checkpoint
+    layout, declared = get_layout(plan.recipe.layout), plan.declared()
+    own = json_texts(layout.side_files(declared))
+    config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
+    return own | config_and_index(checkpoint, config, files_of(plan.steps), plan.bytes_after)

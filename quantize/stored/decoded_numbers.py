@@ -1,0 +1,213 @@
+"""Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
+
+`DECODERS` has one for each format; codes of a new kind are a function more.
+The independent counterpart of the writing side: it shares no code with it and does not import
+torch. Everything works on blocks of rows, so memory stays bounded.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...recipes.errors import reason
+from ...recipes.formats import NUMBER_FORMATS, NumberFormat, WeightDtype
+from ...recipes.regular_file import open_regular
+from ..errors import CheckpointError
+from ..files.checkpoint import Checkpoint, pread_exactly
+from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
+from .layouts.scheme import FP8_DTYPE, NIBBLES_PER_WORD, PackMethod
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+COLUMN_OF_NIBBLE = {"order": (0, 1, 2, 3, 4, 5, 6, 7), "reorder": (0, 2, 4, 6, 1, 3, 5, 7)}
+"""Nibble i (bits 4i .. 4i+3) of word c holds column 8c + COLUMN_OF_NIBBLE[pack_method][i]."""
+
+
+def _e4m3_table() -> Floats:
+    """The 256 values of F8_E4M3 (the "fn" variant: no infinities, two NaN codes).
+
+    Sign bit, 4 exponent bits with bias 7, 3 mantissa bits: 2^(e-7) (1 + m/8), and 2^-6 m/8 for
+    e = 0; S.1111.111 is NaN. Source: OCP 8-bit floating point specification, table 1.
+    """
+    values = np.empty(256, np.float32)
+    for code in range(256):
+        exponent, mantissa = code >> 3 & 15, code & 7
+        size = 2.0 ** (exponent - 7) * (1 + mantissa / 8) if exponent else 2.0**-6 * mantissa / 8
+        if exponent == 15 and mantissa == 7:
+            size = np.nan
+        values[code] = -size if code & 128 else size
+    return values
+
+
+_BLOCK_BYTES = 2 << 20
+E8M0_BIAS = 127
+E4M3 = _e4m3_table()
+E2M1: Floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The 16 values of FP4. Source: OCP Microscaling specification 1.0, table 5."""
+
+
+def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int) -> Bytes:
+    """The bytes of rows `first` .. `stop` - 1 of a tensor; a tensor without axes is one row.
+
+    Raises:
+        CheckpointError: the file shrank or vanished while being read.
+    """
+    rows = tensor.shape[0] if tensor.shape else 1
+    row_bytes = tensor.nbytes // rows if rows else 0
+    block = np.empty((stop - first) * row_bytes, np.uint8)
+    path = checkpoint.folder / tensor.file
+    try:
+        descriptor = open_regular(path)
+    except OSError as exc:
+        raise CheckpointError(
+            path, f"cannot be read: {reason(exc)}", fix="check the folder"
+        ) from exc
+    try:
+        pread_exactly(descriptor, block.data, tensor.start + first * row_bytes, path)
+    finally:
+        os.close(descriptor)
+    return block
+
+
+def read_whole(checkpoint: Checkpoint, tensor: TensorInfo) -> Bytes:
+    """All bytes of a tensor."""
+    return read_rows(checkpoint, tensor, 0, tensor.shape[0] if tensor.shape else 1)
+
+
+def tensor_sha256(checkpoint: Checkpoint, tensor: TensorInfo) -> str:
+    """The sha256 of a tensor's bytes, read block by block."""
+    digest, rows = hashlib.sha256(), tensor.shape[0] if tensor.shape else 1
+    step = max(1, _BLOCK_BYTES // max(1, tensor.nbytes // max(1, rows)))
+    for first in range(0, rows, step):
+        digest.update(read_rows(checkpoint, tensor, first, min(first + step, rows)).data)
+    return digest.hexdigest()
+
+
+def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
+    """BF16, F16, F32 or F8_E4M3 bytes -> their exact values.
+
+    Args:
+        block: the bytes.
+        dtype: safetensors spelling.
+        out: contiguous float32 of as many elements, written and returned; without it, a new
+            [number of elements] array.
+
+    Raises:
+        ValueError: another dtype.
+    """
+    if out is None:
+        out = np.empty(block.size // DTYPE_BYTES[dtype], np.float32)
+    flat = out.reshape(-1)
+    if dtype == "BF16":  # the upper half of a float32
+        bits = flat.view(np.uint32)
+        bits[:] = block.view(np.uint16)
+        np.left_shift(bits, 16, out=bits)
+    elif dtype in ("F16", "F32"):
+        flat[:] = block.view(np.float16 if dtype == "F16" else np.float32)
+    elif dtype == FP8_DTYPE:
+        np.take(E4M3, block, out=flat, mode="wrap")  # "raise" would copy through a buffer
+    else:
+        raise ValueError(f"{dtype} holds no floating-point values")
+    return out
+
+
+def stored_scalar(checkpoint: Checkpoint, tensor: TensorInfo) -> float:
+    """The value of a tensor of one number."""
+    return float(floats(read_whole(checkpoint, tensor), tensor.dtype)[0])
+
+
+def unpack_int4(
+    words: npt.NDArray[np.int32], pack_method: str, *, offset: int, out: Floats | None = None
+) -> Floats:
+    """INT4 codes of packed words.
+
+    Args:
+        words: [rows, words per row] int32.
+        pack_method: a key of `COLUMN_OF_NIBBLE`.
+        offset: 0 for two's complement nibbles, 8 for unsigned ones that store code + 8.
+        out: contiguous float32 of as many elements, written and returned.
+
+    Returns:
+        [rows, 8 * words per row] float32, -8 .. 7.
+    """
+    rows, per_row = words.shape
+    if out is None:
+        out = np.empty((rows, per_row * NIBBLES_PER_WORD), np.float32)
+    # Flipping its sign bit turns a two's complement nibble into code + 8.
+    bits = words.view(np.uint32) if offset else words.view(np.uint32) ^ np.uint32(0x88888888)
+    octets = bits.view(np.uint8).reshape(rows, per_row, 4)
+    halves = octets & 15, octets >> 4
+    codes = np.empty((rows, per_row, NIBBLES_PER_WORD), np.uint8)
+    for nibble, column in enumerate(COLUMN_OF_NIBBLE[pack_method]):
+        codes[..., column] = halves[nibble % 2][..., nibble // 2]
+    return np.subtract(codes.reshape(rows, -1), np.float32(8), out=out)
+
+
+def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
+    """FP4 values of packed bytes, the even column in the low four bits.
+
+    Args:
+        stored: [rows, in_features / 2].
+        out: contiguous float32 [rows, in_features], written and returned.
+    """
+    rows, pairs = stored.shape
+    if out is None:
+        out = np.empty((rows, 2 * pairs), np.float32)
+    values = out.reshape(rows, pairs, 2)
+    values[..., 0] = E2M1[stored & 15]
+    values[..., 1] = E2M1[stored >> 4]
+    return out
+
+
+class Nibbles(NamedTuple):
+    """How INT4 codes lie in their words; other formats have one way."""
+
+    pack_method: PackMethod | None
+    offset: int
+
+
+Decoder = Callable[[Bytes, Nibbles, Floats | None], Floats]
+"""Stored rows [rows, bytes], how nibbles lie, and where to put the result -> codes [rows, columns].
+
+Padding of the last word of a row is decoded too. The array that is given, if any, is contiguous
+float32 of the result's shape.
+"""
+
+
+def _int4(stored: Bytes, nibbles: Nibbles, out: Floats | None) -> Floats:
+    method, offset = nibbles
+    return unpack_int4(stored.view(np.int32), str(method), offset=offset, out=out)
+
+
+def _fp8(stored: Bytes, _nibbles: Nibbles, out: Floats | None) -> Floats:
+    return floats(stored.reshape(-1), FP8_DTYPE, out=out).reshape(stored.shape)
+
+
+def _fp4(stored: Bytes, _nibbles: Nibbles, out: Floats | None) -> Floats:
+    return unpack_fp4(stored, out=out)
+
+
+def decoder(number: NumberFormat) -> Decoder:
+    """Of the codes of a weight: whole numbers, E4M3 or E2M1, whatever their scales are."""
+    if number.is_integer:
+        return _int4
+    return _fp8 if number.is_fp8 else _fp4
+
+
+DECODERS: Mapping[WeightDtype, Decoder] = {
+    dtype: decoder(number) for dtype, number in NUMBER_FORMATS.items()
+}
+"""Of the codes of a weight."""
+
+
+def scale_values(block: Bytes, dtype: str) -> Floats:
+    """Stored scales of any format -> float32; "U8" are E8M0 bytes, 2^(byte - 127)."""
+    if dtype == "U8":
+        powers: Floats = np.ldexp(np.float32(1), block.astype(np.int32) - E8M0_BIAS)
+        return powers.astype(np.float32)
+    return floats(block, dtype)

@@ -1,0 +1,295 @@
+"""compressed-tensors 0.20, `QuantizationConfig`; groups of linears, one of every other one."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
+from ....recipes.schema import LayoutName, Recipe
+from .reader import ObjectReader, not_understood
+from .scheme import (
+    EVERY_LINEAR,
+    SPEC_NO_MEANING,
+    Activations,
+    DeclaredScheme,
+    OwnFormat,
+    Part,
+    Parts,
+    StoredLayout,
+    group_count,
+    is_regex_match,
+    stored_codes,
+)
+
+_FORMATS: dict[str, WeightDtype] = {
+    "pack-quantized": "int4",
+    "float-quantized": "fp8_e4m3",
+    "nvfp4-pack-quantized": "nvfp4",
+    "mxfp4-pack-quantized": "mxfp4",
+}
+_MIXED = "mixed-precision"
+"""The format of a declaration whose groups have several."""
+_MOST_GROUPS = 16
+_SCALE_DTYPES: dict[WeightDtype, str] = {
+    "nvfp4": "torch.float8_e4m3fn",
+    "mxfp4": "torch.uint8",
+}
+(BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
+
+
+class StoredCompressedTensors(StoredLayout):
+    """`weight` (FP8) or `weight_packed`; `weight_scale` [out, groups], [1] for a whole matrix.
+
+    INT4 adds `weight_shape`; NVFP4 `weight_global_scale` and `input_global_scale`, which divide.
+    """
+
+    name: LayoutName = "compressed-tensors"
+    exclude_keys = ("ignore",)
+    companions = frozenset(
+        {
+            "weight_packed",
+            "weight_scale",
+            "weight_shape",
+            "weight_zero_point",
+            "weight_global_scale",
+            "input_scale",
+            "input_global_scale",
+        }
+    )
+    nibble_offset = 8
+    names_heads = True
+
+    @override
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        form = keys.choice("format", *_FORMATS, _MIXED)
+        keys.optional("quantization_status", "compressed")
+        keys.absent("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config")
+        groups = _groups(keys) if form == _MIXED or _has_names(keys) else [only_group(keys)]
+        first, *others = (self._scheme(group, form) for group in groups)
+        return dataclasses.replace(first, others=tuple(others))
+
+    def _scheme(self, group: ObjectReader, usual: str) -> DeclaredScheme:
+        """What one group says; `usual` is the format of one that names none."""
+        form = usual
+        if usual == _MIXED or group.has("format"):
+            form = group.choice("format", *(_FORMATS if usual == _MIXED else (usual,)))
+        group.absent("output_activations")
+        dtype = _FORMATS[form]
+        granularity, group_size = _weights(group.section("weights", SPEC_NO_MEANING), dtype)
+        activations: Activations = "none"
+        if group.has("input_activations"):
+            inputs = group.section("input_activations", ignored=SPEC_NO_MEANING)
+            if NUMBER_FORMATS[dtype].global_scale:
+                activations = _nvfp4_inputs(inputs)
+            elif granularity == "block":
+                activations = _fp8_groups(inputs)
+            else:
+                activations = _fp8_inputs(inputs)
+        targets = group.strings("targets")
+        group.finish()
+        return DeclaredScheme(
+            layout=self,
+            weight_dtype=dtype,
+            granularity=granularity,
+            group_size=group_size,
+            pack_method="order" if dtype == "int4" else None,
+            activations=activations,
+            targets=targets,
+        )
+
+    @override
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
+        groups = [_complete_group(recipe, list(EVERY_LINEAR))]
+        groups += [_complete_group(one.recipe, _patterns(one.leaves)) for one in own]
+        first, *other = {group["format"] for group in groups}
+        return {
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "format": _MIXED if other else first,
+            "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
+            "global_compression_ratio": None,
+            "ignore": excludes,
+            "kv_cache_scheme": None,
+        }
+
+    @override
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """`re:` matched from the start, else the whole name."""
+        if pattern.startswith("re:"):
+            return is_regex_match(pattern, module)
+        return pattern == module
+
+    @override
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        number, size = scheme.number, scheme.group_size or columns
+        parts = {self.weight_suffix(scheme): stored_codes(scheme, rows, columns)}
+        if scheme.number.is_integer:
+            parts["weight_shape"] = Part(("I64",), (2,))
+        dtypes = {None: scale_dtypes, "F32": ("F32", "BF16")}
+        scales: tuple[int, ...] = (rows, group_count(scheme, columns))
+        if scheme.granularity == "tensor":
+            scales = (1,)
+        elif scheme.granularity == "block":
+            scales = (-(-rows // size), -(-columns // size))
+        stored = number.scale_dtype
+        parts["weight_scale"] = Part(dtypes.get(stored, (str(stored),)), scales)
+        if number.global_scale:
+            parts["weight_global_scale"] = Part(("F32",), (1,))
+        if scheme.activations == "tensor-static":
+            parts["input_scale"] = Part(("F32", "BF16"), (1,))
+        elif scheme.activations == "nvfp4":
+            parts["input_global_scale"] = Part(("F32",), (1,))
+        return parts
+
+    @override
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+        packed = scheme.number.codes_per_element > 1
+        return "weight_packed" if packed else "weight"
+
+    @override
+    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
+        # The library itself does
+        return True
+
+
+def _complete_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
+    (form,) = (form for form, dtype in _FORMATS.items() if dtype == recipe.weights.dtype)
+    return {
+        "targets": targets,
+        "format": form,
+        "weights": _weight_args(recipe),
+        "input_activations": _input_args(recipe),
+        "output_activations": None,
+    }
+
+
+def _patterns(leaves: Sequence[str]) -> list[str]:
+    """Of all names that end so, wherever an engine has them."""
+    return [f"re:.*{leaf}$" for leaf in leaves]
+
+
+def _weight_args(recipe: Recipe) -> dict[str, Any]:
+    weights, number = recipe.weights, recipe.weights.number
+    args = {"num_bits": number.bits, "type": number.kind, "symmetric": True, "dynamic": False}
+    if weights.granularity == "block":
+        return args | {"strategy": "block", "group_size": None, "block_structure": [BLOCK, BLOCK]}
+    strategy = "tensor_group" if number.global_scale else weights.granularity
+    return args | {"strategy": strategy, "group_size": weights.group_size}
+
+
+def _input_args(recipe: Recipe) -> dict[str, Any] | None:
+    activations = recipe.activations
+    if activations is None:
+        return None
+    if activations.dtype == "nvfp4":
+        (group,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
+        how: dict[str, Any] = {"num_bits": 4, "strategy": "tensor_group", "group_size": group,
+                               "dynamic": "local"}  # fmt: skip
+    else:
+        size = BLOCK if activations.granularity == "group" else None
+        how = {"num_bits": 8, "strategy": activations.granularity, "group_size": size,
+               "dynamic": activations.dynamic}  # fmt: skip
+    return {"type": "float", "symmetric": True, **how}
+
+
+def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, int | None]:
+    number = NUMBER_FORMATS[dtype]
+    group = "tensor_group" if number.global_scale else "group"  # under one scale of the matrix
+    strategies = {group if g == "group" else g: g for g in number.sizes}
+    granularity = strategies[weights.choice("strategy", *strategies)]
+    size = None
+    if granularity == "group":
+        size = weights.choice("group_size", *number.sizes["group"])
+    else:
+        weights.absent("group_size")
+    if granularity == "block":
+        weights.numbers("block_structure", BLOCK, BLOCK)
+        size = BLOCK
+    else:
+        weights.absent("block_structure")
+    _args(weights, bits=number.bits, kind=number.kind, scale_dtype=_SCALE_DTYPES.get(dtype))
+    weights.absent("dynamic")
+    weights.finish()
+    return granularity, size
+
+
+def only_group(keys: ObjectReader) -> ObjectReader:
+    """The one entry of `config_groups`, which must target every Linear."""
+    groups = keys.section("config_groups")
+    group = groups.section("group_0")
+    groups.finish()
+    if group.strings("targets") != ("Linear",):
+        raise not_understood(
+            group.where, f"{group.key}.targets", ("['Linear']",), list(group.strings("targets"))
+        )
+    return group
+
+
+def _has_names(keys: ObjectReader) -> bool:
+    """Several groups, or one for every linear that names a module besides: a head."""
+    groups = keys.section("config_groups")
+    names = groups.names()
+    if len(names) != 1:
+        return len(names) > 1
+    targets = groups.section(names[0]).strings("targets")
+    return len(targets) > 1 and set(EVERY_LINEAR) < set(targets)
+
+
+def _groups(keys: ObjectReader) -> list[ObjectReader]:
+    """The entries of `config_groups`, of any names, in order, each with targets."""
+    groups = keys.section("config_groups")
+    names = groups.names()
+    if not 1 <= len(names) <= _MOST_GROUPS:
+        wanted = f"1 to {_MOST_GROUPS} groups"
+        raise not_understood(groups.where, groups.key, (wanted,), list(names))
+    found = [groups.section(name) for name in names]
+    for group in found:
+        if not group.strings("targets"):
+            raise not_understood(group.where, f"{group.key}.targets", ("a list of names",), None)
+    return found
+
+
+def _fp8_inputs(inputs: ObjectReader) -> Activations:
+    _args(inputs, bits=8, kind="float")
+    inputs.absent("group_size", "block_structure")
+    strategy = inputs.choice("strategy", "token", "tensor")
+    inputs.choice("dynamic", strategy == "token")
+    inputs.finish()
+    return "token-dynamic" if strategy == "token" else "tensor-static"
+
+
+def _fp8_groups(inputs: ObjectReader) -> Activations:
+    """Groups of 128, one side of a block: what engines compute for blocks, whatever is declared."""
+    _args(inputs, bits=8, kind="float")
+    inputs.absent("block_structure")
+    inputs.choice("strategy", "group")
+    inputs.choice("group_size", BLOCK)
+    inputs.choice("dynamic", True)
+    inputs.finish()
+    return "group-dynamic"
+
+
+def _nvfp4_inputs(inputs: ObjectReader) -> Activations:
+    """Groups of 16 under a stored global scale."""
+    _args(inputs, bits=4, kind="float", scale_dtype=_SCALE_DTYPES["nvfp4"])
+    inputs.absent("block_structure")
+    inputs.choice("strategy", "tensor_group")
+    inputs.choice("group_size", *NUMBER_FORMATS["nvfp4"].sizes["group"])
+    inputs.choice("dynamic", "local")
+    inputs.finish()
+    return "nvfp4"
+
+
+def _args(args: ObjectReader, *, bits: int, kind: str, scale_dtype: str | None = None) -> None:
+    """`scale_dtype` is the one that scales of this format have, which some tools say too."""
+    args.choice("num_bits", bits)
+    args.choice("type", kind)
+    args.choice("symmetric", True)
+    args.absent("actorder", "zp_dtype")
+    args.optional("scale_dtype", None, *([scale_dtype] if scale_dtype else []))

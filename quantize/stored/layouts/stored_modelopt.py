@@ -1,0 +1,178 @@
+"""NVIDIA ModelOpt 0.47: FP8 per tensor and static, FP8 per channel and token, NVFP4."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
+from ....recipes.schema import LayoutName, Recipe
+from ...files.checkpoint import CONFIG_FILE, read_json_object
+from ...files.files_of_folder import check_own
+from .reader import ObjectReader, not_understood
+from .scheme import (
+    SPEC_NO_MEANING,
+    Activations,
+    DeclaredScheme,
+    OwnFormat,
+    Part,
+    Parts,
+    SideFile,
+    StoredLayout,
+    group_count,
+    stored_codes,
+)
+from .stored_compressed_tensors import only_group
+
+HF_QUANT_CONFIG = "hf_quant_config.json"
+_ALGORITHMS: dict[str, tuple[WeightDtype, Granularity, Activations]] = {
+    "FP8": ("fp8_e4m3", "tensor", "tensor-static"),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8_e4m3", "channel", "token-dynamic"),
+    "NVFP4": ("nvfp4", "group", "nvfp4"),
+    "W4A16_NVFP4": ("nvfp4", "group", "none"),
+}
+
+
+def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
+    """The nested form beside config.json, which TensorRT-LLM reads, says the same."""
+    path = folder / HF_QUANT_CONFIG
+    check_own(folder, HF_QUANT_CONFIG)
+    if not path.exists():
+        return
+    content: Mapping[str, Any] = read_json_object(path, "write it again from config.json")
+    outer = ObjectReader.of(content, path, "", ignored={"producer", "version"})
+    keys = outer.section("quantization")
+    outer.finish()
+    keys.choice("quant_algo", str(declared["quant_algo"]))
+    keys.absent("kv_cache_quant_algo")
+    if scheme.group_size is not None:
+        keys.optional("group_size", scheme.group_size)
+    if set(keys.strings("exclude_modules")) != set(scheme.excludes):
+        raise not_understood(
+            path,
+            "quantization.exclude_modules",
+            (f"{sorted(scheme.excludes)} as in {CONFIG_FILE}",),
+            sorted(keys.strings("exclude_modules")),
+        )
+    keys.finish()
+
+
+_PRODUCER = {"name": "modelopt", "version": "0.47.0"}
+
+
+def _complete_side_file(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """All that this package has in the nested form."""
+    quantization = {key: declared.get(key) for key in ("quant_algo", "exclude_modules")}
+    quantization["kv_cache_quant_algo"] = None
+    if "group_size" in declared:
+        quantization["group_size"] = declared["group_size"]
+    return {"producer": _PRODUCER, "quantization": quantization}
+
+
+class StoredModelOpt(StoredLayout):
+    """`weight` and `weight_scale`, for NVFP4 `weight_scale_2` [] too; a static `input_scale` []."""
+
+    name: LayoutName = "modelopt"
+    exclude_keys = ("exclude_modules", "ignore")
+    heads_are_linears = True
+    companions = frozenset({"weight_scale", "weight_scale_2", "input_scale"})
+    side_file = SideFile(
+        HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file, _complete_side_file
+    )
+
+    @override
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        # The nested form, flattened
+        algo = keys.choice("quant_algo", *_ALGORITHMS)
+        keys.absent("kv_cache_quant_algo", "kv_cache_scheme")
+        dtype, granularity, activations = _ALGORITHMS[algo]
+        group_size = next(iter(NUMBER_FORMATS[dtype].sizes[granularity]), None)
+        if group_size is not None:
+            keys.optional("group_size", group_size)
+        else:
+            keys.absent("group_size")
+        if keys.has("config_groups"):
+            _check_group(only_group(keys), granularity, group_size)
+        return DeclaredScheme(
+            layout=self,
+            weight_dtype=dtype,
+            granularity=granularity,
+            group_size=group_size,
+            pack_method=None,
+            activations=activations,
+        )
+
+    @override
+    def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
+        excludes = keys.strings("exclude_modules" if keys.has("exclude_modules") else "ignore")
+        # Engines read one list or the other: they must not exclude different modules.
+        if keys.has("ignore") and set(keys.strings("ignore")) != set(excludes):
+            raise not_understood(
+                keys.where,
+                f"{keys.key}.ignore",
+                (f"the same patterns as exclude_modules {sorted(excludes)}",),
+                sorted(keys.strings("ignore")),
+            )
+        return excludes
+
+    @override
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
+        weights, rounded = recipe.weights, recipe.activations is not None
+        whole: dict[str, Any] = {"quant_method": "modelopt", "producer": _PRODUCER}
+        whole |= dict.fromkeys(self.exclude_keys, excludes)
+        if weights.granularity == "channel":
+            return whole | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+        args: dict[str, Any] = {"type": "float", "num_bits": 8, "dynamic": False}
+        whole["quant_algo"] = "FP8"
+        if weights.number.global_scale:
+            args |= {"num_bits": 4, "group_size": weights.group_size}
+            whole["quant_algo"] = "NVFP4" if rounded else "W4A16_NVFP4"
+            whole["group_size"] = weights.group_size
+        inputs = {"input_activations": args} if rounded else {}
+        group = {"targets": ["Linear"], "weights": args, **inputs}
+        return whole | {"config_groups": {"group_0": group}}
+
+    @override
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """Shell wildcards."""
+        return fnmatch.fnmatchcase(module, pattern)
+
+    @override
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        parts = {"weight": stored_codes(scheme, rows, columns)}
+        if scheme.number.global_scale:
+            groups = group_count(scheme, columns)
+            parts["weight_scale"] = Part(("F8_E4M3",), (rows, groups))
+            parts["weight_scale_2"] = Part(("F32",), ())
+        else:
+            per_row = (rows,) if scheme.granularity == "channel" else ()
+            parts["weight_scale"] = Part(("F32",), per_row)
+        if scheme.activations in ("tensor-static", "nvfp4"):
+            parts["input_scale"] = Part(("F32",), ())
+        return parts
+
+
+def _check_group(group: ObjectReader, granularity: Granularity, group_size: int | None) -> None:
+    """`config_groups` says the same as the name of the algorithm."""
+    for part in ("input_activations", "weights"):
+        if not group.has(part):
+            continue
+        args = group.section(part, ignored=SPEC_NO_MEANING)
+        args.choice("num_bits", 4 if group_size else 8)
+        args.choice("type", "float")
+        per_token = granularity == "channel" and part == "input_activations"
+        args.optional("dynamic", per_token)
+        if granularity == "channel":
+            args.optional("strategy", "token" if per_token else "channel")
+        else:
+            args.optional("strategy", "tensor", None)
+        if group_size:
+            args.optional("group_size", group_size)
+        args.finish()
+    group.finish()

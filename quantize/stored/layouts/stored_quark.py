@@ -1,0 +1,313 @@
+"""AMD Quark 0.13, `real_quantized` export; see its `ModelQuantizer` and `export_safetensors`."""
+
+import fnmatch
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
+from ....recipes.schema import LayoutName, Recipe
+from .reader import ObjectReader, not_understood
+from .scheme import (
+    FLOAT_DTYPES,
+    PACK_METHODS,
+    SPEC_NO_MEANING,
+    Activations,
+    DeclaredScheme,
+    OwnFormat,
+    PackMethod,
+    Part,
+    Parts,
+    StoredLayout,
+    group_count,
+    is_regex_match,
+    stored_codes,
+    words,
+)
+
+_WEIGHT_DTYPES: dict[str, WeightDtype] = {"int4": "int4", "fp8_e4m3": "fp8_e4m3", "fp4": "mxfp4"}
+_GRANULARITIES: dict[str, Granularity] = {
+    "per_channel": "channel",
+    "per_tensor": "tensor",
+    "per_group": "group",
+}
+_UNUSED = ("block_size", "is_scale_quant", "mx_element_dtype")
+_UNUSED_WITHOUT_MX = ("scale_calculation_mode", "scale_format")
+(MX_GROUP,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
+
+
+class StoredQuark(StoredLayout):
+    """`weight` and `weight_scale`, for INT4 an all-zero `weight_zero_point` too.
+
+    Of two stages `weight_scale` [] is the first one's, `_2` the second one's. INT4 groups are
+    transposed. From file to file Quark stores INT4 scales in F32, and may declare another order of
+    nibbles than it packs in.
+    """
+
+    name: LayoutName = "quark"
+    exclude_keys = ("exclude",)
+    companions = frozenset(
+        {
+            "weight_scale",
+            "weight_scale_2",
+            "weight_zero_point",
+            "weight_zero_point_2",
+            "input_scale",
+        }
+    )
+    zero_points = MappingProxyType({"weight_zero_point": 0x00, "weight_zero_point_2": 0x00})
+    declares_pack_order = True
+    foreign_scale_dtypes = ("F32",)
+
+    @override
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        keys.absent(
+            "algo_config",
+            "kv_cache_quant_config",
+            "layer_quant_config",
+            "layer_type_quant_config",
+            "softmax_quant_spec",
+            "kv_cache_post_rope",
+        )
+        export = keys.section("export", ignored={"min_kv_scale"})
+        pack_method: PackMethod = export.choice("pack_method", *PACK_METHODS)
+        export.choice("weight_format", "real_quantized")
+        export.absent("kv_cache_group", "weight_merge_groups")
+        export.finish()
+        section = keys.section("global_quant_config", ignored={"target_device"})
+        section.absent("bias", "output_tensors")
+        stages = section.sections("weight", ignored=SPEC_NO_MEANING)
+        dtype, granularity, group_size = _weight(stages[-1])
+        first_stage = _first_stage(stages, dtype, granularity)
+        activations: Activations = "none"
+        if section.has("input_tensors"):
+            activations = _inputs(section.section("input_tensors", ignored=SPEC_NO_MEANING))
+        section.finish()
+        return DeclaredScheme(
+            layout=self,
+            weight_dtype=dtype,
+            granularity=granularity,
+            group_size=group_size,
+            first_stage=first_stage,
+            pack_method=pack_method if dtype == "int4" else None,
+            activations=activations,
+        )
+
+    @override
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
+        export = {
+            "pack_method": "reorder",
+            "weight_format": "real_quantized",
+            "kv_cache_group": [],
+            "min_kv_scale": 0.0,
+            "weight_merge_groups": None,
+        }
+        tensors = {
+            "weight": _complete_weight(recipe),
+            "input_tensors": _complete_inputs(recipe),
+            "output_tensors": None,
+            "bias": None,
+            "target_device": None,
+        }
+        empty = ("kv_cache_quant_config", "layer_quant_config", "layer_type_quant_config")
+        return {
+            "quant_method": "quark",
+            "quant_mode": "eager_mode",
+            "version": "0.13",
+            "export": export,
+            "global_quant_config": tensors,
+            "exclude": excludes,
+            "algo_config": None,
+            "softmax_quant_spec": None,
+            "kv_cache_post_rope": False,
+            **{key: {} for key in empty},
+        }
+
+    @override
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """`re:` matched from the start, else shell wildcards."""
+        if pattern.startswith("re:"):
+            return is_regex_match(pattern, module)
+        return fnmatch.fnmatchcase(module, pattern)
+
+    @override
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        codes, groups = stored_codes(scheme, rows, columns), group_count(scheme, columns)
+        scales: tuple[int, ...] = () if scheme.granularity == "tensor" else (rows,)
+        if self.transposed(scheme):
+            parts = {
+                "weight": Part(("I32",), (columns, words(rows))),
+                "weight_zero_point": Part(("I32",), (groups, words(rows))),
+                "weight_scale": Part(scale_dtypes, (groups, rows)),
+            }
+        elif scheme.first_stage:
+            parts = {
+                "weight": codes,
+                "weight_zero_point_2": Part(("I32",), (words(rows),)),
+                "weight_scale": Part(("F32", "BF16"), ()),
+                "weight_scale_2": Part(FLOAT_DTYPES, scales),
+            }
+        elif scheme.number.is_integer:
+            parts = {
+                "weight": codes,
+                "weight_zero_point": Part(("I32",), (words(rows),)),
+                "weight_scale": Part(scale_dtypes, scales),
+            }
+        elif scheme.number.powers_of_two:
+            parts = {"weight": codes, "weight_scale": Part(("U8",), (rows, groups))}
+        else:
+            parts = {"weight": codes, "weight_scale": Part(("F32", "BF16"), scales)}
+        if scheme.activations == "tensor-static":
+            parts["input_scale"] = Part(("F32", "BF16"), ())
+        return parts
+
+    @override
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+        return "weight_scale_2" if scheme.first_stage else "weight_scale"
+
+    @override
+    def transposed(self, scheme: DeclaredScheme) -> bool:
+        return scheme.number.is_integer and scheme.granularity == "group"
+
+    @override
+    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
+        # The FP8 values of two stages are so
+        return scheme.first_stage is not None
+
+
+def _complete_weight(recipe: Recipe) -> dict[str, Any] | list[dict[str, Any]]:
+    weights = recipe.weights
+    if weights.number.powers_of_two:
+        return _complete_mx(dynamic=False)
+    scheme = f"per_{weights.granularity}"
+    axis = None if weights.granularity == "tensor" else 0
+    whole = _complete_spec(weights.dtype, scheme, axis, dynamic=False)
+    if weights.first_stage:
+        return [_complete_spec(weights.first_stage, "per_tensor", None, dynamic=False), whole]
+    if weights.number.is_integer:
+        whole |= {"group_size": weights.group_size, "scale_type": weights.scale_dtype or "float"}
+    return whole
+
+
+def _complete_inputs(recipe: Recipe) -> dict[str, Any] | None:
+    activations = recipe.activations
+    if activations is None:
+        return None
+    if activations.dtype == "mxfp4":
+        return _complete_mx(dynamic=True)
+    dtype, dynamic = activations.dtype, activations.dynamic
+    if activations.granularity == "token":
+        return _complete_spec(dtype, "per_channel", 1, dynamic=dynamic)
+    return _complete_spec(dtype, "per_tensor", None, dynamic=dynamic)
+
+
+def _complete_mx(*, dynamic: bool) -> dict[str, Any]:
+    whole = _complete_spec("fp4", "per_group", -1, dynamic=dynamic)
+    return whole | {
+        "group_size": MX_GROUP,
+        "observer_cls": "PerBlockMXObserver",
+        "scale_calculation_mode": "even",
+        "scale_format": "e8m0",
+        "scale_type": "float",
+        "symmetric": None,
+    }
+
+
+def _complete_spec(dtype: str, scheme: str, axis: int | None, *, dynamic: bool) -> dict[str, Any]:
+    observers = {"per_channel": "PerChannel", "per_tensor": "PerTensor", "per_group": "PerGroup"}
+    none = ("group_size", *_UNUSED_WITHOUT_MX, "block_size", "mx_element_dtype")
+    return {
+        "dtype": dtype,
+        "qscheme": scheme,
+        "ch_axis": axis,
+        "is_dynamic": dynamic,
+        "is_scale_quant": False,
+        "symmetric": True,
+        "zero_point_type": "int32",
+        "round_method": "half_even",
+        "scale_type": "float32",
+        "observer_cls": f"{observers[scheme]}MinMaxObserver",
+        "enable_buffer_reuse": False,
+        "max_input_numel": 4194304,
+        **dict.fromkeys(none),
+    }
+
+
+def _weight(spec: ObjectReader) -> tuple[WeightDtype, Granularity, int | None]:
+    dtype = _WEIGHT_DTYPES[spec.choice("dtype", *_WEIGHT_DTYPES)]
+    spec.absent("is_dynamic")
+    if dtype == "mxfp4":
+        _mx(spec)
+        return dtype, "group", MX_GROUP
+    if dtype == "int4":
+        scheme = spec.choice("qscheme", "per_channel", "per_group")
+        spec.choice("symmetric", True)
+        spec.optional("zero_point_type", "int32", None)
+    else:
+        scheme = spec.choice("qscheme", "per_channel", "per_tensor")
+        spec.optional("symmetric", True, None)
+        spec.optional("zero_point_type", "int32", "float32", None)
+    size = None
+    if scheme == "per_group":
+        size = spec.choice("group_size", *NUMBER_FORMATS[dtype].sizes["group"])
+        spec.optional("ch_axis", 1, -1, 0)  # Quark's helpers differ; groups run along the inputs
+    else:
+        spec.optional("ch_axis", *((0,) if scheme == "per_channel" else (None,)))
+        spec.absent("group_size")
+    spec.absent(*_UNUSED, *_UNUSED_WITHOUT_MX)
+    spec.finish()
+    return dtype, _GRANULARITIES[scheme], size
+
+
+def _first_stage(
+    stages: list[ObjectReader], dtype: WeightDtype, granularity: Granularity
+) -> Literal["fp8_e4m3"] | None:
+    """Quark's `ProgressiveSpec`: FP8 per tensor first, then INT4 per channel."""
+    if len(stages) == 1:
+        return None
+    second = f"{dtype} per {granularity}"
+    if len(stages) != 2 or granularity not in NUMBER_FORMATS[dtype].second_stage:
+        got = f"{len(stages)} stages, the last one {second}"
+        raise not_understood(stages[-1].where, stages[-1].key, ("int4 per channel, of two",), got)
+    first = stages[0]
+    first.choice("dtype", "fp8_e4m3")
+    first.choice("qscheme", "per_tensor")
+    _weight(first)
+    return "fp8_e4m3"
+
+
+def _inputs(spec: ObjectReader) -> Activations:
+    if spec.choice("dtype", "fp8_e4m3", "fp4") == "fp4":
+        spec.choice("is_dynamic", True)
+        _mx(spec)
+        return "mxfp4"
+    spec.optional("symmetric", True, None)
+    spec.optional("zero_point_type", "int32", "float32", None)
+    scheme = spec.choice("qscheme", "per_channel", "per_tensor")
+    dynamic = spec.choice("is_dynamic", True, *((False,) if scheme == "per_tensor" else ()))
+    # Quark spells "per token" as per_channel along the axis of tokens.
+    spec.optional("ch_axis", *((1,) if scheme == "per_channel" else (None,)))
+    spec.absent("group_size", *_UNUSED, *_UNUSED_WITHOUT_MX)
+    spec.finish()
+    if scheme == "per_channel":
+        return "token-dynamic"
+    return "tensor-dynamic" if dynamic else "tensor-static"
+
+
+def _mx(spec: ObjectReader) -> None:
+    """OCP MXFP4: 32 inputs under one power of two."""
+    spec.choice("qscheme", "per_group")
+    spec.choice("group_size", MX_GROUP)
+    spec.choice("scale_format", "e8m0")
+    spec.optional("scale_calculation_mode", "even", "floor", "ceil", None)  # how it was chosen
+    spec.optional("ch_axis", -1, 1)
+    spec.optional("symmetric", None, True)
+    spec.optional("zero_point_type", "int32", "float32", None)
+    spec.absent(*_UNUSED)
+    spec.finish()

@@ -1,0 +1,243 @@
+"""`StoredDraft`: what a folder stores, and the draft of plain weights that it stands for.
+
+Both are known from headers alone. It shares no code with the side that wrote the folder.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..drafts import Draft, Row, read_config, read_draft
+from ..errors import CheckpointError
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from .declarations import DeclaredScheme, declared_scheme
+from .decoded_numbers import read_whole
+from .linear import StoredLinear
+from .parts import (
+    FLOAT_DTYPES,
+    ZERO_POINTS,
+    quantized_looking,
+    scale_suffix,
+    stored_parts,
+    weight_suffix,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredDraft:
+    """A draft folder, quantized or not.
+
+    Attributes:
+        checkpoint: the folder as it is.
+        scheme: what it declares; None where it declares nothing.
+        modules: on-disk names of the linears that are stored quantized.
+        draft: every quantized linear is one row `NAME.weight` of its unquantized shape, in the file
+            of its codes; dtype and byte range of such a row mean nothing.
+    """
+
+    checkpoint: Checkpoint
+    scheme: DeclaredScheme | None
+    modules: frozenset[str]
+    draft: Draft
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> "StoredDraft":
+        """Read headers and declaration, and hold them against each other.
+
+        Raises:
+            CheckpointError: the folder is not a draft, or a stored tensor is not as declared.
+            VerifyError: its quantization_config is not understood.
+        """
+        scheme = declared_scheme(checkpoint)
+        if scheme is None:
+            return cls._of(checkpoint, None, frozenset(), checkpoint.tensors)
+        modules = frozenset(quantized_looking(checkpoint.tensors.values()))
+        declared = _declared_tensors(checkpoint, scheme, modules)
+        return cls._of(checkpoint, scheme, modules, checkpoint.tensors.keys() - declared)
+
+    @classmethod
+    def look(cls, checkpoint: Checkpoint, scheme: DeclaredScheme | None = None) -> "StoredDraft":
+        """What the tensors are, whatever is declared; what is stored under codes is not looked at.
+
+        Raises:
+            CheckpointError: apart from its quantized linears, the folder is not a draft.
+        """
+        modules = frozenset(quantized_looking(checkpoint.tensors.values()))
+        biases = _biases(checkpoint) if modules else frozenset()
+        plain = {
+            name
+            for name in checkpoint.tensors
+            if name.rpartition(".")[0] not in modules or name in biases
+        }
+        return cls._of(checkpoint, scheme, modules, plain)
+
+    @classmethod
+    def _of(
+        cls,
+        checkpoint: Checkpoint,
+        scheme: DeclaredScheme | None,
+        modules: frozenset[str],
+        plain: Collection[str],
+    ) -> "StoredDraft":
+        """Of which tensors `plain` are those that belong to no quantized linear."""
+        draft = read_draft(_plain_headers(checkpoint, scheme, modules, plain))
+        return cls(checkpoint=checkpoint, scheme=scheme, modules=modules, draft=draft)
+
+    @property
+    def canonical(self) -> frozenset[str]:
+        """The canonical names of `modules`."""
+        return frozenset(self.draft.family.canonical_name(module) for module in self.modules)
+
+    def is_quantized(self, row: Row) -> bool:
+        """True if a row of `draft` is stored as codes."""
+        return row.module in self.modules
+
+    def parts(self, row: Row) -> dict[str, TensorInfo]:
+        """The stored tensors of a quantized row by suffix ("weight", "weight_scale", ...)."""
+        module = row.module
+        rows, columns = row.tensor.shape
+        names = stored_parts(self._needed_scheme(row), rows, columns)
+        return {suffix: self.checkpoint.tensors[f"{module}.{suffix}"] for suffix in names}
+
+    def linear(self, row: Row) -> StoredLinear:
+        """A quantized row, ready to decode: its scales and zero points are read and checked.
+
+        Raises:
+            CheckpointError: a scale is not a positive number, or a zero point is not the constant
+                one of symmetric codes.
+        """
+        module, scheme = row.module, self._needed_scheme(row)
+        for suffix, part in self.parts(row).items():
+            expected = ZERO_POINTS.get(suffix)
+            if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
+                raise CheckpointError(
+                    self.checkpoint.folder,
+                    f"{part.name}: expected the zero points of symmetric codes, got others",
+                    fix="quantize the draft again: asymmetric codes are not decoded",
+                )
+        linear = StoredLinear(self.checkpoint, scheme, module, in_features=row.tensor.shape[1])
+        bad = np.argwhere(~(np.isfinite(linear.scale) & (linear.scale > 0)))
+        if len(bad):
+            first = tuple(bad[0])
+            raise CheckpointError(
+                self.checkpoint.folder,
+                f"{module}.{scale_suffix(scheme)}: expected positive scales, got {len(bad)}"
+                f" other(s), first {linear.scale[first]} at row {first[0]}",
+                fix="run `draftquant verify`, then quantize the draft again",
+            )
+        return linear
+
+    def scheme_of(self, row: Row) -> DeclaredScheme | None:
+        """What is declared for a quantized row; None where nothing is, and for other rows."""
+        return self.scheme.of(row.module) if self.scheme and self.is_quantized(row) else None
+
+    def _needed_scheme(self, row: Row) -> DeclaredScheme:
+        scheme = self.scheme_of(row)
+        if scheme is None:
+            raise ValueError(f"{row.tensor.name} is not stored quantized")
+        return scheme
+
+
+def _declared_tensors(
+    checkpoint: Checkpoint, scheme: DeclaredScheme, modules: Collection[str]
+) -> set[str]:
+    """The names of all tensors that quantized linears have as declared.
+
+    Raises:
+        CheckpointError: one is absent, or of another dtype or shape.
+    """
+    shapes = _family_shapes(checkpoint)
+    names = set()
+    for module in sorted(modules):
+        shape = shapes.get(f"{module}.weight")
+        if shape is None or len(shape) != 2:
+            raise CheckpointError(
+                checkpoint.folder,
+                f"{module} is stored quantized, but is no linear of this draft's family",
+                fix="quantize the draft again",
+            )
+        own = scheme.of(module)
+        if own is None:
+            raise CheckpointError(
+                checkpoint.folder,
+                f"{module} is stored quantized, but nothing is declared for it: {scheme}",
+                fix="quantize the draft again",
+            )
+        for suffix, part in stored_parts(own, *shape).items():
+            tensor = checkpoint.tensors.get(f"{module}.{suffix}")
+            if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
+                got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
+                raise CheckpointError(
+                    checkpoint.folder,
+                    f"{module}.{suffix}: {own} needs {' or '.join(part.dtypes)}"
+                    f" {list(part.shape)}, got {got}",
+                    fix="run `draftquant verify`, then quantize the draft again",
+                )
+            names.add(tensor.name)
+    return names
+
+
+def _plain_headers(
+    checkpoint: Checkpoint,
+    scheme: DeclaredScheme | None,
+    modules: Collection[str],
+    plain: Collection[str],
+) -> Checkpoint:
+    """The same headers with every quantized linear spelled as the one weight that it stands for.
+
+    So the family's own table recognises the draft and checks names and shapes. A module that the
+    family does not know is left out.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    if not modules:
+        return checkpoint
+    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if name in plain}
+    floats = [t.dtype for t in kept.values() if t.dtype in FLOAT_DTYPES and len(t.shape) == 2]
+    for name, shape in _family_shapes(checkpoint).items():
+        module = name.removesuffix(".weight")
+        if module in modules:
+            dtype = floats[0] if floats else FLOAT_DTYPES[0]
+            file = _file_of(checkpoint, scheme, module)
+            kept[name] = TensorInfo(name=name, dtype=dtype, shape=shape, file=file, start=0, stop=0)
+    return dataclasses.replace(checkpoint, tensors=dict(sorted(kept.items())))
+
+
+def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """On-disk weight name -> unquantized shape, for every module of the folder.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    family, geometry = read_config(checkpoint)
+    specs = family.tensor_specs(geometry)
+    shapes = {}
+    for module in {name.rpartition(".")[0] for name in checkpoint.tensors}:
+        spec = specs.get(family.canonical_name(f"{module}.weight"))
+        if spec is not None:
+            shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
+    return shapes
+
+
+def _biases(checkpoint: Checkpoint) -> frozenset[str]:
+    """Of the linears that have one in this draft's family.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    family, geometry = read_config(checkpoint)
+    specs = family.tensor_specs(geometry)
+    stored = (name for name in checkpoint.tensors if name.endswith(".bias"))
+    return frozenset(name for name in stored if family.canonical_name(name) in specs)
+
+
+def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str) -> str:
+    """The file of a linear's codes; where nothing says which these are, of what it has."""
+    own = scheme.of(module) if scheme else None
+    codes = checkpoint.tensors.get(f"{module}.{weight_suffix(own)}") if own else None
+    stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
+    return (codes or next(stored)).file

@@ -1,0 +1,149 @@
+"""The embedding and the head of a target: where they lie in its folder, and what differs from them.
+
+Reads headers, and of tables only what is compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CheckpointError
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from .decoded_numbers import read_rows
+from .parts import FLOAT_DTYPES
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+"""The names that drafts use."""
+_BLOCK_BYTES = 8 << 20  # compared at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTables:
+    """Where the tables lie in a target's folder; both are [V, W]: vocabulary V, width W.
+
+    Attributes:
+        lm_head: that of the embedding where the target ties the two.
+    """
+
+    checkpoint: Checkpoint
+    embed_tokens: TensorInfo
+    lm_head: TensorInfo
+
+    @classmethod
+    def find(cls, target: Path) -> "StoredTables":
+        """Find the tables by name, reading headers only.
+
+        Names may have any prefix, as in multimodal targets (`language_model.model.embed_tokens`),
+        except those of a layer: DeepSeek-V3's multi-token layer repeats the embedding.
+
+        Args:
+            target: folder with config.json and safetensors weights.
+
+        Raises:
+            CheckpointError: a table is absent, there are several, or they are no pair of tables.
+        """
+        if not target.is_dir():
+            raise CheckpointError(target, "no such folder", fix="give the target's local folder")
+        checkpoint = Checkpoint.open(target, is_target=True)
+        embedding, head = _find(checkpoint, EMBEDDING), _find(checkpoint, HEAD)
+        if embedding is None:
+            raise CheckpointError(
+                target,
+                f"no tensor is called {EMBEDDING}, with or without a prefix",
+                fix="give the folder of the target, with the shard that holds its embedding",
+            )
+        if head is None and not _tied(checkpoint):
+            raise CheckpointError(
+                target,
+                f"no tensor is called {HEAD}, and config.json does not say that the target ties it"
+                " to the embedding",
+                fix="give the shard that holds the head, or tie_word_embeddings: true if it is so",
+            )
+        tables = cls(checkpoint=checkpoint, embed_tokens=embedding, lm_head=head or embedding)
+        tables._check()
+        return tables
+
+    def table(self, canonical: str) -> TensorInfo:
+        """The one by the name that drafts use."""
+        return {EMBEDDING: self.embed_tokens, HEAD: self.lm_head}[canonical]
+
+    def difference(self, source: Checkpoint, tensor: TensorInfo, canonical: str) -> str | None:
+        """What keeps a draft's table from being this one's, byte for byte; None = nothing.
+
+        Args:
+            source: the draft's folder.
+            tensor: its table.
+            canonical: by which name drafts know it.
+
+        Raises:
+            CheckpointError: a file shrank or vanished.
+        """
+        theirs = self.table(canonical)
+        if (tensor.dtype, tensor.shape) != (theirs.dtype, theirs.shape):
+            return (
+                f"is {tensor.dtype} {list(tensor.shape)}, the target's {theirs.name} {theirs.dtype}"
+                f" {list(theirs.shape)}"
+            )
+        row = first_differing_row(source, tensor, self.checkpoint, theirs)
+        return None if row is None else f"row {row} differs from that of the target's {theirs.name}"
+
+    def _check(self) -> None:
+        for tensor in (self.embed_tokens, self.lm_head):
+            if tensor.dtype not in FLOAT_DTYPES or len(tensor.shape) != 2 or 0 in tensor.shape:
+                raise CheckpointError(
+                    self.checkpoint.folder / tensor.file,
+                    f"{tensor.name}: expected {' or '.join(FLOAT_DTYPES)} [vocabulary, width], got"
+                    f" {tensor.dtype} {list(tensor.shape)}",
+                    fix="give a target whose embedding and head are not quantized",
+                )
+        if self.embed_tokens.shape != self.lm_head.shape:
+            raise CheckpointError(
+                self.checkpoint.folder,
+                f"{self.embed_tokens.name} is {list(self.embed_tokens.shape)}, {self.lm_head.name}"
+                f" {list(self.lm_head.shape)}: expected equal shapes",
+                fix="give the target that the draft was trained for",
+            )
+
+
+def first_differing_row(
+    ours: Checkpoint, our_table: TensorInfo, theirs: Checkpoint, their_table: TensorInfo
+) -> int | None:
+    """The first row in which two tables of one dtype and shape differ; None = they are equal.
+
+    Bytes are compared, so that 0 and -0 differ; reading ends with the first difference.
+
+    Raises:
+        CheckpointError: a file shrank or vanished.
+    """
+    rows = our_table.shape[0]
+    step = max(1, _BLOCK_BYTES * rows // max(1, our_table.nbytes))
+    for first in range(0, rows, step):
+        stop = min(first + step, rows)
+        a = read_rows(ours, our_table, first, stop)
+        b = read_rows(theirs, their_table, first, stop)
+        different = (a != b).reshape(stop - first, -1).any(axis=1)
+        if different.any():
+            return first + int(different.argmax())
+    return None
+
+
+def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
+    found = [
+        tensor
+        for name, tensor in checkpoint.tensors.items()
+        if f".{name}".endswith(f".{table}") and ".layers." not in f".{name}"
+    ]
+    if len(found) > 1:
+        raise CheckpointError(
+            checkpoint.folder,
+            f"several tensors are called {table}: {', '.join(tensor.name for tensor in found)}",
+            fix="give a folder with the language model that the draft was trained for alone",
+        )
+    return found[0] if found else None
+
+
+def _tied(checkpoint: Checkpoint) -> bool:
+    """What config.json says, in a multimodal target its section on the text model."""
+    sections = (checkpoint.config, checkpoint.config.get("text_config"))
+    return any(isinstance(s, Mapping) and s.get("tie_word_embeddings") is True for s in sections)

@@ -1,0 +1,344 @@
+"""`verify`: a quantized folder against its source, byte by byte, with a decoder of its own.
+
+It shares no code with what wrote the folder and does not import torch, so an error of the writer
+cannot hide in a common helper.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+from ..drafts import Draft, Row, read_draft
+from ..errors import CheckpointError, VerifyError
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
+from ..files.safetensors_header import TensorInfo
+from ..stored.declarations import DeclaredScheme, declared_scheme
+from ..stored.decoded_numbers import tensor_sha256
+from .codes import Expected, compare_linear
+from .config_json import config_faults
+from .demands import demands_of, expected_codes
+from .dropped import dropped_faults, dropped_rows, remaining
+from .exclude_list_faults import exclude_faults
+from .foreign_scales import about_matrix_scale_faults
+from .headers import (
+    fused_faults,
+    index_faults,
+    metadata_faults,
+    side_declaration_faults,
+    sort_tensors,
+)
+from .kept_tensors import compare_balanced, compare_kept
+from .method import (
+    action_faults,
+    balance_exponents,
+    complete_faults,
+    declared_faults,
+    input_scale_faults,
+    recorded_faults,
+)
+from .record_faults import NO_RECORD, Record, read_record, record_faults
+from .rules import Rule, rule_of
+from .scales import companion_faults
+from .tuned_verification import verify_tuned
+from .unowned_files import card_faults, own_files, side_file_faults, unowned_faults
+from .verify_report import (
+    Compared,
+    Fault,
+    LinearFinding,
+    OnProgress,
+    Progress,
+    VerifyReport,
+    unreadable,
+)
+
+__all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
+
+_WORKERS = 2  # hashing and numpy release the interpreter lock; more would wait for memory
+
+
+def verify(
+    output: Path,
+    source: Path,
+    on_progress: OnProgress | None = None,
+    *,
+    method: Method | None = None,
+    config_changes: Mapping[str, object] = MappingProxyType({}),
+    foreign: bool = False,
+    target: Path | None = None,
+    subtree: str | None = None,
+    config_file: str = CONFIG_FILE,
+) -> VerifyReport:
+    """Check every byte of a quantized folder against the draft that it was made from.
+
+    Every source tensor must be in the output, either with the same bytes or, for linears, as codes
+    and scales stored exactly as the output declares, or the recipe drops it; nothing else may be in
+    the output, tensor or file. Its config.json is the source's with the changes that the run says,
+    none of which changes what the draft computes.
+
+    Codes and scales, input scales and what balancing changed are held against the method: bit for
+    bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
+    none: its codes must be the nearest rounding of the source, its scales those of absmax, but for
+    the roundings that such tools are known to do.
+
+    Args:
+        output: the quantized folder.
+        source: the unquantized draft.
+        on_progress: called with (bytes read, bytes to read), from one thread at a time.
+        method: of the run that wrote the folder and has recorded nothing yet; None = what its
+            draftquant.json says.
+        config_changes: of that run: dotted config.json key -> value.
+        foreign: another tool made the folder, so that it needs no draftquant.json.
+        target: whose tables stand for those that the recipe drops; they are compared again.
+        subtree: of the source, where that is a layer in its target's folder; see `Checkpoint`.
+        config_file: its name in a staging folder, see `Checkpoint.open`.
+
+    Returns:
+        A report with all faults. A truncated or lying file of the output is a fault as well.
+
+    Raises:
+        CheckpointError: `source` is not an unquantized draft, or holds what must not travel;
+            `output` is no checkpoint at all, or not quantized; `target` has no such tables.
+    """
+    draft = read_draft(Checkpoint.open(source, subtree=subtree))
+    _check_is_checkpoint(output, config_file)
+    try:
+        checkpoint = Checkpoint.open(output, config_file=config_file)
+        scheme = declared_scheme(checkpoint)
+        recorded = read_record(output)
+        if isinstance(recorded, TunedProvenance):
+            return verify_tuned(output, draft, recorded, config_file=config_file)
+        run = method
+        if run is None and isinstance(recorded, QuantizedProvenance):
+            run = recorded.method
+        said = config_changes if method is not None else _recorded_changes(recorded)
+        rule = rule_of(run)
+    except (CheckpointError, VerifyError) as exc:
+        fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
+        return unreadable(output, source, fault)
+    verification = _Verification(
+        draft, checkpoint, scheme, recorded, run, rule, said, target, config_file, on_progress
+    )
+    report = verification.report()
+    if recorded is None and method is None and not foreign:
+        report = replace(report, faults=(NO_RECORD, *report.faults))
+    return report
+
+
+def _recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
+    """None where nothing says what config.json must be: it was repaired, or is another tool's."""
+    if not isinstance(recorded, QuantizedProvenance) or recorded.repairs:
+        return None
+    return recorded.config_changes
+
+
+def _check_is_checkpoint(output: Path, config_file: str) -> None:
+    has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
+    if not (output / config_file).is_file() or not has_weights:
+        raise CheckpointError(output, f"no folder with {CONFIG_FILE} and safetensors files",
+                              fix="give the output folder of `draftquant quantize`")  # fmt: skip
+
+
+class _Verification:
+    """One run: header checks, then all tensors in two threads, then what depends on the hashes."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        output: Checkpoint,
+        scheme: DeclaredScheme | None,
+        recorded: Record | None,
+        method: Method | None,
+        rule: Rule,
+        changes: Mapping[str, object] | None,
+        target: Path | None,
+        config_file: str,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._draft = draft
+        self._source = draft.checkpoint
+        self._output = output
+        self._scheme = scheme
+        self._recorded = recorded
+        self._provenance = recorded if isinstance(recorded, QuantizedProvenance) else None
+        self._method = method
+        self._rule = rule
+        self._config_file = config_file
+        self._target = target
+        self._dropped = dropped_rows(method.recipe, draft) if method else ()
+        left = remaining(draft, self._dropped)
+        self._changes = changes
+        self._demands = demands_of(draft, scheme, method, recorded)
+        self._sorting = sort_tensors(left, output, self._demands)
+        if method is None and scheme is None and not self._sorting.quantized:
+            raise CheckpointError(
+                output.folder,
+                "declares no quantization, and no linear is quantized: nothing to verify",
+                fix="give the quantized folder first, and its source behind --against",
+            )
+        self._exponents, self._balance_faults = (
+            balance_exponents(method, draft, self._sorting.quantized) if method else ({}, [])
+        )
+        self._progress = Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
+
+    def report(self) -> VerifyReport:
+        """Run everything."""
+        sorting = self._sorting
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            quantized = sorting.quantized
+            expected = expected_codes(pool, self._draft, self._demands, quantized, self._exponents)
+            compared = self._compare(pool, expected)
+        source_sha256: dict[str, str] = {}
+        output_sha256: dict[str, str] = {}
+        for one in compared:
+            source_sha256 |= one.source_sha256
+            output_sha256 |= one.output_sha256
+        faults = [*self._header_faults(), *(fault for one in compared for fault in one.faults)]
+        faults += self._foreign_matrix_scale_faults(compared)
+        self._hash_the_rest(source_sha256, output_sha256)
+        if self._recorded is not None:
+            sides = source_sha256, output_sha256
+            faults += record_faults(self._recorded, self._draft, self._output, *sides)
+        return VerifyReport(
+            output=str(self._output.folder),
+            source=str(self._source.folder),
+            scheme=str(self._scheme) if self._scheme else None,
+            rule=self._rules(),
+            kept=len(sorting.kept),
+            quantized=len(sorting.linears),
+            bytes_compared=self._progress.done,
+            linears=tuple(one.linear for one in compared if one.linear is not None),
+            source_sha256=dict(sorted(source_sha256.items())),
+            output_sha256=dict(sorted(output_sha256.items())),
+            faults=tuple(faults),
+            dropped=tuple(row.tensor.name for row in self._dropped),
+            dropped_shown=bool(self._dropped) and self._target is not None,
+            retuned=self._rule.codes == "retuned",
+        )
+
+    def _rules(self) -> str:
+        """What was demanded, of some linears one thing and of others another."""
+        quantized = sorted(self._sorting.quantized & self._demands.keys())
+        found = [self._demands[module].rule for module in quantized] or [self._rule]
+        return "; ".join(dict.fromkeys(map(str, found)))
+
+    def _header_faults(self) -> list[Fault]:
+        sorting, scheme = self._sorting, self._scheme
+        left = remaining(self._draft, self._dropped)
+        ours = self._method is not None
+        excludes = (
+            exclude_faults(left, scheme, sorting.quantized, all_listed=ours) if scheme else []
+        )
+        return [
+            *sorting.faults,
+            *excludes,
+            *fused_faults(self._draft, self._output, scheme, sorting.quantized, sorting.complete),
+            *config_faults(self._draft, self._output, self._changes),
+            *side_declaration_faults(self._output, scheme),
+            *index_faults(self._output),
+            *metadata_faults(self._source, self._output, foreign=self._method is None),
+            *side_file_faults(self._source, self._output),
+            *card_faults(self._output, self._provenance),
+            *self._unowned_faults(),
+            *self._method_faults(),
+        ]
+
+    def _unowned_faults(self) -> list[Fault]:
+        side_file = self._scheme.layout.side_file if self._scheme else None
+        own = own_files(side_file.name if side_file else None)
+        return unowned_faults(self._source, self._output, config_file=self._config_file, own=own)
+
+    def _method_faults(self) -> list[Fault]:
+        """What the run did, against headers and small values."""
+        method, sorting = self._method, self._sorting
+        if method is None:
+            return []
+        recorded = self._provenance.method if self._provenance else method
+        complete: list[Fault] = []
+        if self._provenance and self._scheme and not self._provenance.repairs:
+            complete = complete_faults(method.recipe, self._scheme, self._draft, self._output)
+        return [
+            *recorded_faults(method, recorded),
+            *declared_faults(method.recipe, self._scheme, self._draft),
+            *complete,
+            *action_faults(method.recipe, self._draft, sorting.quantized),
+            *dropped_faults(self._draft, self._dropped, self._provenance, self._target),
+            *input_scale_faults(method, self._draft, self._output, sorting.complete),
+            *self._balance_faults,
+        ]
+
+    def _compare(
+        self, pool: ThreadPoolExecutor, expected: Mapping[str, Expected]
+    ) -> list[Compared]:
+        """All tensors, the largest first so that the workers end together; results by name."""
+        jobs: list[tuple[int, str, Callable[[], Compared]]] = []
+        for row in self._sorting.kept:
+            jobs.append((row.tensor.nbytes, row.tensor.name, partial(self._compare_kept, row)))
+        for row, parts in self._sorting.linears:
+            scheme = self._demands[row.module].scheme
+            if scheme is not None:
+                linear = partial(
+                    self._compare_linear, scheme, row.tensor, parts, expected[row.module]
+                )
+                jobs.append((row.tensor.nbytes, row.tensor.name, linear))
+        jobs.sort(key=lambda job: (-job[0], job[1]))
+        results = [(name, pool.submit(job)) for _, name, job in jobs]
+        return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
+
+    def _compare_kept(self, row: Row) -> Compared:
+        exponent = self._exponents.get(row.tensor.name)
+        sides = self._source, self._output, row.tensor
+        if exponent is None:
+            return compare_kept(*sides, self._progress.add)
+        return compare_balanced(*sides, exponent, self._progress.add)
+
+    def _compare_linear(
+        self,
+        scheme: DeclaredScheme,
+        tensor: TensorInfo,
+        parts: Mapping[str, TensorInfo],
+        expected: Expected,
+    ) -> Compared:
+        """Codes and scale of one linear, then its small companions."""
+        compared = compare_linear(
+            self._source,
+            self._output,
+            tensor,
+            scheme,
+            expected,
+            on_bytes=self._progress.add,
+        )
+        compared.faults += companion_faults(self._output, tensor, parts)
+        for part in parts.values():
+            if part.name not in compared.output_sha256:
+                compared.output_sha256[part.name] = tensor_sha256(self._output, part)
+                self._progress.add(part.nbytes)
+        return compared
+
+    def _foreign_matrix_scale_faults(self, compared: Sequence[Compared]) -> list[Fault]:
+        """Scales of whole matrices, of linears that engines fuse together."""
+        if self._rule.scales != "about-absmax":
+            return []
+        found = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
+        schemes = {module: self._demands[module].scheme for module in found}
+        whole = {m for m, scheme in schemes.items() if scheme and scheme.scales_whole_matrix}
+        absmax = {module: largest for module, largest in found.items() if module in whole}
+        fused = [group for group in self._draft.fused_groups() if absmax.keys() >= set(group)]
+        alone = absmax.keys() - {module for group in fused for module in group}
+        faults = []
+        for group in (*fused, *((module,) for module in sorted(alone))):
+            scheme = schemes[group[0]]
+            if scheme is not None:
+                members = {module: absmax[module] for module in group}
+                faults += about_matrix_scale_faults(self._output, scheme, members)
+        return faults
+
+    def _hash_the_rest(self, source: dict[str, str], output: dict[str, str]) -> None:
+        """Hashes of tensors that a fault kept from being compared."""
+        for checkpoint, hashes in ((self._source, source), (self._output, output)):
+            for name in checkpoint.tensors.keys() - hashes.keys():
+                hashes[name] = tensor_sha256(checkpoint, checkpoint.tensors[name])
+                self._progress.add(checkpoint.tensors[name].nbytes)

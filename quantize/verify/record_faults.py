@@ -1,0 +1,84 @@
+"""draftquant.json against what it speaks of: all that can be computed again, and its seal."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..drafts import Draft
+from ..errors import CheckpointError
+from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
+from ..files.provenance import (
+    DequantizedProvenance,
+    QuantizedProvenance,
+    RepairedProvenance,
+    TunedProvenance,
+)
+from ..files.provenance_file import read_provenance, sealed
+from .verify_report import Fault
+
+Record = QuantizedProvenance | RepairedProvenance
+"""Of a folder that holds codes."""
+NO_RECORD = Fault(
+    where=PROVENANCE_FILE,
+    expected="the record of the run",
+    got="none; made by another tool? say --foreign",
+)
+
+
+def read_record(folder: Path) -> Record | TunedProvenance | None:
+    """What this package recorded when it quantized, tuned or repaired a folder; None = nothing.
+
+    Raises:
+        CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
+    """
+    recorded = read_provenance(folder)
+    if isinstance(recorded, DequantizedProvenance):
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "the folder was dequantized: it holds no codes to verify",
+            fix="verify the quantized folder that it was made from",
+        )
+    return recorded
+
+
+def record_faults(
+    recorded: Record | TunedProvenance,
+    draft: Draft,
+    output: Checkpoint,
+    source_sha256: Mapping[str, str],
+    output_sha256: Mapping[str, str],
+) -> list[Fault]:
+    """What a record says is so.
+
+    Args:
+        recorded: of the folder.
+        draft: its source.
+        output: the folder.
+        source_sha256: of every tensor of the source.
+        output_sha256: of every tensor of the folder.
+    """
+    faults = _hash_faults("tensor_sha256", recorded.tensor_sha256, output_sha256)
+    if not isinstance(recorded, RepairedProvenance):
+        source = recorded.source
+        faults += _hash_faults("source.tensor_sha256", source.tensor_sha256, source_sha256)
+        faults += _value_faults(
+            {
+                "source.family": (draft.family.name, source.family),
+                "tensor_bytes.before": (draft.checkpoint.nbytes, recorded.tensor_bytes.before),
+                "tensor_bytes.after": (output.nbytes, recorded.tensor_bytes.after),
+            }
+        )
+    seal = sealed(recorded).sha256
+    return faults + _value_faults({"sha256": (seal, recorded.sha256 or "none")})
+
+
+def _hash_faults(key: str, said: Mapping[str, str], computed: Mapping[str, str]) -> list[Fault]:
+    names = sorted(said.keys() | computed.keys())
+    return _value_faults({f"{key}.{name}": (computed.get(name), said.get(name)) for name in names})
+
+
+def _value_faults(pairs: Mapping[str, tuple[object, object]]) -> list[Fault]:
+    return [
+        Fault(where=f"{PROVENANCE_FILE}: {key}", expected=str(wanted), got=str(said))
+        for key, (wanted, said) in pairs.items()
+        if wanted != said
+    ]

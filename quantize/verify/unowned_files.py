@@ -1,0 +1,121 @@
+"""The files of an output: each belongs to somebody, the source's with the source's bytes."""
+
+import fnmatch
+from collections.abc import Collection
+from pathlib import Path
+
+from ...recipes.regular_file import open_stream
+from ..files.card_text import CARD_FILE
+from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.files_of_folder import MASK_EMBEDDING_FILE, SIGNATURE_FILE, entries, looks_like_weights
+from ..files.provenance import QuantizedProvenance
+from .verify_report import Fault
+
+_OF_DRAFTS = (  # what transformers and engines read by its name, and what says whose a draft is
+    "LICENCE*", "LICENSE*", "NOTICE*", "THIRD_PARTY_NOTICES*", "*.tiktoken", "added_tokens.json",
+    "chat_template.*", "configuration.json", "configuration_*.py", "generation_config.json",
+    "hf_quant_config.json", "merges.txt", "modeling_*.py", "preprocessor_config.json",
+    "processing_*.py", "processor_config.json", "quantize_config.json", "recipe.yaml",
+    "special_tokens_map.json", "spiece.model", "tekken.json", "tokenization_*.py",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
+    MASK_EMBEDDING_FILE,
+)  # fmt: skip
+_OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
+_DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
+
+
+def side_file_faults(
+    source: Checkpoint, output: Checkpoint, *, without: Collection[str] = ()
+) -> list[Fault]:
+    """Every side file of the source is there, byte for byte; README.md may be a new card.
+
+    Args:
+        source: the folder that the output was made from; weights in other formats do not travel.
+        output: the folder to verify.
+        without: files that do not travel either.
+    """
+    faults = []
+    for file in _travelling(source, without):
+        if file == CARD_FILE:  # `draftquant card` writes another one
+            continue
+        path = output.folder / file
+        if not path.is_file():
+            faults.append(Fault(where=file, expected="the source's file", got="none"))
+        elif not _same_bytes(source.folder / file, path):
+            faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
+    return faults
+
+
+def card_faults(output: Checkpoint, recorded: QuantizedProvenance | None) -> list[Fault]:
+    """README.md is there, whatever it says, if one was written or travelled."""
+    if recorded is None or not recorded.card or (output.folder / CARD_FILE).is_file():
+        return []
+    return [Fault(where=CARD_FILE, expected="the model card that was written", got="none")]
+
+
+def unowned_faults(
+    source: Checkpoint,
+    output: Checkpoint,
+    *,
+    config_file: str = CONFIG_FILE,
+    own: Collection[str] = (),
+    without: Collection[str] = (),
+) -> list[Fault]:
+    """There is nothing that neither the source nor the layout has: engines read files by name.
+
+    Args:
+        source: see `side_file_faults`.
+        output: the folder to verify.
+        config_file: its name in a staging folder.
+        own: files of the layout and of this package.
+        without: see `side_file_faults`.
+    """
+    owned = {config_file, INDEX_FILE, *output.headers, *own, *_OF_THE_HUB}
+    owned.update(_travelling(source, without))
+    faults: dict[str, Fault] = {}
+    for file, problem in entries(output.folder):
+        top = Path(file).parts[0]
+        if problem is not None:
+            expected = "a file of the folder" if file in owned else "no such file"
+            faults[file] = Fault(where=file, expected=expected, got=problem)
+        elif top in HIDDEN and not file.startswith(_DOWNLOADED):
+            faults[top] = Fault(where=f"{top}/", expected="no such folder", got=f"{file} in it")
+        elif file not in owned and top not in HIDDEN:
+            got = "a file of neither the source nor the layout"
+            faults[file] = Fault(where=file, expected="no such file", got=got)
+    return [faults[file] for file in sorted(faults)]
+
+
+def unknown_files(output: Checkpoint, files: Collection[str]) -> list[str]:
+    """Of files of a folder, those that belong to nobody as far as names say, without a source.
+
+    Args:
+        output: the folder.
+        files: relative; `unowned_faults` asks the same of all of them, beside the source's.
+    """
+    owned = {CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_OF_THE_HUB}
+    return sorted(
+        file
+        for file in set(files) - owned
+        if "/" in file or not any(fnmatch.fnmatchcase(file, each) for each in _OF_DRAFTS)
+    )
+
+
+def own_files(side_file: str | None) -> tuple[str, ...]:
+    """Files of a quantized folder besides config.json, index and tensors; `side_file` by layout."""
+    return (PROVENANCE_FILE, *((side_file,) if side_file else ()))
+
+
+def _travelling(source: Checkpoint, without: Collection[str]) -> list[str]:
+    side_files = source.side_files()
+    return [f for f in side_files if f not in without and not looks_like_weights(f)]
+
+
+def _same_bytes(a: Path, b: Path) -> bool:
+    if a.stat().st_size != b.stat().st_size:
+        return False
+    with open_stream(a) as first, open_stream(b) as second:
+        while block := first.read(2**20):
+            if block != second.read(len(block)):
+                return False
+    return True

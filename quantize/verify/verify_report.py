@@ -1,0 +1,146 @@
+"""What verification found, of one tensor and of a folder: faults, errors and hashes.
+
+Plain data for JSON; and how far it is.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong in the output, at a tensor, a module, a file or a config key."""
+
+    where: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: expected {self.expected}, got {self.got}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearFinding:
+    """How far a decoded linear is from its source weight w.
+
+    Attributes:
+        module: on-disk name.
+        wrong_codes: codes that the rule does not give; any is a fault.
+        max_error: largest |w/scale - code| in units of what is allowed, above 1 is a fault; None
+            where codes are not held against bounds, but are exactly known, or may be anything.
+        relative_l2_error: ||w - code * scale|| / ||w||; 0 for an all-zero weight.
+        found: by which rules another tool took INT4 scales and codes; None where nothing is open.
+    """
+
+    module: str
+    wrong_codes: int
+    max_error: float | None
+    relative_l2_error: float
+    found: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The result of one verification.
+
+    Attributes:
+        scheme: what the output declares, None if it declares nothing.
+        rule: what was demanded of codes and scales, in words; None where nothing could be read.
+        kept: tensors compared byte by byte. quantized: linears decoded and compared.
+        bytes_compared: of the source and of the output together.
+        source_sha256: per source tensor. output_sha256: per output tensor.
+        faults: all of them; empty means that every byte is accounted for.
+        dropped: source tensors that the recipe leaves to the target.
+        dropped_shown: they were compared with the target's, byte for byte, in this verification.
+        retuned: the target taught the draft: that its linears are those of the source is not shown,
+            only that they are those recorded.
+    """
+
+    output: str
+    source: str
+    scheme: str | None
+    rule: str | None
+    kept: int
+    quantized: int
+    bytes_compared: int
+    linears: tuple[LinearFinding, ...]
+    source_sha256: Mapping[str, str]
+    output_sha256: Mapping[str, str]
+    faults: tuple[Fault, ...]
+    dropped: tuple[str, ...] = ()
+    dropped_shown: bool = False
+    retuned: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.faults
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
+
+
+def unreadable(output: Path, source: Path, fault: Fault) -> VerifyReport:
+    """Nothing else can be judged in a folder whose headers or declaration cannot be read."""
+    return VerifyReport(
+        output=str(output),
+        source=str(source),
+        scheme=None,
+        rule=None,
+        kept=0,
+        quantized=0,
+        bytes_compared=0,
+        linears=(),
+        source_sha256={},
+        output_sha256={},
+        faults=(fault,),
+    )
+
+
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes read."""
+OnProgress = Callable[[int, int], None]
+"""Called with (bytes read, bytes to read)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Compared:
+    """What one comparison found; hashes by tensor name.
+
+    Attributes:
+        absmax: largest magnitude of the source weight; None unless its scales are good.
+    """
+
+    faults: list[Fault] = field(default_factory=list)
+    source_sha256: dict[str, str] = field(default_factory=dict)
+    output_sha256: dict[str, str] = field(default_factory=dict)
+    linear: LinearFinding | None = None
+    absmax: float | None = None
+
+
+def blocks_of(rows: int, per_block: int) -> Iterator[range]:
+    """Consecutive blocks of rows."""
+    for first in range(0, rows, per_block):
+        yield range(first, min(first + per_block, rows))
+
+
+class Progress:
+    """Bytes read so far, over all workers."""
+
+    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
+        self.done = 0
+        self._total = total
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """So many bytes more."""
+        with self._lock:
+            self.done += count
+            if self._on_progress is not None:
+                self._on_progress(self.done, self._total)
