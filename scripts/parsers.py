@@ -13,7 +13,7 @@ import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -80,7 +80,7 @@ class CommandParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", _Formatter)
         super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)
-        self.commands: dict[str, CommandParser] = {}
+        self.commands: Mapping[str, CommandParser] = {}
         self.settings: type[Settings] | None = None
 
     def takes(self, settings: type[Settings]) -> None:

@@ -62,8 +62,9 @@ def test_a_run_tells_that_a_toolkit_is_loaded(name: BackendName, tmp_path: Path)
 
 
 def test_torch_has_nothing_to_load() -> None:
+    backend = get_backend("torch")
     before = set(sys.modules)
-    get_backend("torch").start()
+    backend.start()
     assert set(sys.modules) == before
 
 

@@ -44,8 +44,12 @@ def _scheme(weight: Any, inputs: Any) -> LinearScheme:
 
         unread = ("weight_zero_point",) if dtype == "int4" else ()
         return linear_scheme("quark", dtype, how, size, "none", "weight", parts, not_read=unread)
-    static = isinstance(inputs, Mapping) and inputs.get("dtype") == "int8"
-    if dtype == "int8" and how == "tensor" and static and not inputs.get("is_dynamic"):
+    static = (
+        isinstance(inputs, Mapping)
+        and inputs.get("dtype") == "int8"
+        and not inputs.get("is_dynamic")
+    )
+    if dtype == "int8" and how == "tensor" and static:
         return linear_scheme("quark", dtype, how, None, "int8-tensor-static", "weight", _int8)
     return not_read("weight", dict(weight))
 
