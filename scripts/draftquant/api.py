@@ -196,11 +196,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """A type that a verb returns; it is imported when it is asked for."""
-    if name in reports.__all__:
-        return getattr(reports, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # who checks types would believe that every name is there
+
+    def __getattr__(name: str) -> Any:
+        """A type that a verb returns; it is imported when it is asked for."""
+        if name in reports.__all__:
+            return getattr(reports, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
