@@ -4,9 +4,10 @@ from ...drafts.architectures import declared_architecture
 from ..captured_layers import Captures, vllm_captures
 from ..contract import Question
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
-from ..vllm import config, heads, modules
+from ..vllm import config, modules
+from ..vllm import shared_tables as heads
 from ..vllm.schemes import SCHEMES
-from ..vllm.speculators import plain_config
+from ..vllm.speculators_config import plain_config
 
 
 def _captures(question: Question) -> Captures:
