@@ -10,7 +10,7 @@ from .errors import BackendError, CheckpointError, PlanError
 from .files.checkpoint import CONFIG_FILE
 from .files.retuning import Retuning
 from .files.side_files import check_no_other_weights, check_not_made
-from .plan import Plan
+from .quantization_plan import Plan
 from .stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
 
 

@@ -28,7 +28,7 @@ from .layouts import Columns, get_layout
 from .numerics.absmax import row_absmax
 from .numerics.quantized_weight import QuantizedWeight, carried
 from .outputs import open_outputs, workers
-from .plan import Plan, Step
+from .quantization_plan import Plan, Step
 
 BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores
 COLUMN_BLOCK_BYTES = 8 * BLOCK_BYTES  # where columns take their turns: long ones cost less each

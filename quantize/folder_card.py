@@ -25,7 +25,7 @@ from .files.card_text import (
 )
 from .files.hub import DraftSource
 from .files.provenance import Provenance, QuantizedProvenance, package_version
-from .plan import Plan
+from .quantization_plan import Plan
 from .stored.stored_draft import StoredDraft
 
 TAGS = ("speculative-decoding", "draft-model", "quantized", "draftquant")

@@ -39,7 +39,7 @@ from .layouts import get_layout
 from .lints import Lint, fixed_config, output_changes
 from .lints.concat import half_ratios
 from .outputs import files_of
-from .plan import Plan, Step
+from .quantization_plan import Plan, Step
 from .verify import VerifyReport, verify
 
 

@@ -246,9 +246,9 @@ def test_the_package_quantize_is_a_package(tmp_path: Path) -> None:
     """And nothing else, whichever was imported first; neither loads torch."""
     code = """
 import sys
-import draftquant.quantize.plan as p
+import draftquant.quantize.quantization_plan as p
 from draftquant import api, quantize
-assert quantize.plan is p
+assert quantize.quantization_plan is p
 assert not callable(quantize) and callable(api.quantize)
 print(sorted({"torch", "transformers", "rich"} & sys.modules.keys()))
 """

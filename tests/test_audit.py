@@ -21,7 +21,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.numerics.fp4 import fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit, looks_quantized
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe

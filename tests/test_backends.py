@@ -21,7 +21,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import load_recipe
 from draftquant.recipes.schema import BackendName, WeightFormat

@@ -17,7 +17,7 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify

@@ -17,7 +17,7 @@ from draftquant.quantize.estimate.draft_round import draft_round, planned_weight
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.plan import Plan, make_plan
+from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft

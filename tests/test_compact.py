@@ -13,7 +13,7 @@ from draftquant.quantize.drafts.maths import linear, softmax_attention
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored import weights as stored_weights
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft

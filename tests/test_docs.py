@@ -14,7 +14,7 @@ from draftquant.quantize.drafts import FAMILIES, read_draft
 from draftquant.quantize.engines.preview import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import architecture
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main as draftquant_main
 from draftquant.scripts.dev.docs import choices, drawing, lints, markdown, pictures, traces

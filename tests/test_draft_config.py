@@ -14,10 +14,10 @@ from draftquant.calibration.recording.target_shape import TargetShape, chosen_la
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import declared_architecture
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.estimate.estimate import make_estimate
+from draftquant.quantize.estimate.step_estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify

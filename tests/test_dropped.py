@@ -18,7 +18,7 @@ from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import QuantizeReport, quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft

@@ -14,7 +14,7 @@ from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import load_recipe
 from engines.dspark_variants import TABLE, VARIANTS, write_variant

@@ -18,7 +18,7 @@ from draftquant.quantize.engines.repairs import plan_repairs, repair_draft
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import load_recipe
 from test_traces import AUX, TARGET, TRACES

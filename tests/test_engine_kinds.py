@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import EngineName, Verdict
-from draftquant.quantize.engines.check import check_checkpoint
+from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.engines.registry import choose
 from draftquant.quantize.engines.repairs import plan_repairs
 from draftquant.quantize.errors import CheckpointError

@@ -22,7 +22,7 @@ from draftquant.quantize.estimate.draft_round import (
     planned_weights,
     usual_context,
 )
-from draftquant.quantize.estimate.estimate import (
+from draftquant.quantize.estimate.step_estimate import (
     Candidate,
     Estimate,
     checked_concurrencies,
@@ -37,7 +37,7 @@ from draftquant.quantize.estimate.target import (
 from draftquant.quantize.estimate.work import Machine, Pass, Round, Work, break_even_loss
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import GPUS, USUAL_GPUS, named_gpu
-from draftquant.quantize.plan import Plan, make_plan
+from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS

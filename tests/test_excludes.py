@@ -13,7 +13,7 @@ from draftquant.quantize.drafts.runtime_names import numbered_name
 from draftquant.quantize.engines import EngineCheck, check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.plan import Plan, make_plan
+from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Recipe, Rule, load_recipe
 from draftquant.scripts.cli import main

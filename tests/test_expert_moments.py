@@ -18,7 +18,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture.names import is_expert
 from draftquant.quantize.errors import PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.recipes.schema import Algorithm

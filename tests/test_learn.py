@@ -36,7 +36,7 @@ from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.plan import Plan
+from draftquant.quantize.quantization_plan import Plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import WeightFormat, load_recipe

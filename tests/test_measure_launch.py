@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.speed_report import print_speed
+from draftquant.scripts.commands.speed_table import print_speed
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.launch.cell_measurer import CellMeasurer
 from draftquant.validate.launch.matrix import load_matrix

@@ -18,10 +18,10 @@ from draftquant.quantize.estimate.draft_round import (
     draft_round,
     plain_weights,
 )
-from draftquant.quantize.estimate.estimate import make_estimate
+from draftquant.quantize.estimate.step_estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main

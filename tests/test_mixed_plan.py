@@ -10,7 +10,7 @@ from draftquant.quantize.engines.preview import planned_verdicts
 from draftquant.quantize.errors import BackendError, LayoutError, PlanError
 from draftquant.quantize.estimate.draft_round import planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import Algorithm, Format, Recipe, Rule, to_mapping
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main

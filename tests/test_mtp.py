@@ -15,12 +15,12 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.mixture.forward import routed
 from draftquant.quantize.drafts.shared.mixture.names import Mixture
-from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
-from draftquant.quantize.estimate.estimate import make_estimate
+from draftquant.quantize.estimate.step_estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes import load_recipe

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.scripts.cli import main
 from tiny_mtp import (
     tiny_deepseek_mtp,

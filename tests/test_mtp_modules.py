@@ -16,12 +16,12 @@ import pytest
 import torch
 from draftquant.calibration.passes.predictions import num_draft_tokens_fault
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
-from draftquant.quantize.estimate.estimate import make_estimate
+from draftquant.quantize.estimate.step_estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
 from draftquant.recipes.roles import Role

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES
-from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.repairs import plan_repairs
 
 sys.path.append(str(Path(__file__).resolve().parent / "engines"))  # its modules stand alone

@@ -12,7 +12,7 @@ import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import CheckpointError, LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.plan import Plan, make_plan
+from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.recipes import Rule, built_in_recipes, load_recipe
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_sparse_model

@@ -17,7 +17,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import DraftQuantError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.layouts import check_layout
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import (
     ActivationFormat,
     Algorithm,

@@ -27,7 +27,7 @@ from draftquant.quantize.files import publish as publishing
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance, TunedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.plan import Plan
+from draftquant.quantize.quantization_plan import Plan
 from draftquant.quantize.verify import verify
 from draftquant.scripts.api.retune import retuned_recipe
 from rounding_pairs import RoundingPair, make_pair

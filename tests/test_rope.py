@@ -22,11 +22,11 @@ from draftquant.quantize.drafts.rope import (
     read_rope,
     rope_frequencies,
 )
-from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe

@@ -17,7 +17,7 @@ from draftquant.quantize.errors import BackendError
 from draftquant.quantize.execute import Measured, execute
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import WeightFormat, load_recipe
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash

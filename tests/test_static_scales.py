@@ -8,7 +8,7 @@ from draftquant.calibration.linear_inputs.static_scales import constant_scales, 
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.recipes.seen_prompts import NO_PROMPTS
 from tiny import tiny_eagle3_llama

@@ -10,7 +10,7 @@ import yaml
 from draftquant.quantize.checks import check_backends
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import Recipe, load_recipe, to_mapping
 from draftquant.validate.counting.paired_change import PairedChange
 from draftquant.validate.errors import TuneError

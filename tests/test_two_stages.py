@@ -21,7 +21,7 @@ from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.numerics.fp8 import FP8
 from draftquant.quantize.numerics.packing import int4_words
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.activations import InputRounding
 from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme

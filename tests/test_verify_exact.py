@@ -19,7 +19,7 @@ from draftquant.quantize.errors import VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import Method
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.rules import FOREIGN, rule_of

@@ -22,12 +22,12 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.family import Draft
-from draftquant.quantize.engines.check import check_draft
 from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.lints import find_lints
-from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import DraftQuantError, load_recipe

@@ -13,7 +13,7 @@ from ...quantize.algorithms import FoundCodes, Need, Statistics
 from ...quantize.backends import get_backend
 from ...quantize.errors import BackendError
 from ...quantize.execute import Measured
-from ...quantize.plan import Plan
+from ...quantize.quantization_plan import Plan
 from ...quantize.stored.activations import InputRounding, kernel_scale
 from ...quantize.stored.declared_formats import declared_activations
 from ...quantize.stored.loading import LoadedDraft

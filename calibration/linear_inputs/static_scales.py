@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ...quantize.errors import BackendError
-from ...quantize.plan import Plan
+from ...quantize.quantization_plan import Plan
 from ...quantize.quantize_draft import balanced_norms
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat, Recipe

@@ -11,7 +11,7 @@ from ...quantize.checks import check_backends
 from ...quantize.drafts.fused import fused_group
 from ...quantize.errors import BackendError
 from ...quantize.files.staging import check_output
-from ...quantize.plan import Plan, Step
+from ...quantize.quantization_plan import Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.schema import Algorithm, Recipe, recipe_sha256
 from ..errors import CalibrationError

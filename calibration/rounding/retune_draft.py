@@ -22,7 +22,7 @@ from ...quantize.files.provenance import LearnedRounding, TunedProvenance
 from ...quantize.files.provenance_file import read_provenance
 from ...quantize.files.retuning import Retuning, marked_card, tensors_sha256
 from ...quantize.files.staging import check_output
-from ...quantize.plan import Plan
+from ...quantize.quantization_plan import Plan
 from ...quantize.quantize_draft import QuantizeReport, quantize_draft
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.verify import verify

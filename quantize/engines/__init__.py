@@ -5,7 +5,7 @@ version of one engine. It runs no engine, needs no GPU and imports no torch.
 """
 
 from ..drafts.engine_traits import Finding
-from .check import check_draft
 from .contract import EngineCheck, EngineName, Layer, Verdict
+from .engine_check import check_draft
 
 __all__ = ["EngineCheck", "EngineName", "Finding", "Layer", "Verdict", "check_draft"]

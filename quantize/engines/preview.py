@@ -7,9 +7,9 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..layouts import get_layout
 from ..lints import fixed_config, output_changes
-from ..plan import Plan
-from .check import check_checkpoint
+from ..quantization_plan import Plan
 from .contract import EngineCheck
+from .engine_check import check_checkpoint
 from .registry import newest_engines
 
 

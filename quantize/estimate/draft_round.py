@@ -15,7 +15,7 @@ from ..drafts.family import Draft, Row
 from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
 from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES
-from ..plan import Plan
+from ..quantization_plan import Plan
 from .attention_cache import cache_works, key_value_shards
 from .work import ELEMENT_BYTES, Part, Pass, Round, Work
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..gpus import Gpu
-from .estimate import BreakEven, Candidate, Estimate
+from .step_estimate import BreakEven, Candidate, Estimate
 from .target import Target
 from .work import Machine, Part, Pass, Round
 

@@ -13,12 +13,12 @@ from ...quantize.estimate.draft_round import (
     checked_num_draft_tokens,
     usual_context,
 )
-from ...quantize.estimate.estimate import (
+from ...quantize.estimate.estimate_report import EstimateReport
+from ...quantize.estimate.step_estimate import (
     checked_concurrencies,
     checked_efficiency,
     make_estimate,
 )
-from ...quantize.estimate.estimate_report import EstimateReport
 from ...quantize.estimate.target import (
     Target,
     parse_step_times,
@@ -28,7 +28,7 @@ from ...quantize.estimate.target import (
 from ...quantize.estimate.work import Machine
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
-from ...quantize.plan import Plan, make_plan
+from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import Recipe, built_in_recipes
 from ...validate.judging.policy import resolve_policy
 from . import arguments, reports

@@ -14,7 +14,7 @@ from ...quantize.files.provenance import QuantizedProvenance, TunedProvenance
 from ...quantize.files.provenance_file import read_provenance
 from ...quantize.lints import Lint, find_lints
 from ...quantize.lints.concat import HalfRatio, half_ratios
-from ...quantize.plan import make_plan
+from ...quantize.quantization_plan import make_plan
 from ...quantize.verify.audit import Audit, audit, looks_quantized
 from ...recipes import built_in_recipes, load_recipe
 from . import arguments

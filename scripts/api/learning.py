@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.plan import Plan
+from ...quantize.quantization_plan import Plan
 from .watch import Watch
 
 if TYPE_CHECKING:

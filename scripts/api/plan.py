@@ -4,9 +4,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ...quantize.engines.contract import EngineCheck
-from ...quantize.plan import Plan, make_plan
+from ...quantize.quantization_plan import Plan, make_plan
 from . import arguments
-from .loading import nothing_loads, to_mapping, verdicts_of
+from .engine_verdicts import nothing_loads, to_mapping, verdicts_of
 from .opening import chosen_recipe, open_draft
 from .settings import Settings
 from .verb import verb

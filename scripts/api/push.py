@@ -194,7 +194,7 @@ def _check_verifies(folder: Path, settings: PushSettings) -> None:
 
 
 def _engines(checkpoint: Checkpoint) -> "tuple[EngineCheck, ...]":
-    from ...quantize.engines.check import check_checkpoint
+    from ...quantize.engines.engine_check import check_checkpoint
     from ...quantize.engines.registry import newest_engines
     from ...quantize.stored.declarations import HF_QUANT_CONFIG
 

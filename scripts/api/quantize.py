@@ -12,10 +12,10 @@ from ...quantize.drafts import Draft
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.staging import check_output
 from ...quantize.lints import Lint, find_lints
-from ...quantize.plan import Plan, Step, make_plan
+from ...quantize.quantization_plan import Plan, Step, make_plan
 from . import arguments, reports
+from .engine_verdicts import nothing_loads, verdicts_of
 from .learning import learn
-from .loading import nothing_loads, verdicts_of
 from .opening import chosen_recipe, draft_on_traces, open_draft, optional_path
 from .option import Option
 from .settings import Settings

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.command_line import running_argv
-from ...quantize.plan import make_plan
+from ...quantize.quantization_plan import make_plan
 from ...recipes import Recipe
 from . import reports
 from .arguments import (

@@ -9,7 +9,7 @@ from ...quantize.engines.contract import EngineName
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, write_text
 from ...quantize.gpus import architecture
-from ...quantize.plan import make_plan
+from ...quantize.quantization_plan import make_plan
 from ...recipes import Recipe, built_in_recipes
 from ...recipes.errors import RecipeError
 from ...recipes.schema import LayoutName

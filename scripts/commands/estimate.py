@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator
 
-from ...quantize.estimate.estimate import BreakEven, Candidate, Estimate
 from ...quantize.estimate.estimate_report import (
     PARTS,
     EstimateReport,
@@ -11,6 +10,7 @@ from ...quantize.estimate.estimate_report import (
     multiplied_as,
     to_mapping,
 )
+from ...quantize.estimate.step_estimate import BreakEven, Candidate, Estimate
 from ...quantize.estimate.work import Machine
 from ..api.estimate import estimate
 from ..console import megabytes, print_json, print_table, stdout, table

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..api.measure import measure
 from ..console import print_json, print_table, stdout, table
-from .speed_report import print_speed
+from .speed_table import print_speed
 
 if TYPE_CHECKING:
     from ...validate.measure.measurement import Measurement

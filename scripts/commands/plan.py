@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 from ...quantize.drafts.shared.mixture.names import of_any_expert
-from ...quantize.plan import Plan, Step
-from ..api.loading import verdict_lines
+from ...quantize.quantization_plan import Plan, Step
+from ..api.engine_verdicts import verdict_lines
 from ..api.plan import plan
 from ..console import print_json, print_table, stdout, table
 

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import sys
 
-from ..api.loading import to_mapping, verdict_lines
+from ..api.engine_verdicts import to_mapping, verdict_lines
 from ..api.push import PushReport, push
 from ..console import megabytes, print_json, print_table, stdout, table
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from ...quantize.files.card_text import CARD_FILE, is_ours, read_card
-from ..api.loading import to_mapping, verdict_lines
+from ..api.engine_verdicts import to_mapping, verdict_lines
 from ..api.quantize import quantize
 from ..console import OnTerminal, megabytes, print_json, stderr, stdout
 

@@ -30,7 +30,7 @@ from ..console import print_table, stderr, table
 from .quality_traces import Calibration, PairTraces
 
 if TYPE_CHECKING:
-    from ...quantize.plan import Plan
+    from ...quantize.quantization_plan import Plan
     from ...validate.counting.draft_replay import DraftReplay
 from .command_lines import add_pairs, benchmark_parser, run_benchmark
 
@@ -160,7 +160,7 @@ def _scratch() -> Iterator[Path]:
 def _plan(draft: Path, recipe: str) -> "Plan":
     from ...quantize.drafts import read_draft
     from ...quantize.files.checkpoint import Checkpoint
-    from ...quantize.plan import make_plan
+    from ...quantize.quantization_plan import make_plan
     from ...recipes import load_recipe
 
     chosen = dataclasses.replace(load_recipe(recipe), backend="torch")

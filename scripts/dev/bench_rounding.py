@@ -137,7 +137,7 @@ def _step_seconds(
     from ...calibration.rounding.learning_settings import LearningSettings
     from ...calibration.rounding.validation import LearningProgress
     from ...calibration.traces.trace_folder import TraceFolder
-    from ...quantize.plan import make_plan
+    from ...quantize.quantization_plan import make_plan
     from ...quantize.stored.loading import load_draft
     from ...recipes import load_recipe
     from ...validate.counting.trace_replay import chosen_num_draft_tokens

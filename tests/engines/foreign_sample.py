@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftquant.quantize.engines import EngineCheck
-from draftquant.quantize.engines.check import check_checkpoint
+from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.safetensors_header import TensorInfo
 

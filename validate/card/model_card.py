@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...quantize.engines.check import check_checkpoint
 from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.card_text import (

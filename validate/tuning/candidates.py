@@ -20,7 +20,7 @@ from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.errors import LayoutError, PlanError
 from ...quantize.files.hub import DraftSource
-from ...quantize.plan import Plan, make_plan
+from ...quantize.quantization_plan import Plan, make_plan
 from ...quantize.quantize_draft import quantize_draft
 from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...recipes.expectations import LoadsOn

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...quantize.errors import LayoutError
 from ...quantize.layouts import check_layout
-from ...quantize.plan import Plan, Step
+from ...quantize.quantization_plan import Plan, Step
 from ...recipes.expectations import Expectation
 from ...recipes.roles import LAYER_ROLES
 from ...recipes.schema import Format, LayoutName, Recipe, Rule

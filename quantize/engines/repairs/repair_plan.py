@@ -16,8 +16,8 @@ from ...lints import find_lints, fixed_config
 from ...stored.declarations import HF_QUANT_CONFIG
 from ...stored.decoded_numbers import tensor_sha256
 from ...stored.stored_draft import StoredDraft
-from ..check import check_checkpoint
 from ..contract import EngineName
+from ..engine_check import check_checkpoint
 from ..registry import choose
 from .exclude_lists import repair_excludes
 from .flat_declaration import repair_declaration

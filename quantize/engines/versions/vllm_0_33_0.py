@@ -4,9 +4,9 @@ from ...drafts.architectures import declared_architecture
 from ..captured_layers import Captures, vllm_captures
 from ..contract import Question
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
-from ..vllm import config, heads, modules
+from ..vllm import config, modules, quantized_head
 from ..vllm.schemes import SCHEMES
-from ..vllm.speculators import plain_config
+from ..vllm.speculators_config import plain_config
 
 
 def _captures(question: Question) -> Captures:
@@ -49,8 +49,8 @@ ENGINE = Engine(
     ),
     linears=LinearRules(
         modules=modules.modules,
-        plain=heads.plain,
-        plain_remedy=heads.plain_remedy,
+        plain=quantized_head.plain,
+        plain_remedy=quantized_head.plain_remedy,
         problem=modules.module_problem,
         biases=config.biases,
     ),

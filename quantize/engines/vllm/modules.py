@@ -22,7 +22,7 @@ from ..layer_linears import layer_linears
 from ..linear_scheme import LinearScheme
 from ..name_patterns import exact_or_regex, substring_or_wildcard
 from ..whole_blocks import BLOCK, block_problem, group_problem
-from .heads import head_problem
+from .quantized_head import head_problem
 
 _NAMES = """
     awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ....quantize.drafts import read_draft
-from ....quantize.plan import make_plan
+from ....quantize.quantization_plan import make_plan
 from ....recipes import load_recipe
 from ....recipes.regular_file import read_text
 from .. import ROOT

@@ -13,7 +13,7 @@ from ...forward import Attend, OnInput
 from ...kinds.block import BlockForward
 from ...maths import embedding, linear, rotate
 from ...rope import check_replayed
-from ...shared.modules import ModulesForward, gated_mlp
+from ...shared.module_forward import ModulesForward, gated_mlp
 from .geometry import DFlashGeometry
 
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from ...maths import rotate
 from ...rope import RopeConfig, Yarn, check_replayed, yarn_mscale
 from ..eagle3.geometry import Eagle3MlaGeometry
-from ..modules import Modules
+from ..module_forward import Modules
 from ..mtp.geometry import MtpLatentGeometry
 
 

@@ -13,7 +13,7 @@ from ...forward import Attend, OnInput
 from ...kinds.chain import ChainForward
 from ...maths import embedding
 from ..attention.forward import Attention
-from ..modules import ModulesForward, gated_mlp
+from ..module_forward import ModulesForward, gated_mlp
 from .geometry import Eagle3Geometry
 
 

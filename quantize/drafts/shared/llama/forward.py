@@ -15,7 +15,7 @@ from ...kinds.chain import ChainForward
 from ...kinds.text import TextForward
 from ...maths import embedding, linear
 from ..attention.forward import LlamaAttention
-from ..modules import ModulesForward, gated_mlp
+from ..module_forward import ModulesForward, gated_mlp
 from .geometry import LlamaGeometry
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...maths import linear
-from ..modules import Modules, gated_mlp
+from ..module_forward import Modules, gated_mlp
 from .names import Mixture
 
 _EPSILON = 1e-20

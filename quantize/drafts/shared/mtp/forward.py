@@ -17,7 +17,7 @@ from ...kinds.staged import StagedForward
 from ...maths import embedding, linear, rms_norm
 from ..attention.forward import Attention
 from ..mixture.forward import mixture_mlp
-from ..modules import Modules, ModulesForward, gated_mlp
+from ..module_forward import Modules, ModulesForward, gated_mlp
 from .geometry import (
     MtpGeometry,
     MtpGroupedGeometry,

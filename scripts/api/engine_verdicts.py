@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.gpus import gpus_of
-from ...quantize.plan import Plan, make_plan
+from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import Recipe, built_in_recipes, load_recipe
 from ...recipes.errors import DraftQuantError
 

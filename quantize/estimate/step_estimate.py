@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..drafts.family import Draft
 from ..errors import EstimateError
-from ..plan import Plan
+from ..quantization_plan import Plan
 from .draft_round import (
     Weight,
     draft_round,
