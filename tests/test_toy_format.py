@@ -36,7 +36,7 @@ EDITS = {
             "    return torch.where(scale > 0, scale, 1.0)\n",
         ),
     ],
-    "quantize/verify/absmax.py": [
+    "quantize/verify/scales_by_absmax.py": [
         (
             "    if scheme.number.is_fp8:\n        scale = largest / np.float32(E4M3_MAX)\n",
             "    if not scheme.number.is_integer:\n"
