@@ -43,12 +43,12 @@ EDITS = {
             "        scale = largest / np.float32(scheme.number.largest)\n",
         ),
     ],
-    "quantize/layouts/compressed_tensors.py": [
+    "quantize/layouts/compressed_tensors_layout.py": [
         ("FORMATS = {\n", 'FORMATS = {\n    "toy4": "toy4-pack-quantized",\n'),
         ('    ("mxfp4", "group"): (None,),\n', '    ("mxfp4", "group"): (None,),\n'
          '    ("toy4", "group"): (None,),\n'),
     ],
-    "quantize/stored/layouts/compressed_tensors.py": [
+    "quantize/stored/layouts/stored_compressed_tensors.py": [
         ("] = {\n    \"pack-quantized\"", "] = {\n    \"toy4-pack-quantized\": \"toy4\",\n"
          "    \"pack-quantized\""),
     ],
