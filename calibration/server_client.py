@@ -21,7 +21,8 @@ from .errors import ServerError
 
 _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
 _LONGEST_PAUSE = 60.0
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses of an answer that is worth asking for again."""
 _DATA, _DONE = "data:", "[DONE]"
 _ADDRESS = "give http://HOST:PORT"
 KEY_VARIABLE = "DRAFTQUANT_SERVER_KEY"
@@ -300,7 +301,7 @@ class ServerClient:
         if status == 200:
             return
         what = f"{status} from {path}: {_quoted(text)}"
-        if status in _PASSING:
+        if status in PASSING:
             raise _PassingError(what, _seconds(answer.headers.get("retry-after")))
         kind = _AbsentError if status == 404 else ServerError
         raise kind(self.url, what, fix=_FIXES.get(status, _FIX))
@@ -309,7 +310,7 @@ class ServerClient:
         """An error that ends a stream, with a status of its own if it tells one."""
         status = error.get("code") if isinstance(error, Mapping) else None
         what = f"its answer to {path} ends with {short(error)}"
-        if type(status) is int and 400 <= status < 500 and status not in _PASSING:
+        if type(status) is int and 400 <= status < 500 and status not in PASSING:
             raise ServerError(self.url, what, fix=_FIXES.get(status, _FIX))
         raise _PassingError(what)
 

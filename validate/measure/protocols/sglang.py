@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import prompt_seed
-from ....calibration.server_client import ServerClient
+from ....calibration.server_client import PASSING, ServerClient
 from ....recipes.errors import short
 from ...errors import MeasureError
 from ..measurement import ServerIdentity, Speculation
@@ -32,7 +32,6 @@ _IN_STREAMS = 4096  # tokens: events that repeat 4,096 tokens and their text hav
 _GREEDY_BACKENDS = ("aiter", "wave")  # attention of ROCm alone
 _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 _THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ARGUMENTS = (
     "model_path",
     "revision",
@@ -206,7 +205,7 @@ def _failed(event: Mapping[str, Any]) -> str | None:
     meta = event.get("meta_info")
     reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
     status = reason.get("status_code") if isinstance(reason, Mapping) else None
-    if isinstance(reason, Mapping) and type(status) is int and status in _PASSING:
+    if isinstance(reason, Mapping) and type(status) is int and status in PASSING:
         return f"{status} from /generate: {short(reason.get('message'))}"
     return None
 
