@@ -313,7 +313,7 @@ def test_an_error_of_another_kind_would_be_seen(
 
     changed(folders, folders.sources["llama"], "config.json", b"{}")
     run(("inspect", "DRAFT"), folders)
-    monkeypatch.setattr("draftquant.scripts.commands.inspect._inspect", broken)
+    monkeypatch.setattr("draftquant.scripts.api.inspect._plain", broken)
     changed(folders, folders.sources["llama"], "x", b"")
     with pytest.raises(ValueError, match="\x1b"):
         run(("inspect", "DRAFT"), folders)
