@@ -20,6 +20,7 @@ from ..quantize.errors import DeclarationError, VerifyError
 from ..quantize.files.command_line import command_line
 from ..quantize.files.provenance import package_version
 from ..recipes.errors import DraftQuantError, visible
+from .api.option import spelling
 from .commands.verbs import add_arguments
 from .console import (
     RESULTS,
@@ -119,6 +120,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     options.argv = ["draftquant", *map(visible, arguments)]
     if hasattr(options, "settings"):
         options.settings = dataclasses.replace(options.settings, watch=OnTerminal())
+        options.settings.check_bounds(spelling)
         options.settings.check()
     with _unwinding_signals(), command_line(options.argv):
         command = importlib.import_module(f".commands.{options.command}", __package__)

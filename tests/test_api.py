@@ -225,6 +225,17 @@ def test_arguments_of_another_kind_are_refused_by_name(work: Path) -> None:
     assert not (work / "x").exists()
 
 
+def test_numbers_out_of_bounds_are_refused_at_both_doors(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        dq.DraftQuantError, match=r"replay\(num_draft_tokens=\): expected at least 1"
+    ):
+        dq.replay(["DRAFT"], work / "TRACES", num_draft_tokens=0)
+    assert main(["replay", "DRAFT", "--traces", "TRACES", "--batch-size", "0"]) == 2
+    assert "--batch-size: expected at least 1, got 0" in capsys.readouterr().err
+
+
 def test_names() -> None:
     assert len(dq.__all__) == len(set(dq.__all__))
     for name in dq.__all__:

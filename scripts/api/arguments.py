@@ -1,9 +1,11 @@
 """Arguments that several verbs take, each said once."""
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from ...recipes import Recipe
+from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
@@ -60,7 +62,9 @@ AlgorithmName = Annotated[
 TargetLayers = Annotated[
     int | None,
     Option(
-        "decoder layers of the target, for layouts whose excludes are whole names (fp8)", "LAYERS"
+        "decoder layers of the target, for layouts whose excludes are whole names (fp8)",
+        "LAYERS",
+        bounds=AT_LEAST_1,
     ),
 ]
 NumDraftTokens = Annotated[
@@ -69,6 +73,8 @@ NumDraftTokens = Annotated[
         "tokens drafted per step, as served (default: 3, or a block draft's whole block)",
         "K",
         short="-k",
+        bounds=AT_LEAST_1,
+        fix="give the K that is served, such as -k 3",
     ),
 ]
 Sampling = Annotated[
@@ -91,6 +97,7 @@ BatchSize = Annotated[
     Option(
         "prompts that go through a draft together (default: as many as are of use and fit)",
         "PROMPTS",
+        bounds=AT_LEAST_1,
     ),
 ]
 Target = Annotated[
@@ -104,12 +111,14 @@ Target = Annotated[
 FixConfig = Annotated[
     bool, Option("change the output's config.json as the lints of 'inspect' ask for")
 ]
-Temperature = Annotated[float, Option("draw tokens (default 0: greedy)", "TEMPERATURE")]
-TopP = Annotated[float, Option("default 1: all tokens", "SHARE")]
-TopK = Annotated[int, Option("default 0: all tokens", "TOKENS")]
+Temperature = Annotated[
+    float, Option("draw tokens (default 0: greedy)", "TEMPERATURE", bounds=AT_LEAST_0)
+]
+TopP = Annotated[float, Option("default 1: all tokens", "SHARE", bounds=SHARE_OR_ALL)]
+TopK = Annotated[int, Option("default 0: all tokens", "TOKENS", bounds=AT_LEAST_0)]
 SamplingSeed = Annotated[int, Option("of the draws (default 0)", "SEED")]
 TableIds = Annotated[
-    tuple[int, ...],
+    Sequence[int],
     Option(
         "tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
         "TOKEN_ID,...",

@@ -1,6 +1,6 @@
 """`calibrate`: ranges of what a draft's linears read, and what static scales are worth."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +25,7 @@ class CalibrateSettings(Settings):
 
     draft: Annotated[Reference, Argument("folder or Hub id, BF16", "DRAFT")]
     traces: Annotated[
-        tuple[AnyPath, ...],
+        Sequence[AnyPath],
         Option("trace folders for calibration: what they show is added up", "TRACES"),
     ]
     _: KW_ONLY

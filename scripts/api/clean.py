@@ -4,6 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
+from ...recipes.bounds import AT_LEAST_0
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from . import reports
@@ -35,7 +36,7 @@ class CleanSettings(Settings):
             " died here",
             "HOURS",
             reads=_hours,
-            at_least=0,
+            bounds=AT_LEAST_0,
         ),
     ] = None
 

@@ -30,6 +30,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
 from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import Recipe, built_in_recipes
+from ...recipes.bounds import AT_LEAST_1
 from ...validate.judging.policy import resolve_policy
 from . import arguments, reports
 from .opening import Reference, named_recipe, open_draft, optional_path
@@ -45,7 +46,7 @@ class EstimateSettings(Settings):
     draft: arguments.Draft
     _: KW_ONLY
     recipes: Annotated[
-        tuple[Recipe | Reference, ...],
+        Sequence[Recipe | Reference],
         Option(
             "built-in name or .yaml path, may be repeated; default: all that fit the draft",
             "RECIPE",
@@ -54,7 +55,7 @@ class EstimateSettings(Settings):
         ),
     ] = ()
     gpus: Annotated[
-        tuple[str, ...],
+        Sequence[str],
         Option(
             f"h100, mi325x, ..., may be repeated; default: {', '.join(USUAL_GPUS)}",
             "GPU",
@@ -69,10 +70,11 @@ class EstimateSettings(Settings):
             f"positions per sequence (default: {USUAL_CONTEXT}, or fewer where the config.json of"
             " DRAFT or of --target allows no more)",
             "TOKENS",
+            bounds=AT_LEAST_1,
         ),
     ] = None
     concurrency: Annotated[
-        tuple[int, ...],
+        Sequence[int],
         Option("sequences at once (1,2,4,8,16,32,64)", "SEQUENCES,...", several="commas"),
     ] = (1, 2, 4, 8, 16, 32, 64)
     tp: Annotated[int, Option("tensor-parallel shards", "GPUS")] = 1

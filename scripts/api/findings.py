@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.report_files import check_reports
+from ...recipes.bounds import CONFIDENCE
 from . import reports
 from .arguments import AnyPath, Overwrite, share
 from .option import Option
@@ -43,17 +44,12 @@ class BoundedFindings(FindingsFile):
     """Of figures that have bounds."""
 
     confidence: Annotated[
-        float, Option("of each one-sided bound (default 0.95)", "SHARE", reads=share)
+        float,
+        Option(
+            "of each one-sided bound (default 0.95)",
+            "SHARE",
+            reads=share,
+            bounds=CONFIDENCE,
+            fix="write 95 % as 0.95",
+        ),
     ] = 0.95
-
-    def check(self) -> None:
-        """A bound is one-sided, and says something."""
-        from ...validate.errors import ParityError
-
-        FindingsFile.check(self)
-        if not 0.5 < self.confidence < 1:
-            raise ParityError(
-                "--confidence",
-                f"expected a share in (0.5, 1), got {self.confidence}",
-                fix="write 95 % as 0.95",
-            )

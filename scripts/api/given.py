@@ -82,8 +82,6 @@ class _PythonValue:
     def scalar(self, kind: Any) -> object:
         kinds = _members(kind)
         if object in kinds or any(_fits(self.value, one) for one in kinds):
-            if self.option is not None and isinstance(self.value, int | float):
-                self.option.check(self.value)
             return Path(self.value) if _are_paths(kinds) else self.value
         expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
         raise MisfitError(f"expected {expected}, got {_shown(self.value)}")
@@ -211,7 +209,6 @@ class _Words:
         except ValueError as exc:
             fix = f"for example {self.where} {self.option.example or example}"
             raise MisfitError(f"expected {noun}, got {short(self._word)}", fix) from exc
-        self.option.check(number)
         return number
 
     def _read(self, word: str) -> _PythonValue:

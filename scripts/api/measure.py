@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
+from ...recipes.bounds import ABOVE_0, AT_LEAST_0, AT_LEAST_1
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from . import reports
@@ -81,7 +82,7 @@ class MeasureSettings(Settings):
     model: Annotated[
         str | None, Option("refuse a server that serves its target by another name", "NAME")
     ] = None
-    max_new_tokens: Annotated[int, Option("default 128", "TOKENS")] = 128
+    max_new_tokens: Annotated[int, Option("default 128", "TOKENS", bounds=AT_LEAST_1)] = 128
     ignore_eos: Annotated[bool, Option("continue each prompt to --max-new-tokens")] = False
     temperature: Temperature = 0
     top_p: TopP = 1
@@ -90,20 +91,31 @@ class MeasureSettings(Settings):
     top_logprobs: Annotated[
         int,
         Option(
-            "keep log-probabilities, and with N > 1 the gap of the two most likely tokens", "TOKENS"
+            "keep log-probabilities, and with N > 1 the gap of the two most likely tokens",
+            "TOKENS",
+            bounds=AT_LEAST_0,
         ),
     ] = 0
-    concurrency: Annotated[int, Option("requests in flight (default 8)", "REQUESTS")] = 8
+    concurrency: Annotated[
+        int, Option("requests in flight (default 8)", "REQUESTS", bounds=AT_LEAST_1)
+    ] = 8
     warm_up: Annotated[
-        int, Option("requests before, which are not recorded (default 0)", "REQUESTS")
+        int,
+        Option(
+            "requests before, which are not recorded (default 0)", "REQUESTS", bounds=AT_LEAST_0
+        ),
     ] = 0
-    max_requests_per_second: Annotated[float | None, Option("begin no more than that", "RATE")] = (
-        None
-    )
-    timeout: Annotated[float, Option("of a request (default 600)", "SECONDS")] = 600
+    max_requests_per_second: Annotated[
+        float | None, Option("begin no more than that", "RATE", bounds=ABOVE_0)
+    ] = None
+    timeout: Annotated[float, Option("of a request (default 600)", "SECONDS", bounds=ABOVE_0)] = 600
     attempts: Annotated[
         int,
-        Option("per request, where the server is overloaded or breaks off (default 6)", "ATTEMPTS"),
+        Option(
+            "per request, where the server is overloaded or breaks off (default 6)",
+            "ATTEMPTS",
+            bounds=AT_LEAST_1,
+        ),
     ] = 6
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ...recipes.decode import MisfitError
+from ...recipes.bounds import Bounds
 
 Several = Literal["words", "commas", "repeated"]
 """How a command line gives several values: `--x A B`, `--x A,B`, or `--x A --x B`."""
@@ -24,10 +24,8 @@ class Option:
         count: how many values of `several`, where that is fixed; "*" where there may be none.
         reads: makes a value of a word that is written in a way of its own; raises `MisfitError`.
         example: of a value, for errors.
-        at_least: smallest number, itself allowed.
-        at_most: largest one, itself allowed.
-        above: what the number must exceed.
-        below: what it must stay below.
+        bounds: what a number may be.
+        fix: of a number out of bounds; by default it is left out or given within them.
     """
 
     help: str
@@ -39,35 +37,8 @@ class Option:
     count: int | Literal["+", "*", "?"] = "+"
     reads: Callable[[str], object] | None = None
     example: str = ""
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def bounds(self) -> str:
-        """The range in words, "" where there is none."""
-        said = (
-            ("at least", self.at_least),
-            ("above", self.above),
-            ("at most", self.at_most),
-            ("below", self.below),
-        )
-        return " and ".join(f"{word} {bound:g}" for word, bound in said if bound is not None)
-
-    def check(self, number: float) -> None:
-        """Refuse a number outside of the range.
-
-        Raises:
-            MisfitError: it is.
-        """
-        fits = (
-            (self.at_least is None or number >= self.at_least)
-            and (self.above is None or number > self.above)
-            and (self.at_most is None or number <= self.at_most)
-            and (self.below is None or number < self.below)
-        )
-        if not fits:
-            raise MisfitError(f"expected a number {self.bounds()}, got {number:g}")
+    bounds: Bounds | None = None
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
+from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, Device, Dtype, NumDraftTokens, Target
 from .findings import BoundedFindings
@@ -25,7 +26,9 @@ class DraftParitySettings(BoundedFindings):
     target: Target = None
     device: Device = "auto"
     dtype: Dtype = "float32"
-    top: Annotated[int, Option("tokens of the set compared (default 5)", "TOKENS")] = 5
+    top: Annotated[
+        int, Option("tokens of the set compared (default 5)", "TOKENS", bounds=AT_LEAST_1)
+    ] = 5
     max_kl: Annotated[
         float | None, Option("mean KL(BF16 || QUANT) per draft step, nats", "NATS")
     ] = None

@@ -7,9 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, ComputeDtype, Device
-from .findings import BoundedFindings
+from .findings import BoundedFindings, FindingsFile
 from .opening import optional_path
 from .option import Argument, Option
 from .verb import verb
@@ -45,7 +46,8 @@ class SampledSettings(BoundedFindings):
     device: Device = "auto"
     dtype: Annotated[ComputeDtype, Option("of --target (default float32)")] = "float32"
     concurrency: Annotated[
-        int, Option("requests in flight at --score-server (default 8)", "REQUESTS")
+        int,
+        Option("requests in flight at --score-server (default 8)", "REQUESTS", bounds=AT_LEAST_1),
     ] = 8
     max_logprob_drop: Annotated[
         float | None,
@@ -60,7 +62,7 @@ class SampledSettings(BoundedFindings):
         """One of the two scores."""
         from ...validate.errors import ParityError
 
-        BoundedFindings.check(self)
+        FindingsFile.check(self)
         if (self.target is None) == (self.score_server is None):
             raise ParityError("--target", "expected one who scores: --target or --score-server",
                               fix="give --target M, or --score-server URL")  # fmt: skip
@@ -125,9 +127,6 @@ def _scorer(settings: SampledSettings, engine: str, bar: Bar) -> "Scorer":
         )
     server = settings.score_server
     assert server is not None  # see `SampledSettings.check`
-    if settings.concurrency < 1:
-        raise ParityError("--concurrency", f"expected at least 1, got {settings.concurrency}",
-                          fix="leave it out for 8")  # fmt: skip
     if engine not in typing.get_args(ScoringEngine):
         raise ParityError("--score-engine", f"{engine} does not score the tokens of a prompt",
                           fix="give --target M, or a server of vLLM or SGLang")  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import check_reports, write_reports
+from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, Device, Overwrite, Target
 from .opening import Reference, optional_path, shared_tables
@@ -43,7 +44,12 @@ class ReconcileSettings(Settings):
     ] = None
     limit: Annotated[
         int | None,
-        Option("only the first so many of the measurement that the traces hold", "PROMPTS"),
+        Option(
+            "only the first so many of the measurement that the traces hold",
+            "PROMPTS",
+            bounds=AT_LEAST_1,
+            fix="leave it out for all prompts",
+        ),
     ] = None
     report: Annotated[
         AnyPath | None,
@@ -56,16 +62,13 @@ class ReconcileSettings(Settings):
     overwrite: Overwrite = False
 
     def check(self) -> None:
-        """The report can be written, and a gap and a limit are such."""
+        """The report can be written, and a gap is one."""
         from ...validate.errors import MeasureError
 
         check_reports(given({"report": self.report}), overwrite=self.overwrite)
         if self.max_gap is not None and not self.max_gap >= 0:
             raise MeasureError("--max-gap", f"expected nats of at least 0, got {self.max_gap}",
                                fix="leave it out")  # fmt: skip
-        if self.limit is not None and self.limit < 1:
-            raise MeasureError("--limit", f"expected at least 1, got {self.limit}",
-                               fix="leave it out for all prompts")  # fmt: skip
 
 
 @verb(ReconcileSettings)

@@ -128,8 +128,9 @@ def _how(settings: RecordSettings) -> _HowToRecord:
     from ...quantize.stored.loading import load_draft
 
     device = resolve_device(settings.device)
-    aux_layer_ids, fuse_with = settings.aux_layer_ids, None
-    table_ids = settings.table_ids
+    given, fuse_with = settings.aux_layer_ids, None
+    aux_layer_ids = None if given is None else tuple(given)
+    table_ids = tuple(settings.table_ids)
     if settings.draft:
         folder = folder_of(settings.draft)
         _, geometry = read_config(Checkpoint.open(folder))

@@ -1,12 +1,13 @@
 """`RecordSettings`: what is recorded of a target, how its text goes on, and who runs it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
 from ...calibration.traces.manifest import FeatureDtype
 from ...calibration.traces.too_long import TooLong
+from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
 from ...recipes.decode import MisfitError
 from ...recipes.strict_json import JsonProblem, parse_json
 from . import arguments
@@ -71,7 +72,7 @@ class RecordSettings(Settings):
         ),
     ] = False
     aux_layer_ids: Annotated[
-        tuple[int, ...] | None,
+        Sequence[int] | None,
         Option(
             "target layers whose outputs are recorded, 0-based",
             "LAYER,...",
@@ -86,7 +87,9 @@ class RecordSettings(Settings):
         ),
     ] = False
     table_ids: arguments.TableIds = ()
-    max_new_tokens: Annotated[int, Option("of each answer (default 128)", "TOKENS")] = 128
+    max_new_tokens: Annotated[
+        int, Option("of each answer (default 128)", "TOKENS", bounds=AT_LEAST_1)
+    ] = 128
     ignore_eos: Annotated[
         bool,
         Option("continue each prompt to --max-new-tokens, behind the target's end of text"),
@@ -106,14 +109,20 @@ class RecordSettings(Settings):
         bool,
         Option("keep log-probabilities of emitted tokens; of drawn ones they are always kept"),
     ] = False
-    top_logprobs: Annotated[int, Option("keep the N most likely tokens too", "TOKENS")] = 0
+    top_logprobs: Annotated[
+        int, Option("keep the N most likely tokens too", "TOKENS", bounds=AT_LEAST_0)
+    ] = 0
     dtype: Annotated[
         FeatureDtype | None,
         Option("what the target computes in (default float32, of an engine bfloat16)"),
     ] = None
     batch_size: Annotated[
         int,
-        Option("prompts run together, or handed to an engine at a time (default 32)", "PROMPTS"),
+        Option(
+            "prompts run together, or handed to an engine at a time (default 32)",
+            "PROMPTS",
+            bounds=AT_LEAST_1,
+        ),
     ] = 32
     device: arguments.Device = "auto"
     device_map: Annotated[

@@ -122,7 +122,6 @@ def load_for_replay(
 
     Raises:
         DeviceError: there is no such device, or too little memory.
-        ReplayError: a batch size below 1.
         CheckpointError, VerifyError: see `load_draft`.
     """
     import torch
@@ -130,12 +129,7 @@ def load_for_replay(
     from ...calibration.passes.devices import resolve_device
     from ...calibration.passes.memory import estimate_replay
     from ...quantize.stored.loading import load_draft
-    from ...validate.errors import ReplayError
 
-    if settings.batch_size is not None and settings.batch_size < 1:
-        raise ReplayError(
-            "--batch-size", f"expected at least 1, got {settings.batch_size}", fix="leave it out"
-        )
     device, dtype = resolve_device(settings.device), getattr(torch, settings.dtype)
     folders = [folder_of(reference) for reference in references]
     estimate = estimate_replay(

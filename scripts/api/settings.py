@@ -7,7 +7,7 @@ doors are decoded by the walker that reads recipes.
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
@@ -44,6 +44,22 @@ class Settings:
             DraftQuantError: names what does not.
         """
 
+    def check_bounds(self, called: Callable[[str, Option], str]) -> None:
+        """Refuse numbers out of the bounds of their fields.
+
+        Args:
+            called: what the user calls a field.
+
+        Raises:
+            SettingsError: names the field.
+        """
+        for name, option in options_of(type(self)).items():
+            given = getattr(self, name)
+            for number in given if isinstance(given, tuple) else (given,):
+                if option.bounds is not None and (problem := option.bounds.problem(number)):
+                    fix = option.fix or f"give {option.bounds}, or leave it out"
+                    raise SettingsError(called(name, option), problem, fix=fix)
+
     @classmethod
     def from_arguments(cls, verb: str, arguments: Mapping[str, object]) -> Self:
         """Settings of a Python call.
@@ -68,6 +84,7 @@ class Settings:
         for misfit in misfits:
             where = f"{verb}({misfit.key}=)" if misfit.key else verb
             raise SettingsError(where, misfit.what, fix=misfit.fix or "see help() of the function")
+        settings.check_bounds(lambda name, _: f"{verb}({name}=)")
         settings.check()
         return typing.cast(Self, settings)
 

@@ -1,11 +1,13 @@
 """`traces`: what is done with trace folders beside recording them; a verb for each."""
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ...calibration.dumps.dump_formats import DumpFormat
 from ...quantize.files.hub import resolve_draft
+from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, OutFolder, TableIds, share
 from .opening import Reference
@@ -45,7 +47,7 @@ class TracesImportSettings(Settings):
         ),
     ] = None
     aux_layer_ids: Annotated[
-        tuple[int, ...] | None,
+        Sequence[int] | None,
         Option(
             "layers that the dump should hold, 0-based, counted after the layer",
             "LAYER,...",
@@ -103,8 +105,9 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     target = Path(settings.target)
     draft = _loaded(settings.draft, target) if settings.draft else None
-    table_ids = settings.table_ids + (mask_token_ids(draft.geometry) if draft else ())
+    table_ids = (*settings.table_ids, *(mask_token_ids(draft.geometry) if draft else ()))
     prompts = read_prompts(Path(settings.prompts), target=target) if settings.prompts else None
+    layers = settings.aux_layer_ids
     with settings.watch.bar("import", 1) as bar:
         return import_dump(
             settings.written_by,
@@ -112,7 +115,9 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
             target,
             Path(settings.out),
             declared=Declared(
-                layer_ids=settings.aux_layer_ids, draft=draft, greedy=settings.greedy
+                layer_ids=None if layers is None else tuple(layers),
+                draft=draft,
+                greedy=settings.greedy,
             ),
             prompts=prompts,
             leave_out_off_policy=settings.leave_out_off_policy,
@@ -162,14 +167,14 @@ class TracesSplitSettings(Settings):
 
     traces: Annotated[AnyPath, Argument("trace folder, which stays", "TRACES")]
     outs: Annotated[
-        tuple[AnyPath, ...],
+        Sequence[AnyPath],
         Option("folders to create, for example calibration and gate", "A B", flag="--out", count=2),
     ]
     _: KW_ONLY
     fraction: Annotated[float | None, Option("share of the prompts in A", "SHARE", reads=share)] = (
         None
     )
-    count: Annotated[int | None, Option("prompts in A", "PROMPTS")] = None
+    count: Annotated[int | None, Option("prompts in A", "PROMPTS", bounds=AT_LEAST_1)] = None
     categories: Annotated[
         tuple[str, ...],
         Option("the categories of A, whole", "CATEGORY", flag="--category"),

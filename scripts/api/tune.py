@@ -1,5 +1,6 @@
 """`tune`: which formats the linears of a draft may have, and the recipe that says so."""
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -59,7 +60,7 @@ class TuneSettings(Settings):
     engine: Annotated[EngineName, Option("that must load the result")]
     arch: Annotated[str, Option("on which: b200, sm100, ...", "GPU")]
     recipes: Annotated[
-        tuple[Recipe | Reference, ...],
+        Sequence[Recipe | Reference],
         Option(
             "recipes whose formats may be mixed, the first one gives the rules (default: all"
             " built-in ones whose format the layout holds)",

@@ -73,7 +73,7 @@ def documented(run: Callable[..., object], settings: type[Settings]) -> str:
     own = inspect.getdoc(run) or ""
     lines = []
     for name, option in options_of(settings).items():
-        bounds = f" ({option.bounds()})" if option.bounds() else ""
+        bounds = f" ({option.bounds})" if option.bounds is not None else ""
         meaning = f"{name}: {option.help.replace('%%', '%')}{bounds}."
         filled = textwrap.fill(meaning, 92, subsequent_indent="    ")
         lines.append(textwrap.indent(filled, "    "))
