@@ -10,12 +10,14 @@ by the marker `slow`; most cases of a test with many are slow by one of these:
 """
 
 import resource
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+DURATIONS = Path(__file__).with_name("durations.toml")
 BUDGET = 410.0
 """CPU seconds of all everyday tests: two workers need less than three and a half minutes of four;
 ruff, mypy, imports and collecting take the rest.
@@ -33,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that are slow."""
+    """Mark the cases that are slow, and begin with the longest files: two workers end together."""
     cases: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
@@ -49,6 +51,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(found):
             if number not in everyday:
                 item.add_marker(pytest.mark.slow)
+    seconds: Counter[str] = Counter()
+    for kind in durations().values():
+        seconds.update(kind)
+    items.sort(key=lambda item: (-seconds[item.path.name], item.path.name))
+
+
+def durations() -> dict[str, dict[str, float]]:
+    """Kind -> file -> the CPU seconds that are committed."""
+    return tomllib.loads(DURATIONS.read_text(encoding="utf-8"))
 
 
 def each_value(cases: Sequence[frozenset[tuple[str, Hashable]]]) -> Iterator[int]:
