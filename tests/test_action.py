@@ -11,6 +11,8 @@ import yaml
 from action_runner import Run, run_action
 from draftquant.scripts.cli import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / "action.yml"
 PAIR = ROOT / "tests/pairs/dflash"

@@ -21,6 +21,8 @@ from test_passes import ACTIVATIONS, DRAFTS, K, case_of, rounding
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 1)
 OTHER = torch.device("meta")

@@ -20,7 +20,7 @@ from draftquant.scripts.cli import main
 from rounding_pairs import RoundingPair, learned_recipe, make_pair
 from test_learn import total_divergence
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 FEW = LearningSettings(steps=4, sequences=2, validate_every=2)
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"

@@ -18,7 +18,7 @@ from draftquant.recipes import Algorithm, Recipe
 from mixes import DOWN, FP8, FP8_STATIC, INT4_CHANNEL, NVFP4, mixed
 from rounding_pairs import K, RoundingPair, make_pair
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 GPTQ = Algorithm(scale="mse", rounding="gptq")
 LEARNED = Algorithm(scale="mse", rounding="learned")

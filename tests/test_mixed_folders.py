@@ -36,6 +36,8 @@ from vendors import needs
 from verify_cases import edit, edit_declaration, faults_of, flip_bit, reseal
 from wide import WIDE
 
+pytestmark = pytest.mark.slow
+
 BUILDERS = {
     "eagle3-llama": tiny_eagle3_llama,
     "eagle3-mla": tiny_eagle3_mla,

@@ -25,6 +25,8 @@ from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, write_tensors
 from tiny_mtp import tiny_qwen3_next_mtp
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("experts", [0, 4])
 def test_subtree_is_the_layer_alone(experts: int, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rounding_pairs import RoundingPair, make_pair
 from test_retune import FEW, keep_the_last_step
 from tiny import edit_json
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def few_steps(patch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from test_vendor_differential import EDGES, in_whole_groups
 from torch import Tensor
 from vendors import needs
 
+pytestmark = pytest.mark.slow
+
 GPTQ = Algorithm(scale="absmax", rounding="gptq")
 MSE = Algorithm(scale="mse", rounding="nearest")
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
