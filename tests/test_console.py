@@ -15,6 +15,8 @@ from draftquant.recipes import built_in_recipes
 from draftquant.scripts.cli import main
 from draftquant.scripts.console import print_table, table
 
+pytestmark = pytest.mark.slow
+
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 DRAFT = str(PAIR / "draft")
 COMMAND = [sys.executable, "-m", "draftquant.scripts.cli"]

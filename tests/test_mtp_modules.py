@@ -32,6 +32,8 @@ from test_mtp import TOLERANCE
 from tiny import edit_json, read_tensors
 from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_step3p5_mtp
 
+pytestmark = pytest.mark.slow
+
 BUILDERS: dict[str, Callable[..., Path]] = {
     "deepseek-mtp": tiny_deepseek_mtp,
     "glm4-moe-mtp": tiny_glm4_moe_mtp,

@@ -34,7 +34,7 @@ from rounding_pairs import RoundingPair, make_pair
 from safetensors.torch import load_file
 from tiny import edit_json
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 FEW = LearningSettings(
     steps=4, sequences=2, validate_every=2, warmup_steps=1, learning_rate=0.05,
