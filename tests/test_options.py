@@ -339,6 +339,7 @@ COMMANDS = (
         *replayed("settings."),
         Row("--draft-sampling", "probabilistic", "draft_sampling", "probabilistic",
             "validate.counting.trace_replay.replay_drafts"),
+        Row("--batch-size", "7", "batch_size", 7, "validate.counting.trace_replay.replay_drafts"),
         Row("--rope-theta", "5e5", "settings.rotary_base", 5e5),
     ), {
         DRAFTS: MagicMock(traces=[]),
