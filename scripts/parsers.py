@@ -11,22 +11,16 @@ import os
 import re
 import shutil
 import textwrap
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from ..recipes.errors import DraftQuantError, short
+from .api.given import members
 from .api.option import Argument, Option, spelling
 from .api.settings import Settings, WordsError, options_of
 from .option_groups import GROUPS, MANY, NEEDED, heading
-
-_KINDS: dict[object, tuple[str, str]] = {
-    int: ("a whole number", "4"),
-    float: ("a number", "0.5"),
-}
-"""Type of an argument -> what is expected, and for example."""
 
 
 class UsageError(DraftQuantError):
@@ -208,33 +202,19 @@ class CommandParser(argparse.ArgumentParser):
         self._fail(self.prog, f"one argument too many: {short(extras[0])}", fix)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """A choice that there is."""
+        """A command that there is: all other words are decoded by the settings of the verb."""
         if action.choices is None or value in action.choices:
             return
-        choices = [str(choice) for choice in action.choices]
-        meant = _close(str(value), choices)
-        if action.nargs == argparse.PARSER:
-            fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{self._help()}'"
-            self._fail(self.prog, f"has no command {short(value)}", fix)
-        fix = f"did you mean {meant}?" if meant else f"see '{self._help()}'"
-        self._fail(_named(action), f"expected one of {', '.join(choices)}, got {short(value)}", fix)
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """A value of its type."""
-        try:
-            return super()._get_value(action, arg_string)
-        except argparse.ArgumentError as exc:
-            kind, example = _KINDS.get(action.type, ("", ""))
-            what = f"expected {kind}, got {short(arg_string)}" if kind else exc.message
-            fix = f"for example {_named(action)} {example}" if kind else f"see '{self._help()}'"
-            self._fail(_named(action), what, fix)
+        meant = _close(str(value), [str(choice) for choice in action.choices])
+        fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{self._help()}'"
+        self._fail(self.prog, f"has no command {short(value)}", fix)
 
 
 def _add(
     parser: argparse._ActionsContainer, name: str, option: Option, hint: Any, *, needed: bool
 ) -> None:
     """One field of settings as an argument, whose words are kept as they are."""
-    kinds = [kind for kind in _kinds(hint) if kind is not type(None)]
+    kinds = [kind for kind in members(hint) if kind is not type(None)]
     origin = typing.get_origin(kinds[0]) or kinds[0]
     metavar: str | tuple[str, ...] | None = option.metavar
     if origin is Literal and metavar is None:
@@ -264,16 +244,11 @@ def _add(
 def _offered(kinds: Sequence[Any]) -> tuple[object, ...] | type[Path] | None:
     """What a shell may complete an argument of these kinds by: choices, or any file."""
     if kinds and typing.get_origin(kinds[0]) in (tuple, collections.abc.Sequence):
-        return _offered(_kinds(typing.get_args(kinds[0])[0]))
+        return _offered(members(typing.get_args(kinds[0])[0]))
     if {Path, os.PathLike[str]} & set(kinds):
         return Path
     choices = [kind for kind in kinds if typing.get_origin(kind) is Literal]
     return tuple(map(str, typing.get_args(choices[0]))) if choices else None
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if union else (hint,)
 
 
 def sentence(summary: str) -> str:
@@ -284,11 +259,6 @@ def sentence(summary: str) -> str:
 def _close(name: str, known: Sequence[str]) -> str | None:
     """What was probably meant."""
     return next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
-
-
-def _named(action: argparse.Action) -> str:
-    """An option by its longest name, an argument by its metavar."""
-    return max(action.option_strings, key=len, default=str(action.metavar or action.dest))
 
 
 _FLAGS = (

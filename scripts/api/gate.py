@@ -118,12 +118,6 @@ class GateSettings(GateOnTracesSettings, Pages):
                 f"expected BF16 QUANT --traces T, got no {', '.join(missing)}",
                 fix="give all three; or two measurements, --measured A B; or all five",
             )
-        if self.measured is not None and len(self.measured) != 2:
-            raise GateError(
-                "--measured",
-                f"expected two measurements, got {len(self.measured)}",
-                fix="give the baseline's and the candidate's",
-            )
         if self.baseline_again and not self.measured:
             raise GateError(
                 "--baseline-again",

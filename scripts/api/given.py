@@ -80,7 +80,7 @@ class _PythonValue:
         return None
 
     def scalar(self, kind: Any) -> object:
-        kinds = _members(kind)
+        kinds = members(kind)
         if object in kinds or any(_fits(self.value, one) for one in kinds):
             return Path(self.value) if _are_paths(kinds) else self.value
         expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
@@ -108,7 +108,8 @@ _KINDS: Mapping[Any, str] = {
 }
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members(kind: Any) -> tuple[Any, ...]:
+    """The kinds of a union, or the one kind that a field has."""
     union = typing.get_origin(kind) in (Union, types.UnionType)
     return typing.get_args(kind) if union else (kind,)
 
@@ -175,7 +176,7 @@ class _Words:
     def scalar(self, kind: Any) -> object:
         if isinstance(self.words, bool):
             return self.words
-        kinds = _members(kind)
+        kinds = members(kind)
         if self.option.reads is not None:
             return self._read(self._word).scalar(kind)
         if _are_paths(kinds):

@@ -94,7 +94,7 @@ def recipes_show(settings: RecipeSettings) -> Recipe:
     Raises:
         RecipeError: there is no such recipe, or its file is wrong.
     """
-    return _named(settings)
+    return named_recipe(settings.recipe, settings.watch)
 
 
 @verb(RecipeSettings)
@@ -107,12 +107,7 @@ def recipes_check(settings: RecipeSettings) -> Recipe:
     Raises:
         RecipeError: says all that is wrong, with lines.
     """
-    return _named(settings)
-
-
-def _named(settings: RecipeSettings) -> Recipe:
-    given = settings.recipe
-    return given if isinstance(given, Recipe) else named_recipe(given, settings.watch)
+    return named_recipe(settings.recipe, settings.watch)
 
 
 def _listed(recipe: Recipe) -> ListedRecipe:

@@ -8,7 +8,7 @@ does as vLLM.
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
@@ -17,9 +17,6 @@ from ...shared.mixture.names import read_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import AROUND_DEEPSEEKS, GroupedMtp, read_mtp, rotated_part
 from .engine_traits import ENGINE_TRAITS
-
-if TYPE_CHECKING:
-    pass
 
 
 class Glm4MoeMtp(GroupedMtp):

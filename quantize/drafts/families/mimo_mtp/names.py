@@ -7,7 +7,7 @@ reads (`mimo_mtp.py:78`).
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
@@ -16,9 +16,6 @@ from ...config_reader import ConfigReader
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import GroupedMtp, read_mtp
 from .engine_traits import ENGINE_TRAITS
-
-if TYPE_CHECKING:
-    pass
 
 
 class MimoMtp(GroupedMtp):

@@ -12,7 +12,7 @@ turns by one angle.
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
@@ -22,9 +22,6 @@ from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import GroupedMtp, read_mtp, rotated_part
 from .engine_traits import ENGINE_TRAITS
 from .speculators_form import FORMS
-
-if TYPE_CHECKING:
-    pass
 
 _SERVED: Served = {
     "mtp_num_hidden_layers": (1, "several layers"),
