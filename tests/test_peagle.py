@@ -88,7 +88,7 @@ def test_the_layout_of_speculators_says_the_same(tmp_path: Path) -> None:
 
 def test_without_its_mask_the_draft_is_incomplete(tmp_path: Path) -> None:
     folder = tiny_eagle3_llama(tmp_path / "draft", config={"architectures": ["PEagleDraftModel"]})
-    with pytest.raises(CheckpointError, match="missing, first mask_hidden"):
+    with pytest.raises(CheckpointError, match="missing: mask_hidden"):
         read_draft(Checkpoint.open(folder))
 
 

@@ -81,6 +81,7 @@ class _PythonValue:
 
     def scalar(self, kind: Any) -> object:
         kinds = members(kind)
+        _refuse_empty(self.value, kinds)
         if object in kinds or any(_fits(self.value, one) for one in kinds):
             return Path(self.value) if _are_paths(kinds) else self.value
         expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
@@ -106,6 +107,14 @@ _KINDS: Mapping[Any, str] = {
     Path: "a path",
     os.PathLike[str]: "a path",
 }
+
+
+def _refuse_empty(value: object, kinds: Sequence[Any]) -> None:
+    """An empty text is no path, though Path takes it for the working folder."""
+    if value == "" and (_are_paths(kinds) or Path in kinds):
+        expected = "a path" if _are_paths(kinds) else "a folder, a file or a Hub id"
+        fix = "give one: an empty text often comes from a variable of the shell that is not set"
+        raise MisfitError(f"expected {expected}, got an empty text", fix)
 
 
 def members(kind: Any) -> tuple[Any, ...]:
@@ -179,6 +188,7 @@ class _Words:
         kinds = members(kind)
         if self.option.reads is not None:
             return self._read(self._word).scalar(kind)
+        _refuse_empty(self._word, kinds)
         if _are_paths(kinds):
             return Path(self._word)
         if kinds == (int,) or kinds == (float,):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
-from ...recipes import Recipe, aliases, load_recipe
+from ...recipes import Recipe, load_recipe, recipe_of_alias
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import BackendName
@@ -77,7 +77,7 @@ def named_recipe(reference: Recipe | Reference, watch: Watch = SILENT) -> Recipe
     if isinstance(reference, Recipe):
         return reference
     recipe = load_recipe(str(reference))
-    if str(reference).lower() in aliases():
+    if recipe_of_alias(str(reference)):
         watch.note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
     return recipe
 
