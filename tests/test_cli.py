@@ -139,10 +139,16 @@ def test_inspect_reports_family_sizes_and_half_ratios(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (("--engine", "vllm", "--arch", "mi355x"), "vllm 0.33.0 was never executed on gfx950"),
-        (("--engine", "sglang", "--arch", "a100"), "sglang 0.5.23 was never executed on sm80"),
-        (("--arch", "l40s"), "--arch l40s: what no built-in recipe makes is known to load there"),
-        (("--engine", "tensorrt-llm"), "--engine tensorrt-llm: what no built-in recipe makes"),
+        (
+            ("--engine", "vllm", "--arch", "mi355x"),
+            "was never executed on MI355X (gfx950)",
+        ),
+        (
+            ("--engine", "sglang", "--arch", "a100"),
+            "was never executed on A100 (sm80)",
+        ),
+        (("--arch", "l40s"), "--arch l40s: no built-in recipe makes a draft that is known to load"),
+        (("--engine", "tensorrt-llm"), "--engine tensorrt-llm: no built-in recipe makes"),
     ],
 )
 def test_recipes_that_none_is_listed_of(
@@ -162,9 +168,18 @@ def test_recipes_list_says_where_a_format_is_emulated(capsys: pytest.CaptureFixt
     assert listed["mi355-mxfp4"] == ["gfx942"]  # MI355X (gfx950) multiplies MXFP4
     assert listed["blackwell-nvfp4"] == ["gfx942"]  # NVIDIA's GPUs widen it as they read it
     assert listed["fp8-ptpc"] == []
-    assert main(["recipes", "list", "--arch", "mi325x"]) == 0
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "emulated" in said
+
+
+def test_recipes_list_names_gpus_as_they_were_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main(["recipes", "list", "--arch", "mi300x", "--engine", "sglang"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sglang: MI300X (gfx942); emulated on MI300X (gfx942), slower than BF16" in said
+    assert "vllm:" not in said
+    assert main(["recipes", "list", "--engine", "sglang"]) == 0
+    assert "B200 (sm100) (not eagle3-mla)" in capsys.readouterr().out
 
 
 def test_recipes_list_show_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

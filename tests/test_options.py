@@ -486,9 +486,9 @@ COMMANDS = (
     Command("push FOLDER REPO --against DRAFT", "scripts.api.push.upload", (
         Row("FOLDER", "other", "folder", Path("other")),
         Row("REPO", "a/b", "repository", "a/b"),
-        Row("--against", "a/b", "against", "a/b", "scripts.api.push.verify"),
+        Row("--against", "a/b", "settings.against", "a/b", "scripts.api.push.compared"),
         Row("--unverified", "", "settings.unverified", True, "scripts.api.push._check_verifies"),
-        Row("--target", "M", "target", Path("M"), "scripts.api.push.verify"),
+        Row("--target", "M", "settings.target", Path("M"), "scripts.api.push.compared"),
         Row("--public", "", "private", False),
         Row("--revision", "b", "revision", "b"),
         Row("--overwrite", "", "overwrite"),
@@ -496,7 +496,7 @@ COMMANDS = (
     ), {
         "scripts.api.push.is_hub_id": True,
         **stubs("scripts.api.push.Checkpoint.open", "scripts.api.push.upload_files",
-                "scripts.api.push.verify",
+                "scripts.api.push.compared",
                 "scripts.api.push._check_card", "scripts.api.push._engines"),
     }),
     Command("parity divergence PLAIN SPECULATIVE",

@@ -115,5 +115,6 @@ def _misfits(
         details=[*problems[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])],
         fix="tokenize the prompts with this target's tokenizer"
         if foreign
-        else "leave them out or cut them (--too-long skip, truncate), or lower --max-new-tokens",
+        else "leave them out (--too-long skip), cut them (--too-long truncate), or lower"
+        " --max-new-tokens",
     )
