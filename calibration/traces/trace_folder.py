@@ -60,7 +60,10 @@ class TraceFolder:
         manifest: trace.json, checked.
         sha256: hash of trace.json, which holds the hash of every shard: the identity of the traces.
             Tables are left out: the same traces with and without them are the same.
+        warnings: of the run that recorded it, where that returned it.
     """
+
+    warnings: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, manifest: TraceManifest) -> None:
         self.folder = folder
