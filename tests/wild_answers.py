@@ -45,15 +45,15 @@ _VERDICTS = ("refused", "loads but wrong", "unknown")
 HEAD = """# What draftquant does with {count} published drafts
 
 Of these {count} drafts, draftquant plans {planned}, quantizes and verifies {quantized}, and replays
-{replayed}. `check` decides {decided} for both engines. {named} are read, or refused with the name of
-what they are.
+{replayed}. `check` decides {decided} for both engines. {named} are read, or refused with the
+name of what they are.
 
 The drafts are as they are published, or as the configs of their trainers make them. Only their
-config.json and the names and shapes of their tensors were taken. `tests/wild_answers.py` writes this
-page, and `tests/test_wild.py` keeps it current.
+config.json and the names and shapes of their tensors were taken. `tests/wild_answers.py` writes
+this page, and `tests/test_wild.py` keeps it current.
 
-The column `inspect` has the family and the lints. The columns of the recipes have the share of bytes
-that remains. `vllm` and `sglang` have the answer of `check` for the BF16 draft. A number refers to
+The column `inspect` has the family and the lints. The columns of the recipes have the share of
+bytes that remains. `vllm` and `sglang` have the answer of `check` for the BF16 draft. A number refers to
 the messages below.
 """
 
