@@ -53,8 +53,8 @@ config.json and the names and shapes of their tensors were taken. `tests/wild_an
 this page, and `tests/test_wild.py` keeps it current.
 
 The column `inspect` has the family and the lints. The columns of the recipes have the share of
-bytes that remains. `vllm` and `sglang` have the answer of `check` for the BF16 draft. A number refers
-to the messages below.
+bytes that remains. `vllm` and `sglang` have the answer of `check` for the BF16 draft. A number
+refers to the messages below.
 """
 
 
