@@ -159,7 +159,8 @@ class PromptEncoder:
         """
         tokenizer = self._loaded()
         if not tokenizer.chat_template:
-            raise LineProblem("messages: the target's tokenizer has no chat template; give text")
+            what = "messages: the target's tokenizer has no chat template"
+            raise LineProblem(what, f"give the prompts as text: {EXAMPLE}")
         from jinja2 import TemplateError
 
         try:
