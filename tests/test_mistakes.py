@@ -370,7 +370,7 @@ def test_an_unknown_version_is_said_to_be_unknown(capsys: pytest.CaptureFixture[
     assert main(["check", "quant", "--engine", "vllm", "--version", "0.10"]) == 3
     said = capsys.readouterr().out
     assert said.startswith("UNKNOWN: it is not known what vLLM 0.10 does with this draft")
-    assert "known: vllm 0.33.0" in said
+    assert "ask for vLLM 0.33.0" in said
 
 
 @pytest.mark.usefixtures("scene")

@@ -5,6 +5,8 @@ import itertools
 import typing
 from collections.abc import Iterator
 
+from ....quantize.engines.contract import TITLES
+from ....quantize.gpus import gpu_names
 from ....quantize.layouts import get_layout
 from ....recipes import Recipe, built_in_recipes, load_recipe
 from ....recipes.formats import NUMBER_FORMATS, Granularity
@@ -12,8 +14,7 @@ from ....recipes.refused import REFUSED
 from ....recipes.schema import ActivationFormat, LayoutName, WeightFormat
 from .markdown import code, page, table, text
 
-_GPUS = "H100 and H200 are sm90, B200 is sm100, MI300X and MI325X are gfx942."
-_NONE = "no stock engine"
+_NONE = "no engine without the draftquant plugin"
 _SCALES = {None: "of the weight, or float16", "U8": "U8, an exponent of two"}
 
 
@@ -34,8 +35,8 @@ def recipes_page() -> str:
             map(_stored, recipes),
         ),
         "## Where they load",
-        f"With nothing changed by hand, as `draftquant check` says of the result. {_GPUS} What the"
-        " engines really did, for all families: [engines](../engines.md).",
+        "Each row holds with nothing changed by hand: it is what `draftquant check` says of the"
+        " result. [Engines](../engines.md) shows what the engines really did with every family.",
         table(["recipe", "engine", "GPUs", "families"], _loading(recipes)),
     )
 
@@ -51,7 +52,8 @@ def _loading(recipes: list[Recipe]) -> Iterator[list[str]]:
         if not recipe.loads_on:
             yield [code(recipe.name), _NONE, "", ""]
         for place in recipe.loads_on:
-            yield [code(recipe.name), place.engine, ", ".join(place.arch), ", ".join(place.family)]
+            engine, gpus = TITLES[place.engine], gpu_names(place.arch)
+            yield [code(recipe.name), engine, gpus, ", ".join(place.family)]
 
 
 def formats_page() -> str:
