@@ -115,10 +115,11 @@ class Bar:
             self._console.print(Text(visible(text)), soft_wrap=True)
 
 
-class _Said(ProgressColumn):
+class Figures(ProgressColumn):
     """How much, how fast, how long it still takes."""
 
     def render(self, task: Task) -> Text:
+        """The figures of a phase, those that are known."""
         if task.total is None:
             return Text(seconds(task.elapsed or 0))
         unit: Unit = task.fields.get("unit", "items")
@@ -146,7 +147,7 @@ def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterato
         finally:
             bar.stop()
         return
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), _Said()
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Figures()
     with Progress(*columns, console=terminal(stream), transient=True) as progress:
         bar = Bar(progress)
         bar.phase(label, total, unit)

@@ -362,7 +362,7 @@ def test_the_card_of_a_source_is_not_enough(card: str, out: Path) -> None:
     (out / "README.md").write_text(card, encoding="utf-8")
     with pytest.raises(HubError, match="is no card of a quantized draft") as caught:
         push(out, REPOSITORY, unverified=True, dry_run=True)
-    assert caught.value.fix.startswith(f"draftquant card {out} --out ")
+    assert caught.value.fix.startswith(f'card("{out}", out=')
 
 
 def test_files_that_cannot_be_uploaded(out: Path, tmp_path: Path) -> None:

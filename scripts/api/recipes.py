@@ -12,7 +12,7 @@ from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.expectations import LoadsOn
 from ...recipes.formats import NUMBER_FORMATS
-from .opening import Reference, named_recipe
+from .opening import AnyRecipe, named_recipe
 from .option import Argument, Option
 from .settings import Settings
 from .verb import verb
@@ -48,7 +48,7 @@ class RecipesListSettings(Settings):
 class RecipeSettings(Settings):
     """Which recipe."""
 
-    recipe: Annotated[Recipe | Reference, Argument("name, alias or .yaml path", "RECIPE")]
+    recipe: Annotated[AnyRecipe, Argument("name, alias or .yaml path", "RECIPE")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

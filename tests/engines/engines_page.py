@@ -20,11 +20,12 @@ from results import COLUMNS, ENGINE_NAMES, WORDS, Outcome, read_outcomes  # noqa
 _BEGIN = "<!-- written by tests/engines/engines_page.py -->\n"
 _END = "<!-- end of what tests/engines/engines_page.py writes -->\n"
 _LEGEND = """
-Each cell is what the engine did. `check` predicted {right} of these {all} outcomes (one and two
-shards each){marked}. **wrong**: accepted without an error, and served
+Each cell shows what the engine did. `check` predicted {right} of these {all} outcomes (one and two
+shards each){marked}. **wrong**: the engine accepted the draft without an error, and served it
 wrongly. [RESULTS.md](../tests/engines/RESULTS.md) has the engines' own errors, {others} outcomes of
 other formats and of broken folders, and how the engines were run.
 """
+_GPUS = {"sm90": "H200 (sm90)", "sm100": "B200 (sm100)", "gfx942": "MI325X (gfx942)"}
 
 
 class Place(NamedTuple):
@@ -65,7 +66,7 @@ def table(cases: Sequence[Case], said: Verdicts) -> str:
     """The table and its legend, from `predictions`."""
     loaded = {_key(outcome): outcome["verdict"] for outcome in read_outcomes()}
     right = sum(loaded[key] in (verdict, "UNKNOWN") for key, verdict in said.items())
-    header = " | ".join(f"{ENGINE_NAMES[engine]} {arch}" for engine, arch in COLUMNS)
+    header = " | ".join(f"{ENGINE_NAMES[engine]} {_GPUS[arch]}" for engine, arch in COLUMNS)
     lines = [f"| recipe | families | {header} |", f"|{'---|' * (len(COLUMNS) + 2)}"]
     lines += _rows(cases, loaded, said)
     legend = _LEGEND.format(

@@ -14,11 +14,13 @@ def engines_page() -> str:
     return page(
         "Engines",
         "`draftquant check` knows these engines and versions. Any other version is UNKNOWN to it."
-        " [Engines](../engines.md) shows what each of them did with real folders.",
+        " The page on [engines](../engines.md) has what each did with real folders.",
         table(
-            ["engine", "version", "GPUs", "only where `--arch` names them", "how it is known"],
+            ["engine", "version", "GPUs", "GPUs with `--arch`", "how it is known"],
             map(_version, known),
         ),
+        "Without `--arch`, `check` asks about the GPUs of the third column. It asks about those"
+        " of the fourth column only if `--arch` names them.",
         "## GPUs",
         table(
             ["name", "architecture"], ([code(name), code(gpu.arch)] for name, gpu in GPUS.items())
@@ -28,8 +30,8 @@ def engines_page() -> str:
 
 
 def _version(engine: Engine) -> list[str]:
-    by_name = gpu_names(engine.other_archs) or "none"
-    return [engine.title, engine.version, gpu_names(engine.archs), by_name, text(engine.evidence)]
+    named = [gpu_names(engine.archs), gpu_names(engine.other_archs)]
+    return [engine.title, engine.version, *named, text(engine.evidence)]
 
 
 def _names(engine: Engine) -> list[str]:

@@ -15,7 +15,7 @@ from ....recipes.schema import ActivationFormat, LayoutName, WeightFormat
 from .markdown import code, page, table, text
 
 _NONE = "no engine without the draftquant plugin"
-_SCALES = {None: "of the weight, or float16", "U8": "U8, an exponent of two"}
+_SCALES = {None: "dtype of the weight, or float16", "U8": "U8, an exponent of two"}
 
 
 def recipes_page() -> str:
@@ -23,8 +23,8 @@ def recipes_page() -> str:
     recipes = [load_recipe(name) for name in built_in_recipes()]
     return page(
         "Built-in recipes",
-        "`draftquant recipes show NAME` prints one with all its rules;"
-        " [which one for my GPU](../recipes.md) helps to choose.",
+        "[Which recipe for my GPU?](../recipes.md) helps to choose. `draftquant recipes show"
+        " NAME` prints a recipe with all its rules.",
         table(
             ["recipe", "what it does"],
             ([code(each.name), text(each.summary)] for each in recipes),
@@ -35,8 +35,10 @@ def recipes_page() -> str:
             map(_stored, recipes),
         ),
         "## Where they load",
-        "Each row holds with nothing changed by hand: it is what `draftquant check` says of the"
-        " result. [Engines](../engines.md) shows what the engines really did with every family.",
+        "`draftquant check` says LOADS of the result, with nothing changed by hand, for these"
+        " engines, GPUs and families. A GPU stands for all GPUs of its"
+        " [architecture](engines.md#gpus). The page on [engines](../engines.md) has what the"
+        " engines really did, for all families.",
         table(["recipe", "engine", "GPUs", "families"], _loading(recipes)),
     )
 
@@ -61,14 +63,17 @@ def formats_page() -> str:
     layouts = typing.get_args(LayoutName)
     return page(
         "Formats",
-        "A format says what the codes of a weight are and how many of them share a scale"
-        " (w ≈ code * scale). A layout says how codes and scales are named, packed and declared in"
-        " config.json. The keys of a recipe file that ask for them:"
-        " [recipes/README.md](../../recipes/README.md).",
+        "A format says which values a quantized weight may have, and how many of them share a"
+        " scale (w ≈ value * scale). A layout says how values and scales are named, packed and"
+        " declared in config.json. [recipes/README.md](../../recipes/README.md) has the keys of"
+        " a recipe file for both.",
         "## Number formats",
-        table(["dtype", "bits of a code", "largest code", "scales", "dtype of scales"], _numbers()),
+        table(
+            ["dtype", "bits of a value", "largest value", "scales", "dtype of scales"], _numbers()
+        ),
         "## What a layout holds",
-        "Weights, and with which rounding of the inputs. `none`: inputs stay as they are.",
+        "Each row is a format of weights, with the formats of activations that the layout"
+        " allows beside it. `none` means that the activations are not rounded.",
         *(part for name in layouts for part in (f"### {name}", _held(name))),
         "## Algorithms that a backend refuses",
         table(
@@ -82,7 +87,7 @@ def _numbers() -> Iterator[list[str]]:
     for dtype, number in NUMBER_FORMATS.items():
         sizes = (_of_sizes(each, groups) for each, groups in number.sizes.items())
         scale = _SCALES.get(number.scale_dtype, number.scale_dtype or "")
-        below = ", under one of the matrix" if number.global_scale else ""
+        below = ", with one more scale for the matrix" if number.global_scale else ""
         yield [
             code(dtype),
             str(number.bits),
