@@ -43,8 +43,8 @@ _OF_CONFIG = {
     " it",
     r"only supports 1 layer": "SGLang serves EAGLE-3 drafts with MLA only if they have one layer",
     r"Only 1 nextn layer": "SGLang serves one MTP layer, and this folder has several",
-    r"No Qwen3Next layer|is greater than the number of": "{engine} serves MTP layers of Qwen3-Next only if"
-    " they have experts",
+    r"No Qwen3Next layer|is greater than the number of": "{engine} serves MTP layers of Qwen3-Next"
+    " only if they have experts",
     r"num_heads % \w*tp_size|total_num_heads divisible by tp_size": _HEADS,
     r"bfloat16 is not supported for quantization method (\w+)": "SGLang computes {0} in float16"
     " only, and config.json says bfloat16",
@@ -180,8 +180,8 @@ _OF_TENSORS = {
     r"min_thread_[kn]": "SGLang's Marlin kernel takes multiples of 128 inputs and 64 outputs on"
     " each GPU, and a linear has others",
     r"% group_size|divisible by group_size|is not aligned|multiple of 16|group size 32": _GROUPS,
-    r"by weight quantization|FP8_PB_WO requires": "A linear, or its share on one GPU, is not made of"
-    " whole blocks of 128 x 128",
+    r"by weight quantization|FP8_PB_WO requires": "A linear, or its share on one GPU, is not"
+    " made of whole blocks of 128 x 128",
     r"exceeds dimension size": "vLLM fuses linears whose scales are in blocks of 128 rows, and one"
     " of them ends in the middle of a block",
 }
