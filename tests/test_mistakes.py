@@ -433,8 +433,8 @@ def test_an_interrupted_run_leaves_nothing(
 def test_an_unknown_version_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "quant", "--engine", "vllm", "--version", "0.10"]) == 3
     said = capsys.readouterr().out
-    assert said.startswith("UNKNOWN in vllm 0.10 on any GPU")
-    assert "known: vllm 0.33.0" in said
+    assert said.startswith("UNKNOWN: it is not known what vLLM 0.10 does with this draft")
+    assert "ask for vLLM 0.33.0" in said
 
 
 @pytest.mark.usefixtures("scene")

@@ -180,7 +180,7 @@ def test_check_says_what_the_engines_did(tmp_path: Path) -> None:
     assert '"parallel_drafting": true' in (answer.launch or "")
     dropped = check_draft(folder, engine="sglang")
     assert dropped.verdict == "LOADS BUT WRONG"
-    assert "dropped: mask_hidden" in (dropped.error or "")
+    assert "SGLang drops mask_hidden" in (dropped.error or "")
     for name in ("PEagleDraftModel", "PeagleLlamaForCausalLM"):
         edit_json(folder / "config.json", architectures=[name])
         assert check_draft(folder, engine="vllm").verdict == "REFUSED"
