@@ -83,7 +83,7 @@ MISTAKES = {
         Mistake("quantize draft --recipe tab.yaml --out o", "tab.yaml:2: not YAML", "spaces"),
         Mistake("quantize draft --recipe int5.yaml --out o", "got 'int5'", "mean 'int4'?"),
         Mistake("quantize draft --recipe h200 --algorithm gtpq --out o", "'gtpq'", "'gptq'?"),
-        Mistake("quantize draft --recipe h200 --algorithm", "does not implement", "algorithm gptq"),
+        Mistake("quantize draft --recipe h200 --algorithm awq --out o", "does not", "use --algor"),
         Mistake("quantize draft --recipe h200 --backend quarck --out o", "'quarck'", "mean quark?"),
         Mistake("quantize draft --recipe int4-channel-gptq --out o", "the inputs", "pass --traces"),
         Mistake(
@@ -98,8 +98,8 @@ MISTAKES = {
         Mistake("transcode quant --layout awq --out o", "AWQ stores INT4", "use one of: quark"),
         Mistake("tune draft --traces traces --engine vllm --arch b200 --out t.txt", "no name of",
                 "tuned.yaml"),
-        Mistake("retune draft --recipe int4-channel --traces traces --out o", "the same folder",
-                "give two folders"),
+        Mistake("retune draft --recipe int4-channel --traces traces --out o --baseline o",
+                "--out and --baseline name the same folder", "give two folders"),
     ),
     "drafts": (
         Mistake("inspect zzz", "zzz: no such folder", "a Hub id (owner/name)"),
