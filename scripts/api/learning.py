@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.quantization_plan import Plan
-from .watch import Watch
+from .watch import Bar, Watch
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.static_scales import StaticScales
@@ -32,9 +32,10 @@ def learn(
 
     settings = LearningSettings()
     with watch.bar("learn", settings.steps) as bar:
+        shown = StepsShown(bar)
 
         def show(progress: "LearningProgress") -> None:
-            bar.set(progress.step, progress.steps)
+            shown(progress)
             if progress.validation.step == progress.step:
                 watch.note(_line(progress))
 
@@ -58,6 +59,24 @@ def learn(
         f" {origin.overlap_before:.2%}; unquantized: {origin.acceptance_length_unquantized:.3f}"
     )
     return found
+
+
+class StepsShown:
+    """Shows the steps of this run: those that an earlier one did, and this goes on with, are not.
+
+    Args:
+        bar: in a phase of these steps.
+    """
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar, self._before = bar, 0
+        self._has_begun = False
+
+    def __call__(self, progress: "LearningProgress") -> None:
+        """A step is done."""
+        if not self._has_begun:
+            self._has_begun, self._before = True, progress.step - 1
+        self._bar.set(progress.step - self._before, progress.steps - self._before)
 
 
 def _line(progress: "LearningProgress") -> str:
