@@ -23,6 +23,8 @@ PATIENCE = 5.0
 """Seconds after which a log hears of a phase that goes on."""
 EVERY = 25.0
 """Seconds of silence after which a log gets a line: below 30, whatever the machine is busy with."""
+LEAST_SHARE = 0.01
+"""Of a phase that must be done before its pace says anything."""
 SHORT = 1.0
 """Seconds of a phase that no log needs to hear of."""
 
@@ -50,7 +52,7 @@ class Phase:
     @property
     def left(self) -> float | None:
         """Estimated seconds until it ends, by the pace so far; None = no estimate yet."""
-        if not 0 < self.done < self.total:
+        if not LEAST_SHARE * self.total <= self.done < self.total or not self.done:
             return None
         pace = (self.moved_at - self.since) / self.done
         left = pace * (self.total - self.done) - (time.perf_counter() - self.moved_at)

@@ -14,18 +14,21 @@ import pytest
 from draftquant import api as dq
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.rounding import learning_settings
+from draftquant.calibration.rounding.learning_settings import LearningSettings, Teaching
 from draftquant.quantize import execute
 from draftquant.scripts import progress
 from draftquant.scripts.console import OnTerminal
 from draftquant.scripts.terminal import speak
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 LAYERS = (0, 1, 2)
-PER_SECOND = 2e8
-TO_BEGIN = 1e-4
-"""Seconds of an operation, whatever its size: a CPU of 20 GFLOP/s, a hundred times slower."""
+PER_SECOND = 1e8
+TO_BEGIN = 2e-3
+"""Seconds of an operation, whatever its size: a CPU of 20 GFLOP/s and 10 us, 200 times slower."""
+_PRODUCTS = {"linear": 0, "matmul": 0, "mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1}
+"""Operation -> which of its arguments has as many columns as products are summed."""
 
 
 class Clock(TorchDispatchMode):
@@ -36,12 +39,14 @@ class Clock(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        known = flop_registry.get(func._overloadpacket)
-        flops = known(*args, **(kwargs or {}), out_val=out) if known else 0
-        if "cholesky" in str(func) or "inverse" in str(func):
-            flops = args[0].shape[-1] ** 3
+        name = func._overloadpacket.__name__
+        products = 0.0
+        if name in _PRODUCTS:
+            products = out.numel() * args[_PRODUCTS[name]].shape[-1]
+        elif "cholesky" in name:
+            products = args[0].shape[-1] ** 3
         with Clock._lock:
-            Clock.now += TO_BEGIN + flops / PER_SECOND
+            Clock.now += TO_BEGIN + products / PER_SECOND
         return out
 
 
@@ -144,7 +149,7 @@ def test_record(seen: Seen, tmp_path: Path) -> None:
 
 
 def test_calibrate(seen: Seen, traces: Path) -> None:
-    watched(dq.calibrate, PAIR / "draft", traces, num_draft_tokens=3)
+    watched(dq.calibrate, PAIR / "draft", [traces], num_draft_tokens=3)
     held(seen, "calibrate", 10)
 
 
@@ -155,3 +160,24 @@ def test_quantize_by_gptq(seen: Seen, traces: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     held(seen, "measure the linears' inputs", 10)
     held(seen, "quantize", 2)
+
+
+def test_retune_and_a_second_one_whose_control_is_there_already(
+    seen: Seen, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = Teaching(min_prompts=2)
+    settings = LearningSettings(steps=30, sequences=2, validate_every=5, teaching=few)
+    monkeypatch.setattr(learning_settings, "RETUNING", settings)
+
+    def retuned(recipe: str, out: str) -> None:
+        watched(
+            dq.retune, PAIR / "draft", recipe, traces, tmp_path / out, tmp_path / "control",
+            num_draft_tokens=3,
+        )  # fmt: skip
+
+    retuned("int4-channel", "int4")
+    held(seen, "fine-tune the BF16 control", 10)
+    held(seen, "fine-tune the quantized draft", 10)
+    del seen.begun["fine-tune the quantized draft"], seen.made["fine-tune the quantized draft"]
+    retuned("int4-channel", "again")
+    held(seen, "fine-tune the quantized draft", 10)

@@ -218,6 +218,10 @@ class _Inputs:
         return dataclasses.replace(found, found=codes)
 
 
+_A_COLUMN = 3_000_000
+"""Multiplications that take as long as what a column costs GPTQ whatever its size."""
+
+
 class _Phases:
     """Shows the stages of a run, and how far each is.
 
@@ -230,6 +234,7 @@ class _Phases:
     def __init__(self, plan: Plan, watch: Watch) -> None:
         self._plan, self._watch = plan, watch
         self._left = sum(self._work(step) for step in plan.steps)
+        self._written: set[str] = set()
         self._is_measuring = False
 
     def begin(self, stage: str) -> None:
@@ -265,14 +270,26 @@ class _Phases:
         self.bar.phase("measure the linears' inputs", 1, "work")
 
     def written(self, step: Step) -> None:
-        """A tensor is written."""
+        """A tensor is written; those that GPTQ rounds at the same time count when all are."""
         assert self.bar is not None  # the run has begun
-        self._left -= self._work(step)
-        self.bar.advance(self._work(step))
+        done = [step]
+        if self._plan.recipe.algorithm.rounding == "gptq":
+            done = self._finished_with(step)
+        if done:
+            work = sum(map(self._work, done))
+            self._left -= work
+            self.bar.advance(work)
+
+    def _finished_with(self, step: Step) -> list[Step]:
+        """The stage that ends with a step; nothing where one of its steps still runs."""
+        self._written.add(step.row.tensor.name)
+        stage = next(stage for stage in self._plan.stages() if step in stage)
+        is_over = all(one.row.tensor.name in self._written for one in stage)
+        return list(stage) if is_over else []
 
     def _work(self, step: Step) -> int:
-        """Bytes; of a weight [out, in] that GPTQ rounds in^2 (in + out) multiplications beside."""
+        """Bytes; of a weight that GPTQ rounds, column by column, multiplications."""
         if step.action != "quantize" or self._plan.recipe_of(step).algorithm.rounding != "gptq":
             return step.bytes_before
         rows, columns = step.row.tensor.shape
-        return step.bytes_before + columns**2 * (rows + columns)
+        return step.bytes_before + columns * (_A_COLUMN + columns * (rows + columns))

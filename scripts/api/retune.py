@@ -126,12 +126,15 @@ class _Shown:
     def __call__(self, side: "Side", progress: "LearningProgress") -> None:
         if side not in self._sides:
             what = f"fine-tune the {_SIDES[side]}"
-            if self._sides:
+            is_second = bool(self._sides)
+            if is_second:
                 self._bar.phase(what, progress.steps)
             else:
                 self._bar.label(what)
-            self._sides[side] = StepsShown(self._bar)
+            self._sides[side] = StepsShown(self._bar, behind_first=is_second)
         self._sides[side](progress)
+        if progress.step == progress.steps:
+            self._bar.phase(f"write the {_SIDES[side]}")
         found = progress.validation
         if found.step != progress.step:
             return
