@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ..recipes.install_line import install_line
 from .errors import CalibrationError
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -40,7 +41,7 @@ def headless_pyplot() -> Any:
         raise CalibrationError(
             "matplotlib",
             "is not installed, and draws the plot",
-            fix="pip install 'draftquant[plot]'",
+            fix=install_line("plot"),
         ) from exc
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "draftquant"  # the same names in every file

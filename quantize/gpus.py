@@ -5,7 +5,7 @@ Sources: AMD ROCm and NVIDIA CUDA tables of GPUs for architectures, data sheets 
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..recipes.formats import NumberFormat, Precision
@@ -151,6 +151,29 @@ ARCHITECTURES = tuple(dict.fromkeys(gpu.arch for gpu in GPUS.values()))
 def gpus_of(arch: str) -> str:
     """The products of an architecture as people say them, or its own name."""
     return ", ".join(gpu.name.upper() for gpu in GPUS.values() if gpu.arch == arch) or arch
+
+
+def gpu_name(gpu: str | None, asked: str | None = None) -> str:
+    """How a GPU is written where a person reads: `H200 (sm90)`, `MI325X (gfx942)`.
+
+    Args:
+        gpu: a GPU or an architecture, which stands for the newest of its usual GPUs; None for any.
+            What is in no table is written as it stands.
+        asked: the name by which the user asked for it, which is used where it has the architecture.
+    """
+    if gpu is None:
+        return "any GPU"
+    known, wanted = _spelled(gpu), _spelled(asked or "")
+    arch = GPUS[known].arch if known in GPUS else known
+    products = [each.name for each in GPUS.values() if each.arch == arch]
+    usual = [name for name in products if name in USUAL_GPUS] or products
+    name = next((name for name in (wanted, known, *usual[-1:]) if name in products), None)
+    return f"{name.upper()} ({arch})" if name else gpu
+
+
+def gpu_names(gpus: Iterable[str], asked: str | None = None) -> str:
+    """Several of them, as `gpu_name` writes each."""
+    return ", ".join(gpu_name(each, asked) for each in gpus)
 
 
 def architecture(name: str) -> str:

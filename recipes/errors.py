@@ -1,7 +1,7 @@
 """Errors: one class per stage, each saying where, what (expected, got) and how to fix it."""
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _LONGEST_FIELD = 4000  # characters
 _REPR = reprlib.Repr()
@@ -27,6 +27,20 @@ class DraftQuantError(Exception):
         self.details = tuple(map(_field, details))
         first = f"{self.where}: {self.what}"
         super().__init__("\n".join([first, *self.details, f"  fix: {self.fix}"]))
+
+    def reword(self, say: Callable[[str], str], place: Callable[[str], str]) -> None:
+        """Say the same in other words, as who calls from Python knows options by other names.
+
+        Args:
+            say: of a text, the text in other words.
+            place: the same of `where`.
+        """
+        text = str(self)
+        behind = text.removeprefix(self.where)
+        where = place(self.where) if behind != text else ""
+        self.args = (where + say(behind),)
+        self.where, self.what, self.fix = place(self.where), say(self.what), say(self.fix)
+        self.details = tuple(map(say, self.details))
 
     def __reduce__(self) -> tuple[object, ...]:
         """As it is, from one process to another; `__init__` asks for keywords."""

@@ -92,7 +92,7 @@ class WeightFormat:
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
         of = f" of {self.first_stage} per tensor" if self.first_stage else ""
-        carried = f" carried by {self.carrier}" if self.carrier else ""
+        carried = f" stored as {self.carrier}" if self.carrier else ""
         return f"{self.dtype} per {self.granularity}{size}{of}{carried}"
 
 

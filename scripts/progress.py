@@ -161,10 +161,11 @@ class Bar:
             self._console.print(Text(visible(text)), soft_wrap=True)
 
 
-class _Said(ProgressColumn):
+class Figures(ProgressColumn):
     """How much is done, how fast, and how much time is left."""
 
     def render(self, task: Task) -> Text:
+        """The figures of a phase, those that are known."""
         phase: Phase | None = task.fields.get("phase")
         if phase is None or not phase.total:
             return Text(seconds(task.elapsed or 0))
@@ -193,7 +194,7 @@ def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterato
             _IN_LOGS.remove(bar)
             bar.stop()
         return
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), _Said()
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Figures()
     with Progress(*columns, console=terminal(stream), transient=True) as progress:
         bar = Bar(progress)
         bar.phase(label, total, unit)

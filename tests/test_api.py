@@ -4,6 +4,7 @@ import ast
 import doctest
 import inspect
 import json
+import logging
 import pickle
 import pydoc
 import subprocess
@@ -19,6 +20,7 @@ from draftquant import api as dq
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.command_line import command_line
 from draftquant.quantize.quantize_draft import QuantizeReport
+from draftquant.recipes import to_mapping
 from draftquant.scripts.api import reports
 from draftquant.scripts.api.watch import SILENT, Watch
 from draftquant.scripts.cli import main
@@ -156,7 +158,7 @@ def test_errors_are_those_of_the_commands(work: Path) -> None:
         match=r"gate\(policy=\): expected one of 'release', 'screening', got 'mine'",
     ):
         dq.gate("DRAFT", "DRAFT", "TRACES", policy="mine")  # type: ignore[arg-type]
-    with pytest.raises(dq.DraftQuantError, match="--engine sglang"):
+    with pytest.raises(dq.DraftQuantError, match=r'record\(engine="sglang"\): '):
         dq.record("TARGET", "prompts.jsonl", work / "x", engine="sglang")
     assert not (work / "x").exists()
 
@@ -246,6 +248,80 @@ def test_names() -> None:
     for module, name in ((dq, "quantise"), (draftquant, "gate")):
         with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute"):
             getattr(module, name)
+
+
+def test_a_recipe_may_be_a_dict_or_a_recipe(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And is recorded as that of a file is."""
+    keys = {"name": "mine", "summary": "FP8 of mine", "extends": "fp8-ptpc"}
+    text = "".join(f"{key}: {value}\n" for key, value in keys.items())
+    (work / "mine.yaml").write_text(text, encoding="utf-8")
+    recipe = dq.recipes_show(work / "mine.yaml")
+    assert dq.recipes_show(keys) == recipe
+    for name, given in {"BY_FILE": "mine.yaml", "BY_DICT": keys, "BY_RECIPE": recipe}.items():
+        dq.quantize("DRAFT", given, name)
+        assert dq.plan("DRAFT", given).plan.recipe == recipe
+    recorded = [(work / name / "draftquant.json").read_bytes() for name in ("BY_FILE", "BY_DICT")]
+    assert recorded[0] == recorded[1] == (work / "BY_RECIPE" / "draftquant.json").read_bytes()
+    estimated = dq.estimate("DRAFT", recipes=[keys, "int4-channel", recipe], gpus="h200")
+    assert list(estimated.loaded_by) == ["mine", "int4-channel"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_dict_is_decoded_as_strictly_as_a_file(work: Path) -> None:
+    whole = to_mapping(dq.recipes_show("fp8-ptpc"))
+    assert dq.recipes_show(whole) == dq.recipes_show("fp8-ptpc")
+    rules = [dict(whole["rules"][0], action="quantise"), *whole["rules"][1:]]
+    for keys, where in (
+        ({**whole, "rules": rules}, r"recipe, rules\[0\].action: expected one of"),
+        ({**whole, "wieghts": {}}, "recipe, wieghts: unknown key\n  fix: did you mean 'weights'"),
+        ({"extends": "fp8-ptpc", "summary": "x"}, "recipe, name: missing key"),
+        ({**whole, "backend": "quark", "algorithm": {"scale": "mse", "rounding": "nearest"}},
+         "recipe, algorithm: backend quark"),
+    ):  # fmt: skip
+        with pytest.raises(dq.DraftQuantError, match=where):
+            dq.quantize("DRAFT", keys, work / "x")
+    two = {**whole, "layout": "fp9", "backend": "torsh"}
+    with pytest.raises(dq.DraftQuantError, match=r"recipe, backend: [^$]*recipe, layout: "):
+        dq.plan("DRAFT", two)
+    assert not (work / "x").exists()
+
+
+@pytest.mark.usefixtures("work")
+def test_one_stands_for_a_list_of_one_and_shares_are_read_as_on_the_command_line() -> None:
+    (one,) = dq.replay("DRAFT", "TRACES")
+    assert one.name == "DRAFT"
+    report = dq.gate("DRAFT", "DRAFT", "TRACES", unrelated=True, max_relative_drop="2%")  # type: ignore[arg-type]
+    assert isinstance(report, GateReport)
+    assert report.policy.max_relative_drop == 0.02
+    with pytest.raises(
+        dq.DraftQuantError,
+        match=r"gate\(max_relative_drop=\): expected a share such as 0.01 or 1%, got 'little'",
+    ):
+        dq.gate("DRAFT", "DRAFT", "TRACES", max_relative_drop="little")  # type: ignore[arg-type]
+    with pytest.raises(dq.DraftQuantError, match=r"gate\(measured=\): expected 2 values, got 1"):
+        dq.gate(measured="A.json")
+
+
+def test_notes_go_to_the_log_and_warnings_into_every_report(
+    work: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "draftquant"):
+        dq.replay(["DRAFT"], "TRACES")
+    assert any(one.message.startswith("memory of this process") for one in caplog.records)
+    assert {(one.name, one.levelno) for one in caplog.records} == {("draftquant", logging.INFO)}
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "draftquant"):
+        dq.quantize("DRAFT", "fp8-ptpc", work / "LOGGED")
+    stages = [one.message for one in caplog.records if one.levelno == logging.DEBUG]
+    assert stages[0] == "check"
+    assert {"write", "verify"} <= set(stages)
+    assert any(type(one) is logging.NullHandler for one in logging.getLogger("draftquant").handlers)
+    with pytest.warns(dq.DraftQuantWarning) as caught:
+        report = dq.gate("DRAFT", "LOGGED", "TRACES", policy="screening")
+    assert tuple(str(one.message) for one in caught) == report.warnings
+    with pytest.warns(dq.DraftQuantWarning) as caught:
+        planned = dq.plan("DRAFT", "mi325x-w4a8", backend="torch")
+    assert tuple(str(one.message) for one in caught) == planned.warnings
 
 
 def said(*arguments: str, cwd: Path) -> str:

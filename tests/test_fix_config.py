@@ -59,7 +59,7 @@ def test_without_the_flag_config_stays_and_lints_are_named(
     with pytest.warns(dq.DraftQuantWarning, match="lints: aux-layer-ids"):
         report = dq.quantize(draft, "int4-channel", tmp_path / "called")
     assert {"aux-layer-ids", "draft-vocab-size-missing"} < {one.name for one in report.lints}
-    assert any("--fix-config corrects" in text for text in report.warnings)
+    assert any("fix_config=True corrects" in text for text in report.warnings)
     assert verify(tmp_path / "out", draft).ok
 
 

@@ -17,7 +17,7 @@ from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.gpus import GPUS, architecture
+from draftquant.quantize.gpus import GPUS, architecture, gpu_name
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import built_in_recipes, load_recipe
@@ -81,15 +81,31 @@ def test_a_gpu_that_nobody_knows(said: str, hint: str) -> None:
     assert said not in GPUS
 
 
+@pytest.mark.parametrize(
+    ("gpu", "asked", "written"),
+    [("sm90", None, "H200 (sm90)"), ("h100", None, "H100 (sm90)"), ("sm90", "h100", "H100 (sm90)"),
+     ("sm100", "h100", "B200 (sm100)"), ("gfx942", None, "MI325X (gfx942)"),
+     ("gfx942", "MI-300X", "MI300X (gfx942)"), ("gfx950", None, "MI355X (gfx950)"),
+     ("sm80", None, "A100 (sm80)"), ("sm120", None, "sm120"), (None, None, "any GPU")],
+)  # fmt: skip
+def test_gpus_are_written_as_people_call_them(
+    gpu: str | None, asked: str | None, written: str
+) -> None:
+    assert gpu_name(gpu, asked) == written
+
+
 def test_plan_and_quantize_say_who_loads_the_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draft = str(PAIRS / "eagle3-mla" / "draft")
     assert main(["plan", draft, "--recipe", "mi325x-w4a8"]) == 0
     output = capsys.readouterr()
-    assert "sglang 0.5.23: sm90 REFUSED, sm100 REFUSED, gfx942 REFUSED" in output.out
+    assert (
+        "sglang 0.5.23: H200 (sm90) REFUSED, B200 (sm100) REFUSED, MI325X (gfx942) REFUSED"
+        in output.out
+    )
     assert "warning: no known engine loads what recipe mi325x-w4a8 makes" in output.err
-    assert "on gfx942 (MI300X, MI325X) these load: mi325x-w4a8-fp8" in output.err
+    assert "on MI325X (gfx942) these load: mi325x-w4a8-fp8" in output.err
     assert "vllm: NotImplementedError: No quark compatible scheme was found" in output.err
     assert (
         "with draftquant installed beside them (its plugin), vllm and sglang load it" in output.err

@@ -210,8 +210,20 @@ def test_every_extra_that_somebody_is_told_to_install_exists() -> None:
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*.md")]
     texts += [path.read_text(encoding="utf-8") for path in documents]
     asked = re.findall(r"(?:draftquant|'\.)\[([a-z, ]+)\]", "\n".join(texts))
+    asked += re.findall(r"install_line\([\"']([a-z]+)[\"']\)", "\n".join(texts))
     named = {name.strip() for group in asked for name in group.split(",")}
-    assert {"plot", "quark", "modelopt", "accelerate", "parquet"} <= named <= known
+    assert {"plot", "quark", "modelopt", "accelerate", "parquet", "sign"} <= named <= known
+
+
+def test_no_message_sends_anybody_to_an_index_for_draftquant() -> None:
+    """Its name there may be somebody else's: `recipes.install_line` says what works."""
+    found = [
+        f"{module}: {line.strip()}"
+        for module in MODULES
+        for line in (ROOT / module).read_text(encoding="utf-8").splitlines()
+        if re.search(r"pip install.*draftquant\b", line)
+    ]
+    assert found == []
 
 
 def test_the_pins_hold_every_dependency() -> None:

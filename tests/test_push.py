@@ -219,7 +219,7 @@ def test_a_dry_run_asks_nothing(pusher: Pusher, out: Path, served: tuple[str, Hu
     for name, content in contents(out).items():
         assert name in run.stdout
         assert f"{len(content):,}" in run.stdout
-    assert "vllm 0.33.0: sm90 LOADS" in run.stdout
+    assert "vllm 0.33.0: H200 (sm90) LOADS" in run.stdout
     assert "nothing was sent (--dry-run)" in run.stdout
 
 
@@ -362,7 +362,7 @@ def test_the_card_of_a_source_is_not_enough(card: str, out: Path) -> None:
     (out / "README.md").write_text(card, encoding="utf-8")
     with pytest.raises(HubError, match="is no card of a quantized draft") as caught:
         push(out, REPOSITORY, unverified=True, dry_run=True)
-    assert caught.value.fix.startswith(f"draftquant card {out} --out ")
+    assert caught.value.fix.startswith(f'card("{out}", out=')
 
 
 def test_files_that_cannot_be_uploaded(out: Path, tmp_path: Path) -> None:

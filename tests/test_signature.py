@@ -263,7 +263,7 @@ def test_without_the_library_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "model_signing", None)
     with pytest.raises(CheckpointError) as caught:
         verify_signature(out, made / "mine.pub")
-    assert caught.value.fix == "pip install 'draftquant[sign]'"
+    assert caught.value.fix == "pip install model-signing pyOpenSSL"
 
 
 # ---- what else sees the file

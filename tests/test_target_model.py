@@ -80,7 +80,7 @@ def test_without_accelerate_it_is_asked_for(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(TraceError, match="accelerate, which is not installed") as caught:
         recorded("eagle3-llama", tmp_path / "out", placement=Placement(device_map="auto"))
-    assert "pip install 'draftquant[accelerate]'" in str(caught.value)
+    assert "pip install accelerate" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -206,6 +206,7 @@ def test_without_vllm_the_error_says_where_to_run(monkeypatch: pytest.MonkeyPatc
         offline_engine({}, Decoding(), session="0" * 16, max_new_tokens=1),
     ):
         pass
+    assert "(pip install --no-deps " in caught.value.fix
     assert "--server URL" in caught.value.fix
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...recipes.install_line import install_line
 from ...recipes.regular_file import open_stream
 from ..errors import PromptError
 
@@ -27,7 +28,7 @@ def import_pyarrow(where: object) -> Any:
         import pyarrow.parquet
     except ImportError as exc:
         raise PromptError(
-            where, "needs pyarrow, which is not installed", fix="pip install 'draftquant[parquet]'"
+            where, "needs pyarrow, which is not installed", fix=install_line("parquet")
         ) from exc
     return pyarrow
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
+from ..traces.dataset_source import DatasetSource
 from ..traces.too_long import TooLong, TooLongPrompts
 from .target_shape import TargetShape
 
@@ -20,10 +21,12 @@ class FittedPrompts:
     Attributes:
         prompts: at least one.
         too_long: those that were left out or cut; None where all of them fit.
+        dataset: that they were taken out of, for trace.json.
     """
 
     prompts: tuple[Prompt, ...]
     too_long: TooLongPrompts | None
+    dataset: DatasetSource | None = None
 
 
 def fitted_prompts(
@@ -115,5 +118,6 @@ def _misfits(
         details=[*problems[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])],
         fix="tokenize the prompts with this target's tokenizer"
         if foreign
-        else "leave them out or cut them (--too-long skip, truncate), or lower --max-new-tokens",
+        else "leave them out (--too-long skip), cut them (--too-long truncate), or lower"
+        " --max-new-tokens",
     )

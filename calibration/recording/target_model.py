@@ -15,6 +15,7 @@ from torch import nn
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import CPU
+from ...recipes.install_line import install_line
 from ..errors import TraceError
 from .target_shape import TargetShape
 
@@ -61,7 +62,7 @@ def loaded_target(
         raise TraceError(
             "--device-map",
             "spreads a target with the package accelerate, which is not installed",
-            fix="pip install 'draftquant[accelerate]', or choose one --device",
+            fix=f"{install_line('accelerate')}, or choose one --device",
         )
     limits = dict(placement.max_memory) if placement.max_memory else None
     with TemporaryDirectory(prefix=".offloaded-", dir=beside) as folder:

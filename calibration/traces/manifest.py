@@ -1,4 +1,4 @@
-"""trace.json: what a trace folder says about itself. Knows fields and their sense, not tensors."""
+"""trace.json describes a trace folder: keys and their meaning, but no tensors."""
 
 import json
 import re
@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal
 
 from ...recipes.decode import encode
 from ...recipes.errors import short
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import TraceError
+from .dataset_source import DatasetSource, datasets_problem
+from .names import LONGEST_NAME, is_printable_name
 from .too_long import TooLongPrompts
 
 MANIFEST_FILE = "trace.json"
@@ -23,7 +25,6 @@ LogprobKind = Literal["processed", "raw"]
 
 _SHARD_FILE = re.compile(r"traces-\d{5}\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,10 @@ class TargetIdentity:
 
     Attributes:
         name: folder name or Hub id, for reports.
-        config_sha256: over the bytes of its config.json.
-        weights_sha256: over the names and bytes of its safetensors files. Both are None where the
-            target itself was not at hand, as in an imported dump.
-        num_layers: decoder layers. vocab_size: token ids lie in [0, vocab_size).
+        config_sha256: hash of the bytes of its config.json; None if the target was not at hand, as
+            in an imported dump.
+        weights_sha256: hash of the names and bytes of its safetensors files; None in the same case.
+        num_layers: number of decoder layers. vocab_size: token ids lie in [0, vocab_size).
     """
 
     name: str
@@ -47,17 +48,18 @@ class TargetIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureSpec:
-    """What stands in every `features` tensor.
+    """What every `features` tensor holds.
 
     Attributes:
-        kind: "aux" = outputs of the aux layers side by side, in ascending layer order; "fused" =
-            what the draft's fc makes of them, narrower but bound to one fc.
-        width: elements per position.
-        dtype: the dtype that the target computed in, and that the features are stored in.
+        kind: "aux" means the outputs of the aux layers side by side, in ascending layer order;
+            "fused" means the output of the draft's fc on them, which is narrower but fits one fc
+            only.
+        width: number of elements per position.
+        dtype: the dtype in which the target computed, and in which the features are stored.
         aux_layer_ids: 0-based target layers, ascending.
-        aux_semantics: "post_layer" = output of the layer (id i equals hidden_states[i + 1] of
-            transformers); never the final norm.
-        fusion_sha256: the draft's fusion weights for "fused", None for "aux".
+        aux_semantics: "post_layer" means the output of the layer (id i is hidden_states[i + 1] of
+            transformers), never the output of the final norm.
+        fusion_sha256: hash of the draft's fusion weights for "fused", None for "aux".
     """
 
     kind: FeatureKind
@@ -73,8 +75,8 @@ class Sampling:
     """How tokens were drawn at a temperature above 0.
 
     Attributes:
-        top_p: in (0, 1], 1 = all tokens. top_k: 0 = all tokens.
-        seed: None where the recorder does not say.
+        top_p: in (0, 1]; 1 means all tokens. top_k: 0 means all tokens.
+        seed: None if the recorder does not report it.
     """
 
     top_p: float = 1.0
@@ -84,12 +86,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobSpec:
-    """Natural logarithms of the target's probabilities beside the continuations.
+    """Natural logarithms of the target's probabilities, recorded with the continuations.
 
     Attributes:
-        kind: "processed" = of the distribution that was sampled from, after temperature, top-k and
-            top-p; "raw" = of the untouched logits.
-        num_top: most likely tokens recorded beside each emitted one.
+        kind: "processed" means the distribution that was sampled from, after temperature, top-k and
+            top-p; "raw" means that of the untouched logits.
+        num_top: number of most likely tokens that are recorded beside each emitted token.
     """
 
     kind: LogprobKind
@@ -101,13 +103,14 @@ class TraceEntry:
     """One prompt.
 
     Attributes:
-        id: of the prompt, before the names of its tensors.
-        category: of the prompt, as its file says.
-        prompt_length: P, tokens of the prompt.
-        num_tokens: N, tokens of prompt and continuation.
-        file: the shard that it is in.
-        conversation_sha256: that of `PromptTrace`; None, and no such key, for a first turn.
-        cluster: that of `PromptTrace`; None, and no such key, where none is declared.
+        id: name of the prompt; the names of its tensors begin with it.
+        category: category from the prompt file.
+        prompt_length: P, number of tokens of the prompt.
+        num_tokens: N, number of tokens of prompt and continuation.
+        file: the shard that holds its tensors.
+        conversation_sha256: hash of the conversation's first turn, for a later turn; left out for
+            a first turn.
+        cluster: name of the group that the prompt file declares; left out if it declares none.
     """
 
     id: str
@@ -125,8 +128,8 @@ class Shard:
 
     Attributes:
         file: its name.
-        nbytes: its size.
-        sha256: over its bytes.
+        nbytes: its size in bytes.
+        sha256: hash of its bytes.
     """
 
     file: str
@@ -136,14 +139,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesFile:
-    """The target's embedding and head beside trace.json; what is in it says `tables.py`.
+    """The file with the target's embedding and head beside trace.json.
 
     Attributes:
-        file: its name. nbytes: its size. sha256: over its bytes.
-        num_token_ids: n, tokens whose embedding is carried.
-        width: W, of the target's hidden states.
-        embed_tokens_dtype, lm_head_dtype: as the target stores them.
-        norm_dtype: of the norm before the head; None where the target's is not known.
+        file: its name. nbytes: its size in bytes. sha256: hash of its bytes.
+        num_token_ids: n, number of tokens whose embedding is stored.
+        width: W, width of the target's hidden states.
+        embed_tokens_dtype, lm_head_dtype: dtype in which the target stores them.
+        norm_dtype: dtype of the norm before the head; None if the target's norm is not known.
     """
 
     file: Literal["tables.safetensors"] = TABLES_FILE
@@ -158,22 +161,21 @@ class TablesFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceManifest:
-    """The whole of trace.json.
-
-    What is None stands in no key of trace.json.
+    """The whole of trace.json. A key whose value is None is left out.
 
     Attributes:
-        format: what the file is. version: of the format.
-        temperature: of the continuations, 0 = greedy.
-        sampling: None for greedy ones.
-        ignore_eos: texts go on behind the target's end-of-text tokens.
-        recorded_by: engine and version, where it was none of transformers.
-        target: who was recorded. features: what a position has.
-        logprobs: None where none are recorded; sampled traces have them.
-        too_long: prompts that were left out or cut; None where there were none.
-        num_tokens: the sum over the prompts.
-        prompts: in the order of recording. shards: where their tensors are.
-        tables: None for a folder that carries none.
+        format: kind of the file. version: version of the format.
+        temperature: temperature of the continuations; 0 means greedy.
+        sampling: how tokens were drawn; None for greedy continuations.
+        ignore_eos: whether continuations go on behind the target's end-of-text tokens.
+        recorded_by: engine and version; None for transformers.
+        target: the target that was recorded. features: what is stored for each position.
+        logprobs: None if none are recorded; sampled traces have them.
+        too_long: prompts that were left out or cut; None if there were none.
+        datasets: data sets of the Hub that prompts were taken out of; None if there are none.
+        num_tokens: sum over the prompts.
+        prompts: prompts in the order of recording. shards: files that hold their tensors.
+        tables: the file with the target's embedding and head; None if the folder has none.
     """
 
     format: Literal["draftquant-trace"] = "draftquant-trace"
@@ -186,6 +188,7 @@ class TraceManifest:
     features: FeatureSpec
     logprobs: LogprobSpec | None = None
     too_long: TooLongPrompts | None = None
+    datasets: tuple[DatasetSource, ...] | None = None
     num_tokens: int
     prompts: tuple[TraceEntry, ...]
     shards: tuple[Shard, ...]
@@ -237,6 +240,7 @@ def check_manifest(manifest: TraceManifest, where: Path) -> None:
         or _shard_problem(manifest.shards)
         or _prompt_problem(manifest)
         or _tables_problem(manifest)
+        or datasets_problem(manifest.datasets)
     )
     if problem:
         raise TraceError(where, problem, fix="record the traces again")
@@ -280,7 +284,7 @@ def _decoding_problem(manifest: TraceManifest) -> str | None:
     if logprobs is not None and not 0 <= logprobs.num_top <= manifest.target.vocab_size:
         return f"logprobs.num_top: expected 0 to {manifest.target.vocab_size}"
     if manifest.recorded_by is not None and not is_printable_name(manifest.recorded_by):
-        return f"recorded_by: expected 1 to {_LONGEST_NAME} printable characters"
+        return f"recorded_by: expected 1 to {LONGEST_NAME} printable characters"
     return None
 
 
@@ -302,7 +306,7 @@ def _prompt_problem(manifest: TraceManifest) -> str | None:
         names = (("id", entry.id), ("category", entry.category), ("cluster", entry.cluster or "-"))
         for key, name in names:
             if not is_printable_name(name):
-                return f"prompts[{i}].{key}: expected 1 to {_LONGEST_NAME} printable characters"
+                return f"prompts[{i}].{key}: expected 1 to {LONGEST_NAME} printable characters"
         if not 1 <= entry.prompt_length < entry.num_tokens:
             return (
                 f"prompts[{i}] ({entry.id}): expected 1 <= prompt_length < num_tokens, got"
@@ -337,11 +341,6 @@ def _tables_problem(manifest: TraceManifest) -> str | None:
     if tables.width < 1 or (features.kind == "aux" and features.width != aux_width):
         return f"tables.width: {tables.width} contradicts features of width {features.width}"
     return None
-
-
-def is_printable_name(value: object) -> TypeGuard[str]:
-    """True for text that can name a prompt or a category: 1 to 200 printable characters."""
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
 def _first_double(names: Iterable[str]) -> str | None:

@@ -1,23 +1,23 @@
-"""Traces: what a target did on prompts, all that a draft ever sees of it.
+"""Traces: what a target did on prompts. A draft sees nothing else of its target.
 
 A trace folder, format version 1:
 
-    trace.json                 `manifest.TraceManifest`: target, features, prompts, shards
-    traces-00001.safetensors   for every prompt ID with N tokens, P of them its prompt:
+    trace.json                 `TraceManifest`: target, features, prompts, shards
+    traces-00001.safetensors   for every prompt ID with N tokens, whose first P are the prompt:
                                  "ID.token_ids"    I32 [N], prompt, then the continuation
                                  "ID.features"     [N - 1, width], of positions 0 .. N - 2
                                  "ID.target_top1"  I32 [N - 1], argmax after positions 0 .. N - 2,
-                                                   -1 where it is not known
-                               and where trace.json says `logprobs`, of tokens P .. N - 1:
+                                                   -1 if it is not known
+                               and if trace.json has `logprobs`, for tokens P .. N - 1:
                                  "ID.token_logprob"  F32 [N - P]
                                  "ID.top_token_ids"  I32 [N - P, num_top], "ID.top_logprobs" F32,
                                                      if num_top is above 0
     traces-00002.safetensors   …
-    tables.safetensors         only if asked for: see `tables`
+    tables.safetensors         only with `record --tables`: the target's embedding and head
 
-Where recording was greedy, target_top1[P - 1:] equals token_ids[P:]. The last token was never fed
-to the target, so it has no feature. Reading treats the folder as hostile input and loads one prompt
-at a time.
+If recording was greedy, target_top1[P - 1:] equals token_ids[P:]. The last token was never fed to
+the target, so it has no feature. Reading treats the folder as hostile input and loads one prompt at
+a time.
 """
 
 import dataclasses
@@ -60,7 +60,10 @@ class TraceFolder:
         manifest: trace.json, checked.
         sha256: hash of trace.json, which holds the hash of every shard: the identity of the traces.
             Tables are left out: the same traces with and without them are the same.
+        warnings: of the run that recorded it, where that returned it.
     """
+
+    warnings: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, manifest: TraceManifest) -> None:
         self.folder = folder

@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ...recipes.install_line import install_itself
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
@@ -40,8 +41,8 @@ def offline_engine(
         raise TraceError(
             "--engine vllm",
             "vLLM is not installed beside draftquant",
-            fix="install draftquant into the engine's own environment (pip install --no-deps, and"
-            " its clone or wheel) and run it there, or give a running server: --server URL",
+            fix=f"install draftquant into vLLM's own environment ({install_itself()}) and record"
+            " there, or give a running server: --server URL",
         )
     os.environ.update(_ENVIRONMENT)
     import vllm

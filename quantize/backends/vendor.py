@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...recipes.install_line import install_line
 from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms import InputMoments
 from ..errors import BackendError
@@ -46,7 +47,7 @@ def tested_version(backend: BackendName, package: str, wanted: str) -> str:
         raise BackendError(
             f"backend {backend}",
             f"expected the package {package}, which is not installed",
-            fix=f"pip install 'draftquant[{backend}]', or use 'backend: torch'",
+            fix=f"{install_line(backend)}, or use 'backend: torch'",
         ) from exc
     if not fnmatch.fnmatchcase(version, wanted):
         raise BackendError(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.errors import reason, short
+from ...recipes.install_line import install_line
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError, OutputError
@@ -246,7 +247,7 @@ def _library() -> Any:
         raise CheckpointError(
             SIGNATURE_FILE,
             f"needs model-signing, which cannot be imported: {exc}",
-            fix="pip install 'draftquant[sign]'",
+            fix=install_line("sign"),
         ) from exc
     return model_signing
 

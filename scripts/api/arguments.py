@@ -4,13 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from ...recipes import Recipe
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.counting.estimand import DraftSampling
-from .opening import Reference
+from .opening import AnyRecipe, Reference
 from .option import Argument, Option
 
 AnyPath = str | os.PathLike[str]
@@ -45,7 +44,7 @@ Subtree = Annotated[
 ]
 OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
 RecipeName = Annotated[
-    Recipe | Reference,
+    AnyRecipe,
     Option("built-in name or .yaml path", "RECIPE"),
 ]
 Backend = Annotated[

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ...recipes import DraftQuantError, aliases, built_in_recipes
+from ...recipes.install_line import install_line
 from .option import Argument
 from .settings import Settings
 from .verb import verb
@@ -34,7 +35,7 @@ def completion(settings: CompletionSettings) -> str:
     try:
         import shtab
     except ImportError as exc:
-        fix = "pip install 'draftquant[completion]'"
+        fix = install_line("completion")
         raise DraftQuantError("completion", "needs shtab, which is not here", fix=fix) from exc
 
     from ..cli import every_parser

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.preview import planned_verdicts
-from ...quantize.gpus import gpus_of
+from ...quantize.gpus import gpu_name
 from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import Recipe, built_in_recipes, load_recipe
 from ...recipes.errors import DraftQuantError
@@ -19,7 +19,8 @@ def verdict_lines(verdicts: Iterable[EngineCheck]) -> list[str]:
     """One line per engine: its verdict on each GPU."""
     by_engine: dict[str, list[str]] = {}
     for one in verdicts:
-        by_engine.setdefault(f"{one.engine} {one.version}", []).append(f"{one.arch} {one.verdict}")
+        where = gpu_name(one.arch)
+        by_engine.setdefault(f"{one.engine} {one.version}", []).append(f"{where} {one.verdict}")
     return [f"{engine}: {', '.join(each)}" for engine, each in by_engine.items()]
 
 
@@ -39,7 +40,7 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
     if _is_for_the_plugin(plan.recipe):
         lines.append("with draftquant installed beside them (its plugin), vllm and sglang load it")
     for arch, recipes in _alternatives(plan).items():
-        lines.append(f"on {arch} ({gpus_of(arch)}) these load: {', '.join(recipes)}")
+        lines.append(f"on {gpu_name(arch)} these load: {', '.join(recipes)}")
     return "\n  ".join(lines)
 
 

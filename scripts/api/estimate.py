@@ -29,11 +29,11 @@ from ...quantize.estimate.work import Machine
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
 from ...quantize.quantization_plan import Plan, make_plan
-from ...recipes import Recipe, built_in_recipes
+from ...recipes import built_in_recipes
 from ...recipes.bounds import AT_LEAST_1
 from ...validate.judging.policy import resolve_policy
 from . import arguments, reports
-from .opening import Reference, named_recipe, open_draft, optional_path
+from .opening import AnyRecipe, named_recipe, open_draft, optional_path
 from .option import Option
 from .settings import Settings
 from .verb import verb
@@ -46,7 +46,7 @@ class EstimateSettings(Settings):
     draft: arguments.Draft
     _: KW_ONLY
     recipes: Annotated[
-        Sequence[Recipe | Reference],
+        Sequence[AnyRecipe],
         Option(
             "built-in name or .yaml path, may be repeated; default: all that fit the draft",
             "RECIPE",
@@ -156,8 +156,8 @@ def _plans(draft: Draft, settings: EstimateSettings) -> tuple[list[Plan], Mappin
         PlanError, LayoutError: a recipe that was asked for does not fit the draft.
     """
     plans, refused = [], {}
-    for one in dict.fromkeys(settings.recipes or built_in_recipes()):
-        recipe = named_recipe(one, settings.watch)
+    named = [named_recipe(one, settings.watch) for one in settings.recipes or built_in_recipes()]
+    for recipe in (one for place, one in enumerate(named) if one not in named[:place]):
         try:
             plans.append(make_plan(recipe, draft, target_layers=settings.target_layers))
         except (PlanError, LayoutError) as exc:

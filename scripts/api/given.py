@@ -22,6 +22,11 @@ def of_python(arguments: Mapping[str, object], options: Mapping[str, Option]) ->
     return _Given({n: _PythonValue(value, options.get(n)) for n, value in arguments.items()})
 
 
+def of_value(value: object) -> "_PythonValue":
+    """A value that has keys of its own, such as a recipe as a dict."""
+    return _PythonValue(value)
+
+
 def of_words(words: Mapping[str, Sequence[str] | bool], options: Mapping[str, Option]) -> "_Given":
     """The words behind each option of a command line; True for a flag."""
     return _Given({name: _Words(options[name], name, word) for name, word in words.items()})
@@ -55,34 +60,38 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _PythonValue:
-    """A value of a Python call; None is null, a list is a list, and True is no number."""
+    """A value of a Python call; None is null, a list is a list, and True is no number.
+
+    Text that a command line reads in a way of its own, such as 1%, is read so here too.
+    """
 
     value: Any
     option: Option | None = None
 
     def entries(self) -> Sequence[tuple[str, "_PythonValue", "_PythonValue"]]:
-        if not isinstance(self.value, Mapping):
-            raise MisfitError(f"expected a dict, got {_shown(self.value)}")
-        return [(str(name), self, _PythonValue(item)) for name, item in self.value.items()]
+        value = self._read()
+        if not isinstance(value, Mapping):
+            raise MisfitError(f"expected a dict, got {_shown(value)}")
+        return [(str(name), self, _PythonValue(item)) for name, item in value.items()]
 
     def items(self) -> Sequence["_PythonValue"]:
-        if isinstance(self.value, str | bytes | os.PathLike) or not isinstance(
-            self.value, Sequence
-        ):
+        """Of a list; one text or path stands for a list of one."""
+        values = [self.value] if isinstance(self.value, str | os.PathLike) else self.value
+        if isinstance(values, bytes) or not isinstance(values, Sequence):
             raise MisfitError(f"expected a list or tuple, got {_shown(self.value)}")
         count = self.option.count if self.option else None
-        if isinstance(count, int) and len(self.value) != count:
-            raise MisfitError(f"expected {count} values, got {len(self.value)}")
-        return [_PythonValue(item, self.option) for item in self.value]
+        if isinstance(count, int) and len(values) != count:
+            raise MisfitError(f"expected {count} values, got {len(values)}")
+        return [_PythonValue(item, self.option) for item in values]
 
     def all_of(self, kind: Any) -> tuple[object, ...] | None:
         del kind
         return None
 
     def scalar(self, kind: Any) -> object:
-        kinds = members(kind)
-        if object in kinds or any(_fits(self.value, one) for one in kinds):
-            return Path(self.value) if _are_paths(kinds) else self.value
+        kinds, value = members(kind), self._read()
+        if object in kinds or any(_fits(value, one) for one in kinds):
+            return Path(value) if _are_paths(kinds) else value
         expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
         raise MisfitError(f"expected {expected}, got {_shown(self.value)}")
 
@@ -97,6 +106,10 @@ class _PythonValue:
     def is_null(self) -> bool:
         return self.value is None
 
+    def _read(self) -> Any:
+        reads = self.option.reads if self.option else None
+        return reads(self.value) if reads and isinstance(self.value, str) else self.value
+
 
 _KINDS: Mapping[Any, str] = {
     bool: "True or False",
@@ -105,6 +118,7 @@ _KINDS: Mapping[Any, str] = {
     str: "text",
     Path: "a path",
     os.PathLike[str]: "a path",
+    Mapping[str, Any]: "a dict",
 }
 
 

@@ -2,16 +2,20 @@
 
 import dataclasses
 import os
+import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
-from ...recipes import Recipe, aliases, load_recipe
+from ...recipes import Recipe, aliases, load_recipe, to_mapping
+from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import BackendName
+from .given import of_value
 from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 Reference = str | Path
 """A draft: its folder, or its id on the Hub (owner/name, owner/name@revision)."""
+AnyRecipe = Recipe | Mapping[str, Any] | str | Path
+"""A recipe: a built-in name, a file, a resolved recipe, or the keys of a file as a dict."""
 
 
 def open_draft(reference: Reference, subtree: str | None = None) -> tuple[DraftSource, Draft]:
@@ -39,7 +45,7 @@ def folder_of(reference: Reference) -> Path:
 
 
 def chosen_recipe(
-    recipe: Recipe | Reference,
+    recipe: AnyRecipe,
     *,
     backend: BackendName | None = None,
     algorithm: str | None = None,
@@ -48,7 +54,7 @@ def chosen_recipe(
     """A recipe with another backend or algorithm than its own, where one is named.
 
     Args:
-        recipe: a built-in name, a file, or a resolved recipe.
+        recipe: a built-in name, a file, a resolved recipe, or one as a dict.
         backend: who computes the codes.
         algorithm: one of `ALGORITHMS`, computed by torch unless `backend` says otherwise.
         watch: is told which recipe an alias is.
@@ -68,18 +74,56 @@ def chosen_recipe(
     return chosen
 
 
-def named_recipe(reference: Recipe | Reference, watch: Watch = SILENT) -> Recipe:
-    """A recipe by name, alias or file, or itself; of an alias it is said which one that is.
+def named_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> Recipe:
+    """A recipe by name, alias, file or keys, or itself; the watch is told which one an alias is.
 
     Raises:
         RecipeError: see `load_recipe`.
     """
     if isinstance(reference, Recipe):
         return reference
+    if isinstance(reference, Mapping):
+        return recipe_of_keys(reference)
     recipe = load_recipe(str(reference))
     if str(reference).lower() in aliases():
         watch.note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
     return recipe
+
+
+def recipe_of_keys(keys: Mapping[str, Any]) -> Recipe:
+    """A recipe as a dict with the keys of a recipe file, held to the same rules.
+
+    Args:
+        keys: as in a file, `extends` too; each list may be a list or a tuple.
+
+    Raises:
+        RecipeError: every key that is unknown, missing or of another kind, by its path.
+    """
+    own = dict(keys)
+    if "extends" in own:
+        base = to_mapping(load_recipe(str(own.pop("extends"))))
+        own = _merged({key: base[key] for key in base if key != "name"}, own)
+    recipe, misfits = walk(Recipe, of_value(own))
+    if misfits:
+        said = [(f"recipe, {one.key or 'as a whole'}", one.what, one.fix) for one in misfits]
+        (where, what, fix), *others = said
+        more = [f"{at}: {problem}" for at, problem, _ in others]
+        raise RecipeError(where, what, fix=fix or "see recipes/README.md", details=more)
+    refused = refusal(recipe.backend, recipe.algorithm)
+    if refused is not None:
+        where = f"recipe, algorithm: backend {recipe.backend}, {recipe.algorithm}"
+        raise RecipeError(where, refused.reason, fix=refused.fix)
+    return typing.cast(Recipe, recipe)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `over` replace those of `base`; mappings merge, lists do not: as files extend."""
+    both = {
+        key: _merged(base[key], value)
+        for key, value in over.items()
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+    }
+    return {**base, **over, **both}
 
 
 def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") -> Recipe:

@@ -36,7 +36,7 @@ class PlanReport:
 
     plan: Plan
     loads: tuple[EngineCheck, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -65,4 +65,4 @@ def plan(settings: PlanSettings) -> PlanReport:
     problem = nothing_loads(made, loads)
     if problem:
         settings.watch.warning(problem)
-    return PlanReport(plan=made, loads=loads, warnings=(problem,) if problem else ())
+    return PlanReport(plan=made, loads=loads)

@@ -18,7 +18,7 @@ from .opening import Reference, optional_path
 from .option import Argument, Option
 from .settings import Settings
 from .verb import verb
-from .verify import verify
+from .verify import VerifySettings, compared
 
 if TYPE_CHECKING:
     from ...quantize.engines import EngineCheck
@@ -33,6 +33,7 @@ class PushReport:
         verified: every byte was compared with the source in this run.
         engines: what each known engine does with the folder on each of its GPUs.
         upload: None of a dry run.
+        warnings: what the command line prints on stderr of this run.
     """
 
     repository: str
@@ -41,6 +42,7 @@ class PushReport:
     verified: bool
     engines: "tuple[EngineCheck, ...]"
     upload: Upload | None
+    warnings: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -182,7 +184,8 @@ def _check_verifies(folder: Path, settings: PushSettings) -> None:
     if settings.unverified:
         raise VerifyError("--unverified", "a source is given, which says whether it verifies",
                           fix="leave one of the two out")  # fmt: skip
-    report = verify(folder, against, target=optional_path(settings.target))
+    target = optional_path(settings.target)
+    report = compared(VerifySettings(output=folder, against=against, target=target), against)
     if not report.ok:
         raise VerifyError(
             folder,

@@ -83,7 +83,6 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
 
     watch, fix_config = settings.watch, settings.fix_config
     own_target, folder = optional_path(settings.target), Path(settings.out)
-    said = _Warnings(watch)
     source, opened = open_draft(settings.draft, settings.subtree)
     chosen = chosen_recipe(
         settings.recipe, backend=settings.backend, algorithm=settings.algorithm, watch=watch
@@ -92,12 +91,13 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
     check_retuning(plan, None)
     proven = check_tables(plan, own_target)
     verdicts, lints = verdicts_of(plan, fix_config=fix_config), tuple(find_lints(opened))
-    said.add(looks_like_a_target(opened))
-    said.add(nothing_loads(plan, verdicts))
+    for problem in (looks_like_a_target(opened), nothing_loads(plan, verdicts)):
+        if problem is not None:
+            watch.warning(problem)
     check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
     with ExitStack() as stack:
         phases = _Phases(plan, watch)
-        inputs = _Inputs(plan, settings, said).found(stack, phases.measured)
+        inputs = _Inputs(plan, settings).found(stack, phases.measured)
         bar = phases.bar = stack.enter_context(watch.bar("check", None))
         report = quantize_draft(
             plan,
@@ -113,21 +113,9 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             on_stage=phases.begin,
             on_verified=bar.set,
         )
-    said.add(lints_left(settings.draft, lints, fix_config=fix_config))
-    return dataclasses.replace(report, loads=verdicts, lints=lints, warnings=said.texts)
-
-
-class _Warnings:
-    """What is told to who watches, and kept for the report."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch, self.texts = watch, tuple[str, ...]()
-
-    def add(self, text: str | None) -> None:
-        """None = nothing is wrong."""
-        if text is not None:
-            self.texts += (text,)
-            self._watch.warning(text)
+    if left := lints_left(settings.draft, lints, fix_config=fix_config):
+        watch.warning(left)
+    return dataclasses.replace(report, loads=verdicts, lints=lints)
 
 
 def looks_like_a_target(draft: Draft) -> str | None:
@@ -158,7 +146,6 @@ class _Inputs:
 
     plan: Plan
     settings: QuantizeSettings
-    said: "_Warnings"
 
     def found(self, stack: ExitStack, measuring: "Callable[[int, int], None]") -> "PlanInputs":
         """What the recipe needs, or what the algorithm does; there until the stack is left."""
@@ -199,7 +186,7 @@ class _Inputs:
                 on_stage_progress=measuring,
             )
         if fault := feature_evidence(traces).fault():
-            self.said.add(f"{settings.traces}: {fault}")
+            watch.warning(f"{settings.traces}: {fault}")
         if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
             what = "input scales" if found.statistics is None else "inputs"
             watch.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")

@@ -1,21 +1,24 @@
 """The verbs of `recipes`: list the built-in ones, show one resolved, check a file."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any
 
 from ...quantize.drafts import FAMILIES
 from ...quantize.engines.contract import EngineName
 from ...quantize.engines.registry import choose
-from ...quantize.gpus import GPUS, architecture
+from ...quantize.gpus import GPUS, architecture, gpu_name, gpu_names
 from ...recipes import Recipe, aliases, built_in_recipes, load_recipe, to_mapping
 from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.expectations import LoadsOn
 from ...recipes.formats import NUMBER_FORMATS
-from .opening import Reference, named_recipe
+from .opening import AnyRecipe, named_recipe
 from .option import Argument, Option
 from .settings import Settings
 from .verb import verb
+
+LOADED_FAMILIES = ("eagle3-llama", "eagle3-mla", "dflash")
+"""Those that every recipe says of whether its result loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,23 @@ class RecipesListSettings(Settings):
         str | None, Option("only for drafts of eagle3-llama, eagle3-mla, ...", "FAMILY")
     ] = None
 
+    def places(self, recipe: Recipe) -> tuple[LoadsOn, ...]:
+        """Where the recipe's result loads, as far as it is asked."""
+        arch = architecture(self.arch) if self.arch else None
+        return tuple(
+            replace(place, arch=place.arch if arch is None else (arch,))
+            for place in recipe.loads_on
+            if self.engine in (None, place.engine)
+            and (arch is None or arch in place.arch)
+            and (self.family is None or self.family in place.family)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RecipeSettings(Settings):
     """Which recipe."""
 
-    recipe: Annotated[Recipe | Reference, Argument("name, alias or .yaml path", "RECIPE")]
+    recipe: Annotated[AnyRecipe, Argument("name, alias or .yaml path", "RECIPE")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +91,7 @@ def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
     found = [
         recipe
         for recipe in map(load_recipe, built_in_recipes())
-        if not asked or any(_loads(place, settings, arch) for place in recipe.loads_on)
+        if not asked or settings.places(recipe)
     ]
     if not found:
         settings.watch.line(_why_none(settings, arch))
@@ -130,18 +144,9 @@ def _why_none(settings: RecipesListSettings, arch: str | None) -> str:
     if known is not None and arch is not None and arch not in known.gpus:
         return (
             f"{words}: no recipe is listed, because {known.name} {known.version} was never executed"
-            f" on {arch}: it is known on {', '.join(known.gpus)}"
+            f" on {gpu_name(arch, settings.arch)}: it is known on {gpu_names(known.gpus)}"
         )
     return (
-        f"{words}: what no built-in recipe makes is known to load there; 'draftquant check FOLDER'"
-        " says why of a folder"
-    )
-
-
-def _loads(place: LoadsOn, asked: RecipesListSettings, arch: str | None) -> bool:
-    """True if the result loads there, as far as it is asked."""
-    return (
-        asked.engine in (None, place.engine)
-        and (arch is None or arch in place.arch)
-        and (asked.family is None or asked.family in place.family)
+        f"{words}: no built-in recipe makes a draft that is known to load there;"
+        " 'draftquant check FOLDER' says why a given folder does not"
     )

@@ -19,7 +19,7 @@ from .arguments import (
     TargetLayers,
 )
 from .learning import StepsShown
-from .opening import Reference, draft_on_traces, named_recipe, open_draft, optional_path
+from .opening import AnyRecipe, Reference, draft_on_traces, named_recipe, open_draft, optional_path
 from .option import Argument, Option
 from .settings import Settings
 from .verb import verb
@@ -35,7 +35,7 @@ class RetuneSettings(Settings):
     """Of which draft, in which format, taught by what, into which two folders."""
 
     draft: Annotated[Reference, Argument("BF16 draft folder or Hub id (owner/name)", "DRAFT")]
-    recipe: Annotated[Recipe | Reference, Option("format: built-in name or .yaml path", "RECIPE")]
+    recipe: Annotated[AnyRecipe, Option("format: built-in name or .yaml path", "RECIPE")]
     traces: Annotated[
         AnyPath,
         Option(
@@ -104,7 +104,7 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
     return report
 
 
-def retuned_recipe(reference: Recipe | Reference, watch: Watch = SILENT) -> Recipe:
+def retuned_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> Recipe:
     """A recipe whose codes the target is to teach, from where it says that scales start."""
     recipe = named_recipe(reference, watch)
     algorithm = dataclasses.replace(recipe.algorithm, rounding="retuned")

@@ -25,6 +25,7 @@ from .arguments import (
     share,
 )
 from .opening import (
+    AnyRecipe,
     Reference,
     draft_on_traces,
     named_recipe,
@@ -60,7 +61,7 @@ class TuneSettings(Settings):
     engine: Annotated[EngineName, Option("that must load the result")]
     arch: Annotated[str, Option("on which: b200, sm100, ...", "GPU")]
     recipes: Annotated[
-        Sequence[Recipe | Reference],
+        Sequence[AnyRecipe],
         Option(
             "recipes whose formats may be mixed, the first one gives the rules (default: all"
             " built-in ones whose format the layout holds)",

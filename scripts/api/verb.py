@@ -1,12 +1,22 @@
-"""`verb`: the Python function of a verb, made from its settings and from what it does."""
+"""`verb`: the Python function of a verb, made from its settings and from what it does.
 
+Commands call `run` with settings that are decoded already. The function decodes its arguments,
+and says errors and warnings in the words of a Python call.
+"""
+
+import dataclasses
+import functools
 import inspect
 import textwrap
 import typing
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from ...recipes.errors import DraftQuantError
+from .ears import Ears, with_warnings
+from .keywords import Keywords
 from .settings import Settings, options_of
+from .watch import usual_watch
 
 P = ParamSpec("P")
 S = TypeVar("S", bound=Settings)
@@ -43,9 +53,24 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
         signature = inspect.signature(cls)
         name = run.__name__
 
+        @functools.wraps(run)
+        def heard(settings: S) -> R:
+            ears = Ears(settings.watch)
+            return with_warnings(run(dataclasses.replace(settings, watch=ears)), ears.warnings)
+
         def function(*args: Any, **kwargs: Any) -> R:
-            given = signature.bind(*args, **kwargs).arguments
-            return run(cls.from_arguments(name, given))
+            given = {"watch": usual_watch()} | signature.bind(*args, **kwargs).arguments
+            words = Keywords(name, cls)
+            try:
+                settings = cls.from_arguments(name, given)
+                ears = Ears(settings.watch, words)
+                report = run(dataclasses.replace(settings, watch=ears))
+            except DraftQuantError as exc:
+                exc.reword(words, words.place)
+                raise
+            for text in getattr(report, "warnings", ()):
+                ears.warning(text)
+            return with_warnings(report, ears.warnings)
 
         returns = run.__annotations__["return"]
         kinds = typing.get_type_hints(cls)
@@ -62,7 +87,7 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
         found: Any = function
         found.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
         found.__wrapped__ = run  # in whose module the annotation of what it returns is found
-        found.settings, found.run = cls, run
+        found.settings, found.run = cls, heard
         return typing.cast("Verb[P, S, R]", found)
 
     return made

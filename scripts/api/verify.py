@@ -142,13 +142,14 @@ def verify(settings: VerifySettings) -> Verification:
         folder = resolve_draft(str(settings.output)).folder
         signature = verify_signature(folder, Path(settings.verify_signature))
     if settings.against is not None:
-        report = _compared(settings, settings.against)
+        report = compared(settings, settings.against)
     if settings.sign and report is not None and report.ok:
         signed = _signed(settings.output, Path(settings.sign))
     return Verification(comparison=report, signature=signature, signed=signed)
 
 
-def _compared(settings: VerifySettings, against: Reference) -> "VerifyReport":
+def compared(settings: VerifySettings, against: Reference) -> "VerifyReport":
+    """The folder against its source, whatever else is asked."""
     from ...quantize.verify import folder_verification
 
     source = resolve_draft(str(against), settings.subtree)

@@ -1,15 +1,20 @@
 """`Watch`: what a long run says meanwhile, and to whom."""
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
+from typing_extensions import override
+
 from ...recipes.errors import DraftQuantWarning
 
 Unit = Literal["bytes", "items", "work"]
 """What a bar counts: work has no unit that people know, and is shown as a share."""
+LOG = logging.getLogger("draftquant")
+LOG.addHandler(logging.NullHandler())  # as libraries do: who wants to see it configures logging
 
 
 class Bar(Protocol):
@@ -33,9 +38,11 @@ class Bar(Protocol):
 
 
 class Watch:
-    """Sees how far a run is, and shows nothing; subclasses show what they like.
+    """Sees how far a run is, and shows no bar; subclasses show what they like.
 
-    The command line shows bars and lines on stderr.
+    What a run says goes to `logging.getLogger("draftquant")`: notes and lines at level INFO, the
+    beginning of stages at level DEBUG. What may be wrong is a Python warning
+    (`DraftQuantWarning`). The command line prints all of that on stderr instead.
     """
 
     def __repr__(self) -> str:
@@ -43,29 +50,59 @@ class Watch:
 
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        """Something of `total` items or bytes begins; None = of nobody knows how many.
+        """Something of `total` items or bytes begins; None = nobody knows of how many.
 
         It ends with the block.
         """
-        del label, total, unit
-        yield _NoBar()
+        bar = _NoBar()
+        bar.phase(label, total, unit)
+        yield bar
 
     def stage(self, name: str) -> None:
         """A stage of the run begins: "write", "sync", "verify"."""
+        LOG.debug("%s", name)
 
     def line(self, text: str) -> None:
         """Something to show; what it quotes may hold any character."""
+        LOG.info("%s", text)
 
     def warning(self, text: str) -> None:
-        """What may be wrong, in one line or more: a Python warning (`DraftQuantWarning`).
-
-        The command line prints it on stderr instead.
-        """
+        """What may be wrong, in one line or more."""
         warnings.warn(text, DraftQuantWarning, stacklevel=_outside())
 
     def note(self, text: str) -> None:
         """What is good to know, where nothing is wrong."""
         self.line(text)
+
+
+class ProgressWatch(Watch):
+    """Shows a bar of what runs: in the output of a notebook's cell, elsewhere on stderr.
+
+    Notebooks have it by default. In a script: `dq.replay(..., watch=dq.ProgressWatch())`.
+    """
+
+    @override
+    @contextmanager
+    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+        """As of `Watch`, and shown."""
+        if in_notebook():
+            from .notebook import cell_bar as shown
+        else:
+            from ..progress import progress_bar as shown
+        with shown(label, total, unit) as bar:
+            yield bar
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; IPython is not imported to find out."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return any(each.__name__ == "ZMQInteractiveShell" for each in type(shell).__mro__)
+
+
+def usual_watch() -> Watch:
+    """Who watches where nobody is named: a bar in a notebook, else the log alone."""
+    return ProgressWatch() if in_notebook() else SILENT
 
 
 def verifying(bar: Bar) -> Callable[[str], None]:
@@ -93,22 +130,23 @@ def beyond_kept(bar: Bar) -> Callable[[int, int], None]:
     return show
 
 
-class _NoBar:
-    """Is told, and shows nothing."""
+class _NoBar(Bar):
+    """Shows nothing; the log hears of each phase that begins."""
 
     measured = False
 
+    @override
     def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
-        """See `Bar.phase`."""
+        LOG.debug("%s", label if total is None else f"{label}: {total:,} {unit}")
 
-    def advance(self, by: int = 1) -> None:
-        """See `Bar.advance`."""
+    @override
+    def advance(self, by: int = 1) -> None: ...
 
-    def label(self, text: str) -> None:
-        """See `Bar.label`."""
+    @override
+    def label(self, text: str) -> None: ...
 
-    def set(self, done: int, total: int) -> None:
-        """See `Bar.set`."""
+    @override
+    def set(self, done: int, total: int) -> None: ...
 
 
 def _outside() -> int:

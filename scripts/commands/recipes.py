@@ -5,9 +5,11 @@ from collections.abc import Iterable
 
 import yaml
 
-from ...quantize.gpus import gpus_of
+from ...quantize.gpus import gpu_names
 from ...recipes import recipe_sha256, to_mapping
+from ...recipes.expectations import LoadsOn
 from ..api.recipes import (
+    LOADED_FAMILIES,
     ListedRecipe,
     RecipesListSettings,
     recipes_check,
@@ -18,6 +20,7 @@ from ..console import OnTerminal, print_document, print_json, print_table, stdou
 from .verbs import Below, Verbs, run_verb
 
 DEFAULT = "list"
+NOWHERE = "no engine without the draftquant plugin"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,7 +37,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print_json([one.to_mapping() for one in found])
     elif found:
-        _print(found)
+        _print(found, options.settings)
     return 0 if found else 1
 
 
@@ -67,7 +70,7 @@ VERBS: Verbs = {
 }
 
 
-def _print(recipes: Iterable[ListedRecipe]) -> None:
+def _print(recipes: Iterable[ListedRecipe], asked: RecipesListSettings) -> None:
     spare = "backend", "layout", "algorithm"
     columns = "name", "alias", "weights", "activations", "algorithm", "layout", "backend"
     found = table("Recipes", *columns, "loads on", spare=spare)
@@ -81,16 +84,27 @@ def _print(recipes: Iterable[ListedRecipe]) -> None:
             recipe.algorithm.name,
             recipe.layout,
             recipe.backend,
-            _places(listed),
+            _places(listed, asked),
         )
     print_table(found)
 
 
-def _places(listed: ListedRecipe) -> str:
-    """Where the result loads, and where that is no use for speed."""
-    places = "; ".join(map(str, listed.recipe.loads_on)) or "no stock engine"
-    slow = ", ".join(f"{gpus_of(arch)} ({arch})" for arch in listed.emulated_on)
-    return f"{places}; emulated on {slow}: slower than BF16" if slow else places
+def _places(listed: ListedRecipe, asked: RecipesListSettings) -> str:
+    """Where the result loads, as far as it was asked, and where that is no use for speed."""
+    lines = [
+        f"{place.engine}: {gpu_names(place.arch, asked.arch)}{_families(place)}"
+        for place in asked.places(listed.recipe)
+    ]
+    archs = {arch for place in asked.places(listed.recipe) for arch in place.arch}
+    if slow := [arch for arch in listed.emulated_on if arch in archs]:
+        lines.append(f"emulated on {gpu_names(slow, asked.arch)}, slower than BF16")
+    return "; ".join(lines) or NOWHERE
+
+
+def _families(place: LoadsOn) -> str:
+    """Those that it does not load, which are fewer."""
+    absent = [name for name in LOADED_FAMILIES if name not in place.family]
+    return f" (not {', '.join(absent)})" if absent else ""
 
 
 def _each(formats: Iterable[object]) -> str:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ...quantize.gpus import gpu_names
 from ...recipes.formats import NUMBER_FORMATS
 from ..api.tune import TuneSettings
 from ..console import print_table, stdout, table
@@ -71,7 +72,7 @@ def print_choice(settings: TuneSettings, report: "TuneReport") -> None:
             f"{_formats(smaller)} is smaller and was measured within the limit, which so few"
             " prompts cannot show: record more"
         )
-    places = ", ".join(f"{place.engine} {' '.join(place.arch)}" for place in recipe.loads_on)
+    places = ", ".join(f"{place.engine} on {gpu_names(place.arch)}" for place in recipe.loads_on)
     stdout().line(f"loads on {places}; now: draftquant quantize {settings.draft} --recipe"
                   f" {settings.out} ..., and gate it on other prompts")  # fmt: skip
 

@@ -45,7 +45,7 @@ from .scripts.api.transcode import transcode
 from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
-from .scripts.api.watch import Bar, Watch
+from .scripts.api.watch import Bar, ProgressWatch, Watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
@@ -142,6 +142,7 @@ __all__ = [
     "Measurement",
     "MergeReport",
     "PlanReport",
+    "ProgressWatch",
     "QuantizeReport",
     "Recipe",
     "Reconciliation",

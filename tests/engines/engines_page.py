@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from draftquant.quantize.gpus import gpu_name
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "engines.md"
 sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
@@ -20,8 +22,8 @@ from results import COLUMNS, ENGINE_NAMES, WORDS, Outcome, read_outcomes  # noqa
 _BEGIN = "<!-- written by tests/engines/engines_page.py -->\n"
 _END = "<!-- end of what tests/engines/engines_page.py writes -->\n"
 _LEGEND = """
-Each cell is what the engine did. `check` predicted {right} of these {all} outcomes (one and two
-shards each){marked}. **wrong**: accepted without an error, and served
+Each cell shows what the engine did. `check` predicted {right} of these {all} outcomes (one and two
+shards each){marked}. **wrong**: the engine accepted the draft without an error, and served it
 wrongly. [RESULTS.md](../tests/engines/RESULTS.md) has the engines' own errors, {others} outcomes of
 other formats and of broken folders, and how the engines were run.
 """
@@ -65,7 +67,7 @@ def table(cases: Sequence[Case], said: Verdicts) -> str:
     """The table and its legend, from `predictions`."""
     loaded = {_key(outcome): outcome["verdict"] for outcome in read_outcomes()}
     right = sum(loaded[key] in (verdict, "UNKNOWN") for key, verdict in said.items())
-    header = " | ".join(f"{ENGINE_NAMES[engine]} {arch}" for engine, arch in COLUMNS)
+    header = " | ".join(f"{ENGINE_NAMES[engine]} {gpu_name(arch)}" for engine, arch in COLUMNS)
     lines = [f"| recipe | families | {header} |", f"|{'---|' * (len(COLUMNS) + 2)}"]
     lines += _rows(cases, loaded, said)
     legend = _LEGEND.format(

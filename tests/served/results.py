@@ -23,14 +23,27 @@ the engine's own counts per request and step.
 
 Replay reads traces that the same engine recorded (`record --engine vllm`): the text that it wrote
 without a draft, and its own hidden states; `draftquant` replays the draft over them in BF16, as the
-engine computes. A round of the engine is compared with what replay says of the same place in the
-text. Where they differ, the token at which they parted is looked up: a near tie is one whose logit
-is no further from the best other one than four times what BF16 moves such distances by (root mean
-square, replay in BF16 against float32). A refusal is given in the engine's own words; a GPU may
-have the kernels that a CPU lacks (tests/engines/RESULTS.md). On a CPU without AVX-512 vLLM loads
-INT4 weights and dies at the first request: there those drafts are served dequantized, the same
-codes as BF16 weights, and marked "as BF16".
+engine computes. Each verify step of the engine is compared with replay at the same position of the
+text. If they differ, the token at which they diverge is looked up: it is a near tie if its logit is
+no further from the best other one than four times what BF16 changes these distances by (root mean
+square, replay in BF16 against float32). A GPU may have the kernels that a CPU lacks
+(tests/engines/RESULTS.md). On a CPU without AVX-512 vLLM loads INT4 weights and dies at the first
+request: there those drafts are served dequantized, the same quantized values as BF16 weights, and
+marked "as BF16".
 """
+
+
+_MEANINGS = {
+    "NVFP4 linear layer": "vLLM has no NVFP4 kernel for this CPU.",
+    "MXFP4 linear layer": "vLLM has no MXFP4 kernel for this CPU.",
+    "No compressed-tensors compatible scheme": (
+        "vLLM has no scheme for INT4 in groups with FP8 inputs on this CPU."
+    ),
+    "No quark compatible scheme": (
+        "vLLM has no scheme for Quark's INT4 per channel with FP8 inputs; the plugin adds one."
+    ),
+}
+"""The engine's words -> what they mean. A new refusal needs a sentence here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +134,13 @@ def table(served: Sequence[Served]) -> str:
     families = dict.fromkeys(each.family for each in served)
     found = {(each.family, each.draft): each for each in served}
     reasons: dict[str, int] = {}
-    columns = "".join(f" {family} served | replayed | equal rounds |" for family in families)
+    columns = "".join(f" {family} served | replayed | equal steps |" for family in families)
     lines = [f"| draft |{columns}", f"|---|{'---|' * 3 * len(families)}"]
     for draft in drafts:
         cells = "".join(_cells(found[family, draft], reasons) for family in families)
         lines.append(f"| {draft} |{cells}")
     lines += ["", _legend(served), ""]
-    lines += [f"{number}. `{reason}`" for reason, number in reasons.items()]
+    lines += [f"{number}. {_meaning(reason)} `{reason}`" for reason, number in reasons.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -149,6 +162,12 @@ def _cells(served: Served, reasons: dict[str, int]) -> str:
     return f"{lengths} {served.num_equal} of {served.num_compared}{mark} |"
 
 
+def _meaning(reason: str) -> str:
+    """What the engine's own words mean, as a sentence."""
+    (meaning,) = (sentence for words, sentence in _MEANINGS.items() if words in reason)
+    return meaning
+
+
 def _legend(served: Sequence[Served]) -> str:
     loaded = [each for each in served if each.error is None]
     (version,) = {each.version for each in loaded}
@@ -158,9 +177,9 @@ def _legend(served: Sequence[Served]) -> str:
     ties = sum(each.num_near_ties for each in loaded)
     unexplained = sum(each.num_unexplained for each in loaded)
     return (
-        f"vLLM {version} on a CPU, greedy. Acceptance lengths over the rounds whose outcome replay"
-        f" knows; **equal rounds**: the engine accepted exactly as many tokens as replay says,"
-        f" {equal:,} of {compared:,} ({equal / compared:.1%}). Of the others {ties:,} parted at a"
-        f" near tie of the draft's logits, {unexplained:,} did not. Largest difference of two"
-        f" acceptance lengths: {far:.2%}."
+        f"vLLM {version} on a CPU, greedy. The acceptance lengths cover the verify steps whose"
+        f" outcome replay knows. **Equal steps**: the engine accepted exactly as many tokens as"
+        f" replay, in {equal:,} of {compared:,} steps ({equal / compared:.1%}). Of the others,"
+        f" {ties:,} diverged at a near tie of the draft's logits and {unexplained:,} did not. The"
+        f" largest difference of two acceptance lengths is {far:.2%}."
     )

@@ -23,6 +23,7 @@ from ...quantize.errors import OutputError
 from ...quantize.files.resumable import resumable_folder
 from ...quantize.files.staging import check_output
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
+from ...recipes.install_line import install_line
 from ...recipes.strict_json import parse_object
 from ..errors import ParityError
 from ..measure.measurement import EngineName
@@ -225,9 +226,8 @@ def _found_command(command: str) -> list[str]:
         raise ParityError(
             "--lm-eval",
             f"there is no program {command!r}",
-            fix="pip install '.[tasks]' in the repository of draftquant; or in another environment"
-            " 'lm_eval[api]==0.4.13' and transformers, and give its path: --lm-eval"
-            " VENV/bin/lm_eval",
+            fix=f"{install_line('tasks')}; or in another environment, with transformers, and give"
+            " its path: --lm-eval VENV/bin/lm_eval",
         )
     return words
 

@@ -20,6 +20,7 @@ from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.errors import LayoutError, PlanError
 from ...quantize.files.hub import DraftSource
+from ...quantize.gpus import gpu_name
 from ...quantize.quantization_plan import Plan, make_plan
 from ...quantize.quantize_draft import quantize_draft
 from ...quantize.stored.loading import LoadedDraft, load_draft
@@ -46,7 +47,7 @@ class Serving:
     target_layers: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.engine} on {self.arch}"
+        return f"{self.engine} on {gpu_name(self.arch)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class Candidates:
                 if one.verdict == "LOADS":
                     return None
                 return f"{self.serving}: {one.verdict}: {one.error or one.remedy}"
-        return f"{self.serving.engine} is not known on {self.serving.arch}"
+        return f"{self.serving.engine} is not known on {gpu_name(self.serving.arch)}"
 
     def recipe(self, mixture: Mixture, name: str, chosen_on: SeenPrompts = NO_PROMPTS) -> Recipe:
         """The mixture's recipe, with where it loads as `check` says of the result.

@@ -8,9 +8,9 @@ from ...cli import COMMANDS, _parser
 from .markdown import code, page, table, text
 
 _INTRODUCTION = (
-    "Results go to stdout, progress and errors to stderr. Exit codes: 0 done or PASS; 1 verify,"
-    " check or gate says no; 2 bad input; 3 INCONCLUSIVE or ANOMALOUS. `draftquant COMMAND --help`"
-    " says the same as this page."
+    "Results go to stdout; progress and errors go to stderr. Exit codes are 0 for done or PASS,"
+    " 1 when verify, check or gate says no, 2 for bad input, 3 for INCONCLUSIVE or ANOMALOUS."
+    " `draftquant COMMAND --help` prints what this page says."
 )
 _COLUMNS = ("argument", "meaning")
 _NEARLY_EVERY = 0.8
@@ -24,7 +24,7 @@ def commands_page() -> str:
     sections = [_section(parser, summary, common) for parser, summary in found]
     if common:
         rows = (_row(action) for action in common.values())
-        sections.insert(0, "## What nearly every command takes\n\n" + table(_COLUMNS, rows))
+        sections.insert(0, "## Options of nearly every command\n\n" + table(_COLUMNS, rows))
     return page("Commands", _INTRODUCTION, *sections)
 
 

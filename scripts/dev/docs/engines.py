@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from ....quantize.engines.engine import Engine
 from ....quantize.engines.registry import ENGINES
-from ....quantize.gpus import GPUS
+from ....quantize.gpus import GPUS, gpu_names
 from .markdown import code, page, table, text
 
 
@@ -13,10 +13,15 @@ def engines_page() -> str:
     known = list(ENGINES.values())
     return page(
         "Engines",
-        "What `draftquant check` knows. Another version than these is judged as the newest known"
-        " one, and says so. What each did with real folders: [engines](../engines.md).",
-        table(["engine", "version", "GPUs", "how it is known"], map(_version, known)),
-        "GPUs behind a + are judged where `--arch` names them.",
+        "`draftquant check` knows these engines. It judges any other version as the newest"
+        " known one, and says so. The page on [engines](../engines.md) has what each did with"
+        " real folders.",
+        table(
+            ["engine", "version", "GPUs", "GPUs with `--arch`", "how it is known"],
+            map(_version, known),
+        ),
+        "Without `--arch`, `check` asks about the GPUs of the third column. It asks about those"
+        " of the fourth column only if `--arch` names them.",
         "## GPUs",
         table(
             ["name", "architecture"], ([code(name), code(gpu.arch)] for name, gpu in GPUS.items())
@@ -26,18 +31,18 @@ def engines_page() -> str:
 
 
 def _version(engine: Engine) -> list[str]:
-    gpus = ", ".join(engine.archs) + "".join(f" +{arch}" for arch in engine.other_archs)
-    return [engine.name, engine.version, gpus, text(engine.evidence)]
+    named = [gpu_names(engine.archs), gpu_names(engine.other_archs)]
+    return [engine.name, engine.version, *named, text(engine.evidence)]
 
 
 def _names(engine: Engine) -> list[str]:
     """The architectures and methods of one engine, as lists."""
     return [
         f"## {engine.name} {engine.version}",
-        "`quant_method` that it takes: "
+        "It takes these values of `quant_method`: "
         + _listed({*engine.declaration.methods, *engine.declaration.aliases})
         + ".",
-        "`architectures` that it serves as drafts: " + _listed(engine.architectures) + ".",
+        "It serves these `architectures` as drafts: " + _listed(engine.architectures) + ".",
     ]
 
 

@@ -28,9 +28,9 @@ def lints_page() -> str:
     found = sorted(messages())
     return page(
         "Messages of the lints",
-        "What `draftquant inspect` prints, to find a message again; … stands for what it quotes of"
-        " the draft. [Lints](../lints.md) says in a line what each is. `--fix-config` of"
-        " `draftquant quantize` settles those that are marked ✓ wherever one value is right.",
+        "These are the messages that `draftquant inspect` prints; … stands for a quotation from"
+        " the draft. [Lints](../lints.md) explains each lint in a line. `draftquant quantize"
+        " --fix-config` corrects those that are marked ✓, wherever only one value can be right.",
         table(
             ["lint", "level", "✓", "cause", "remedy"],
             (

@@ -5,6 +5,7 @@ import itertools
 import typing
 from collections.abc import Iterator
 
+from ....quantize.gpus import gpu_names
 from ....quantize.layouts import get_layout
 from ....recipes import Recipe, built_in_recipes, load_recipe
 from ....recipes.formats import NUMBER_FORMATS, Granularity
@@ -12,9 +13,8 @@ from ....recipes.refused import REFUSED
 from ....recipes.schema import ActivationFormat, LayoutName, WeightFormat
 from .markdown import code, page, table, text
 
-_GPUS = "H100 and H200 are sm90, B200 is sm100, MI300X and MI325X are gfx942."
 _NONE = "no stock engine"
-_SCALES = {None: "of the weight, or float16", "U8": "U8, an exponent of two"}
+_SCALES = {None: "dtype of the weight, or float16", "U8": "U8, an exponent of two"}
 
 
 def recipes_page() -> str:
@@ -22,8 +22,8 @@ def recipes_page() -> str:
     recipes = [load_recipe(name) for name in built_in_recipes()]
     return page(
         "Built-in recipes",
-        "`draftquant recipes show NAME` prints one with all its rules;"
-        " [which one for my GPU](../recipes.md) helps to choose.",
+        "[Which recipe for my GPU?](../recipes.md) helps to choose. `draftquant recipes show"
+        " NAME` prints a recipe with all its rules.",
         table(
             ["recipe", "what it does"],
             ([code(each.name), text(each.summary)] for each in recipes),
@@ -34,8 +34,10 @@ def recipes_page() -> str:
             map(_stored, recipes),
         ),
         "## Where they load",
-        f"With nothing changed by hand, as `draftquant check` says of the result. {_GPUS} What the"
-        " engines really did, for all families: [engines](../engines.md).",
+        "`draftquant check` says LOADS of the result, with nothing changed by hand, for these"
+        " engines, GPUs and families. A GPU stands for all GPUs of its"
+        " [architecture](engines.md#gpus). The page on [engines](../engines.md) has what the"
+        " engines really did, for all families.",
         table(["recipe", "engine", "GPUs", "families"], _loading(recipes)),
     )
 
@@ -51,7 +53,7 @@ def _loading(recipes: list[Recipe]) -> Iterator[list[str]]:
         if not recipe.loads_on:
             yield [code(recipe.name), _NONE, "", ""]
         for place in recipe.loads_on:
-            yield [code(recipe.name), place.engine, ", ".join(place.arch), ", ".join(place.family)]
+            yield [code(recipe.name), place.engine, gpu_names(place.arch), ", ".join(place.family)]
 
 
 def formats_page() -> str:
@@ -59,14 +61,17 @@ def formats_page() -> str:
     layouts = typing.get_args(LayoutName)
     return page(
         "Formats",
-        "A format says what the codes of a weight are and how many of them share a scale"
-        " (w ≈ code * scale). A layout says how codes and scales are named, packed and declared in"
-        " config.json. The keys of a recipe file that ask for them:"
-        " [recipes/README.md](../../recipes/README.md).",
+        "A format says which values a quantized weight may have, and how many of them share a"
+        " scale (w ≈ value * scale). A layout says how values and scales are named, packed and"
+        " declared in config.json. [recipes/README.md](../../recipes/README.md) has the keys of"
+        " a recipe file for both.",
         "## Number formats",
-        table(["dtype", "bits of a code", "largest code", "scales", "dtype of scales"], _numbers()),
+        table(
+            ["dtype", "bits of a value", "largest value", "scales", "dtype of scales"], _numbers()
+        ),
         "## What a layout holds",
-        "Weights, and with which rounding of the inputs. `none`: inputs stay as they are.",
+        "Each row is a format of weights, with the formats of activations that the layout"
+        " allows beside it. `none` means that the activations are not rounded.",
         *(part for name in layouts for part in (f"### {name}", _held(name))),
         "## Algorithms that a backend refuses",
         table(
@@ -80,7 +85,7 @@ def _numbers() -> Iterator[list[str]]:
     for dtype, number in NUMBER_FORMATS.items():
         sizes = (_of_sizes(each, groups) for each, groups in number.sizes.items())
         scale = _SCALES.get(number.scale_dtype, number.scale_dtype or "")
-        below = ", under one of the matrix" if number.global_scale else ""
+        below = ", with one more scale for the matrix" if number.global_scale else ""
         yield [
             code(dtype),
             str(number.bits),

@@ -30,11 +30,11 @@ def traces_page() -> str:
     layout = inspect.cleandoc(trace_folder.__doc__ or "")
     return page(
         "Trace format",
-        "A trace folder is what `draftquant record` and `draftquant traces import` write. It is"
-        " read as hostile input: an unknown, missing or contradicting key is an error.",
+        "`draftquant record` and `draftquant traces import` write trace folders. draftquant"
+        " reads them as hostile input: an unknown, missing or contradictory key is an error.",
         "```text\n" + layout + "\n```",
         "## trace.json",
-        "The whole file is a `TraceManifest`; keys whose value is none are left out.",
+        "The whole file is a `TraceManifest`. Keys without a value are left out.",
         *(_part(each) for each in _PARTS),
     )
 

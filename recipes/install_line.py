@@ -1,0 +1,67 @@
+"""What pip is asked for, in messages: it works for a clone, a wheel and an index alike.
+
+An extra's packages are named themselves. So the line does not depend on how draftquant was
+installed, and sends nobody to an index for a `draftquant` that somebody else may own there.
+"""
+
+import shlex
+from collections.abc import Sequence
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from .strict_json import JsonProblem, parse_object
+
+_NAME = "draftquant"
+
+
+def install_line(extra: str) -> str:
+    """The command that installs the packages of an extra of pyproject.toml."""
+    return f"pip install {shlex.join(_packages(extra) or [_origin(extra)])}"
+
+
+def install_itself() -> str:
+    """The command that installs this draftquant alone into another environment."""
+    return f"pip install --no-deps {shlex.quote(_origin())}"
+
+
+def _packages(extra: str) -> Sequence[str]:
+    """Empty where they are not known: an editable installation may be older than its clone."""
+    found = _installed()
+    wanted = (found.requires if found else None) or ()
+    parts = (one.partition(";") for one in wanted)
+    return [name.strip() for name, _, marker in parts if f'extra == "{extra}"' in marker]
+
+
+def _origin(extra: str = "") -> str:
+    """What pip was given for draftquant, as it says itself (PEP 610), with an extra of it.
+
+    That is the folder of a clone, the file or address of a wheel, or a repository's address; for an
+    index, and a folder of wheels, name and version.
+    """
+    found = _installed()
+    brackets = f"[{extra}]" if extra else ""
+    if found is None:
+        return f"CLONE{brackets}"
+    try:
+        said = parse_object(found.read_text("direct_url.json") or "{}")
+    except JsonProblem:
+        said = {}
+    url = said.get("url")
+    if not isinstance(url, str):
+        return f"{_NAME}{brackets}=={found.version}"
+    address = urlsplit(url)
+    if address.scheme == "file":
+        path = Path(unquote(address.path))
+        return f"{path if path.exists() else path.name}{brackets}"
+    of_git = said.get("vcs_info")
+    if isinstance(of_git, dict):
+        url = f"{of_git.get('vcs')}+{url}@{of_git.get('commit_id')}"
+    return f"{_NAME}{brackets} @ {url}"
+
+
+def _installed() -> Distribution | None:
+    try:
+        return distribution(_NAME)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,67 @@
+"""`Ears`: hears what a run says on its way to who watches, and keeps the warnings of it."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from typing_extensions import override
+
+from .watch import Bar, Unit, Watch
+
+ReportT = TypeVar("ReportT")
+
+
+class Ears(Watch):
+    """Passes everything on to another watch, and keeps the warnings.
+
+    Args:
+        watch: who watches.
+        words: puts a text into the words of who called; None = as it is.
+
+    Attributes:
+        warnings: all that were said, each once.
+    """
+
+    def __init__(self, watch: Watch, words: Callable[[str], str] | None = None) -> None:
+        self._watch = watch
+        self._words = words
+        self.warnings: tuple[str, ...] = ()
+
+    @override
+    @contextmanager
+    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+        with self._watch.bar(label, total, unit) as bar:
+            yield bar
+
+    @override
+    def stage(self, name: str) -> None:
+        self._watch.stage(name)
+
+    @override
+    def line(self, text: str) -> None:
+        self._watch.line(self._said(text))
+
+    @override
+    def warning(self, text: str) -> None:
+        said = self._said(text)
+        if said not in self.warnings:
+            self.warnings += (said,)
+            self._watch.warning(said)
+
+    @override
+    def note(self, text: str) -> None:
+        self._watch.note(self._said(text))
+
+    def _said(self, text: str) -> str:
+        return text if self._words is None else self._words(text)
+
+
+def with_warnings(report: ReportT, warnings: Sequence[str]) -> ReportT:
+    """A report that holds what was warned of, where it has a place for it and none in it."""
+    if not warnings or getattr(report, "warnings", None) != ():
+        return report
+    if dataclasses.is_dataclass(report) and not isinstance(report, type):
+        return dataclasses.replace(report, warnings=tuple(warnings))
+    report.warnings = tuple(warnings)  # type: ignore[attr-defined] # of an opened folder
+    return report

@@ -1,0 +1,100 @@
+"""What messages tell pip to install: of a clone, a wheel, an address and an index."""
+
+import json
+from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution
+from pathlib import Path
+
+import pytest
+from draftquant.recipes import install_line as module
+from draftquant.recipes.install_line import install_itself, install_line
+
+METADATA = """Metadata-Version: 2.4
+Name: draftquant
+Version: 0.2.0
+Requires-Dist: torch>=2.8
+Provides-Extra: quark
+Requires-Dist: amd-quark==0.13; extra == "quark"
+Requires-Dist: ninja; extra == "quark"
+Provides-Extra: plot
+Requires-Dist: matplotlib; extra == "plot"
+"""
+
+
+def installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object | None, text: str = METADATA
+) -> None:
+    """As pip leaves it: with a direct_url.json, or without where an index was asked."""
+    info = folder / "draftquant-0.2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(text, encoding="utf-8")
+    if direct_url is not None:
+        said = direct_url if isinstance(direct_url, str) else json.dumps(direct_url)
+        (info / "direct_url.json").write_text(said, encoding="utf-8")
+
+    def found(name: str) -> Distribution:
+        assert name == "draftquant"
+        return PathDistribution(info)
+
+    monkeypatch.setattr(module, "distribution", found)
+
+
+def test_an_extra_is_named_by_its_packages_however_draftquant_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
+    wheel = {"url": f"file://{tmp_path}/a-1-py3-none-any.whl", "archive_info": {}}
+    for number, said in enumerate((clone, wheel, None)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        installed(folder, monkeypatch, said)
+        assert install_line("quark") == "pip install amd-quark==0.13 ninja"
+        assert install_line("plot") == "pip install matplotlib"
+
+
+def test_draftquant_itself_comes_from_where_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone, wheel = tmp_path / "a clone", tmp_path / "draftquant-0.2.0-py3-none-any.whl"
+    clone.mkdir()
+    wheel.touch()
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    git = {"url": "https://host/a.git", "vcs_info": {"vcs": "git", "commit_id": commit}}
+    cases: list[tuple[object, str]] = [
+        (
+            {"url": f"file://{tmp_path}/a%20clone", "dir_info": {"editable": True}},
+            f"'{clone}'",
+        ),
+        ({"url": f"file://{wheel}", "archive_info": {"hash": "sha256=0"}}, str(wheel)),
+        (
+            {"url": "file:///no-such-folder/draftquant-0.2.0-py3-none-any.whl", "archive_info": {}},
+            "draftquant-0.2.0-py3-none-any.whl",
+        ),
+        ({"url": "https://host/d.whl", "archive_info": {}}, "'draftquant @ https://host/d.whl'"),
+        (git, f"'draftquant @ git+https://host/a.git@{commit}'"),
+        (None, "draftquant==0.2.0"),
+        ("no JSON", "draftquant==0.2.0"),
+    ]
+    for number, (said, expected) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        installed(folder, monkeypatch, said)
+        assert install_itself() == f"pip install --no-deps {expected}"
+
+
+def test_an_installation_that_is_older_than_the_extra_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
+    installed(tmp_path, monkeypatch, said)
+    assert install_line("newer") == f"pip install '{tmp_path}[newer]'"
+
+
+def test_code_that_was_never_installed_has_a_name_for_its_clone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(name: str) -> Distribution:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(module, "distribution", none)
+    assert install_itself() == "pip install --no-deps CLONE"
+    assert install_line("plot") == "pip install 'CLONE[plot]'"

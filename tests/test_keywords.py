@@ -1,0 +1,111 @@
+"""What the command line calls `--num-draft-tokens` is `num_draft_tokens=` for who calls Python."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from draftquant import api as dq
+from draftquant.scripts.api.keywords import Keywords, keywords_of
+from test_packaging import ROOT
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+OURS = {flag for name in dq.VERBS for flag in keywords_of(getattr(dq, name).settings)}
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w-])")
+SAID = (
+    ("record", "--max-new-tokens", "record(max_new_tokens=)"),
+    ("record", "--engine sglang", 'record(engine="sglang")'),
+    ("gate", "record with --draft D --fused", "record with draft=D fused=True"),
+    ("gate", "draftquant record --draft D --fused", "record(draft=D, fused=True)"),
+    ("replay", "(draftquant replay, with and without --rope-theta 10000)",
+     "(replay(), with and without rope_theta=10000)"),
+    ("gate", "or two, --measured A B; or all", "or two, measured=[A, B]; or all"),
+    ("plan", "--algorithm awq, backend torch", 'plan(algorithm="awq"), backend torch'),
+    ("push", "draftquant card /a/b --out /a/README.md --overwrite (with --gate G.json if you have)",
+     'card("/a/b", out="/a/README.md", overwrite=True) (with gate="G.json" if you have)'),
+    ("push", "sign again: draftquant verify --sign", "sign again: verify(sign=...)"),
+    ("quantize", "draftquant unpickle draft --out SAFE", 'unpickle("draft", out=SAFE)'),
+    ("quantize", "--fix-config corrects it there", "fix_config=True corrects it there"),
+    ("quantize", "pass --traces, or --input-scale 1.0", "pass traces=, or input_scale=1.0"),
+    ("replay", "as served, such as -k 3", "as served, such as num_draft_tokens=3"),
+    ("record", "'draftquant record --help' names them", "'help(record)' names them"),
+    ("measure", "start it with --served-model-name", "start it with --served-model-name"),
+    ("record", "or name them: --aux-layers I,J,K", "or name them: aux_layer_ids=[I, J, K]"),
+    ("check", "'draftquant parity run-tasks' and record of it",
+     "'parity_run_tasks()' and record of it"),
+    ("gate", "give BF16 QUANT --traces T too", "give BF16 QUANT traces=T too"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "text", "expected"), SAID)
+def test_options_and_commands_in_the_words_of_python(verb: str, text: str, expected: str) -> None:
+    assert Keywords(verb, getattr(dq, verb).settings).place(text) == expected
+
+
+def messages() -> list[str]:
+    """Every text in the source that names an option, but for docstrings."""
+    found = []
+    for house in ("recipes", "quantize", "calibration", "validate", "scripts/api"):
+        for path in sorted((ROOT / house).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            own = {
+                id(node.body[0].value)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+                and isinstance(node.body[0], ast.Expr)
+            }
+            found += [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in own
+                and FLAG.search(node.value)
+            ]
+    return found
+
+
+def test_no_option_of_ours_is_left_in_any_message() -> None:
+    texts = messages()
+    assert len(texts) > 200
+    say = Keywords("gate", dq.gate.settings)
+    left = {(flag, text) for text in texts for flag in FLAG.findall(say(text)) if flag in OURS}
+    assert left == set()
+
+
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [
+        (lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl"), r"record\(out=\): "),
+        (lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl", "x", fused=True),
+         r"record\(fused=\)"),
+        (lambda: dq.check(PAIR / "draft", "vllm", fix=True), r"check\(fix=\)"),
+        (lambda: dq.check(PAIR / "draft", "vllm", tp=0), r"check\(tp=\)"),
+        (lambda: dq.check(PAIR / "draft", "vllm", arch="rtx"), r"check\(arch=\)"),
+        (lambda: dq.gate(), r"gate: expected BF16 QUANT traces=T, got no BF16, QUANT, traces="),
+        (lambda: dq.gate(measured=["a", "b"], target="t"), r"gate\(target=\)"),
+        (lambda: dq.card(PAIR / "draft", overwrite=True), r"card\(overwrite=\)"),
+        (lambda: dq.compare([PAIR / "draft"], target="t"), r"compare\(target=\)"),
+        (lambda: dq.estimate(PAIR / "draft", gpus=["gtx"]), r"estimate\(gpus=\)"),
+        (lambda: dq.estimate(PAIR / "draft", efficiency=2), r"estimate\(efficiency=\)"),
+        (lambda: dq.measure(), r"measure"),
+        (lambda: dq.plan(PAIR / "draft", "fp8-ptpc", algorithm="awq"), r'algorithm="awq"\), b'),
+        (lambda: dq.quantize(PAIR / "draft", "blackwell-fp8", "x"), r"quantize|traces="),
+        (lambda: dq.recipes_list(family="gpt"), r"recipes_list\(family=\)"),
+        (lambda: dq.tune(PAIR / "draft", "t", "o.yaml", engine="vllm", arch="h200", budget=0),
+         r"tune\(budget=\)"),
+        (lambda: dq.verify("x"), r"verify\(\): "),
+        (lambda: dq.verify("x", sign="key"), r"verify\(sign="),
+        (lambda: dq.traces_split("t", ["a", "b"], fraction=2), r"traces_split\(fraction=\)"),
+        (lambda: dq.parity_sampled("a", "b", "p"), r"parity_sampled\(target=\)"),
+        (lambda: dq.reconcile("m", "t", "d", max_gap=-1), r"reconcile"),
+    ],
+)  # fmt: skip
+def test_errors_of_every_verb_name_keyword_arguments(call: object, where: str) -> None:
+    assert callable(call)
+    with pytest.raises(dq.DraftQuantError, match=where) as caught:
+        call()
+    exc = caught.value
+    for text in (str(exc), exc.where, exc.what, exc.fix, *exc.details):
+        flags = set(FLAG.findall(text))
+        assert not flags & OURS, text

@@ -1,0 +1,82 @@
+"""Who watches a Python call: nobody in scripts, a bar in notebooks, or whom the caller names."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from draftquant import api as dq
+from draftquant.scripts.api.watch import SILENT, usual_watch
+
+
+class ZMQInteractiveShell:
+    """Has the name of the shell of a notebook's kernel, by which one is known."""
+
+
+class Handle:
+    def __init__(self, shown: list[str]) -> None:
+        self._shown = shown
+
+    def update(self, element: str) -> None:
+        self._shown.append(element)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Modules as in a notebook; what its cell shows, one after the other."""
+    shown: list[str] = []
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = ZMQInteractiveShell  # type: ignore[attr-defined]
+    display = types.ModuleType("IPython.display")
+    display.HTML = str  # type: ignore[attr-defined]
+    display.display = lambda *_, **__: Handle(shown)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    return shown
+
+
+def test_a_notebook_is_known_by_its_shell(
+    kernel: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(usual_watch(), dq.ProgressWatch)
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: None)  # a script that has it
+    assert usual_watch() is SILENT
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", object)  # IPython in a terminal
+    assert usual_watch() is SILENT
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert usual_watch() is SILENT
+    assert kernel == []
+
+
+def test_a_cell_shows_one_bar_that_moves(
+    kernel: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with dq.ProgressWatch().bar("load <b>", None) as bar:
+        bar.phase("replay", 4)
+        assert bar.measured
+        bar.set(3, 4)
+        bar.advance()
+    assert kernel[0].startswith("<progress></progress> <small>load &lt;b&gt; ")
+    assert kernel[1].startswith('<progress value="0" max="4"></progress> <small>replay 0 of 4')
+    assert kernel[-1].startswith('<progress value="4" max="4"></progress> <small>replay 4 of 4')
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_verb_shows_it_by_default(kernel: list[str], tmp_path: Path) -> None:
+    draft = Path(__file__).parent / "pairs" / "eagle3-llama" / "draft"
+    dq.quantize(draft, "fp8-ptpc", tmp_path / "out")
+    assert any("verify" in each for each in kernel)
+    before = len(kernel)
+    dq.quantize(draft, "fp8-ptpc", tmp_path / "silent", watch=dq.Watch())
+    assert len(kernel) == before
+
+
+def test_outside_of_notebooks_the_bar_is_that_of_the_command_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftquant.scripts.progress.SHORT", 0.0)
+    with dq.ProgressWatch().bar("replay", 2) as bar:
+        bar.set(2, 2)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("replay: 2 in ")
