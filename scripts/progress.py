@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
 from ..recipes.errors import visible
-from .api.watch import Unit
 from .terminal import SPEECH, can_redraw, stderr_stream, terminal
 
+Unit = Literal["bytes", "items", "work"]
 PATIENCE = 5.0
 """Seconds after which a log hears of a phase that goes on."""
 EVERY = 25.0
