@@ -15,8 +15,7 @@ from rich.progress import Progress
 from typing_extensions import override
 
 from ...recipes.errors import visible
-from ..progress import Bar, Figures
-from .watch import Unit
+from ..progress import Bar, Figures, Unit
 
 EVERY = 0.2
 """Seconds between two drawings: a kernel sends each of them to the browser."""
