@@ -35,9 +35,12 @@ def report(settings: ReportSettings) -> WrittenReport:
 
     Raises:
         DraftQuantError: it is no report of the gate, or a file cannot be written; then none is.
+            Or the tracker does not take it; then they are.
     """
     from ...validate.report.document import read_report
 
     settings.check_pages()
     document = read_report(Path(settings.gate))
-    return WrittenReport(document=document, written=settings.write_pages(document))
+    written = settings.write_pages(document)
+    settings.log(document, (Path(settings.gate), *written))
+    return WrittenReport(document=document, written=written)
