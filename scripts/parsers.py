@@ -12,7 +12,7 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -20,7 +20,7 @@ from ..recipes.errors import DraftQuantError, short
 from .api.given import members
 from .api.option import Argument, Option, spelling
 from .api.settings import Settings, WordsError, options_of
-from .option_groups import GROUPS, MANY, NEEDED, heading
+from .option_groups import GROUPS, MANY, NEEDED, RARE, heading
 
 
 class UsageError(DraftQuantError):
@@ -75,6 +75,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)
         self.commands: Mapping[str, CommandParser] = {}
+        self._listing: Mapping[str, Mapping[str, str]] = {}
         self.settings: type[Settings] | None = None
 
     def takes(self, settings: type[Settings]) -> None:
@@ -93,17 +94,57 @@ class CommandParser(argparse.ArgumentParser):
             _add(alone.get(name, self), name, option, hints[name], needed=needed)
 
     def format_help(self) -> str:
-        """As argparse's, with the examples before the epilog."""
-        own, columns = self.epilog, shutil.get_terminal_size().columns - 2
-        paragraphs = [textwrap.fill(own, columns)] if own else []
+        """As argparse's, with the commands in groups, common options in short, and examples."""
+        columns = shutil.get_terminal_size().columns - 2
+        paragraphs = [textwrap.fill(f"every command takes: {_IN_SHORT}", columns)]
         if self.examples:
             noun = "example" if len(self.examples) == 1 else "examples"
-            paragraphs.insert(0, "\n  ".join((f"{noun}:", *self.examples)))
+            paragraphs.append("\n".join((f"{noun}:", *self._shown_examples(columns))))
+        if self.epilog:
+            paragraphs.append(textwrap.fill(self.epilog, columns))
+        listing = "\n".join(self._listed(columns))
+        own = self.description, self.epilog
+        self.description = "\n\n".join(filter(None, (self.description, listing)))
         self.epilog = "\n\n".join(paragraphs)
         try:
             return super().format_help()
         finally:
-            self.epilog = own
+            self.description, self.epilog = own
+
+    def _shown_examples(self, columns: int) -> Iterator[str]:
+        """Each in one line, or as a shell takes several."""
+        for example in self.examples:
+            lines = textwrap.wrap(
+                example, columns - 4, initial_indent="  ", subsequent_indent="    ",
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+            yield " \\\n".join(lines)
+
+    def list_commands(self, groups: Mapping[str, Mapping[str, str]]) -> None:
+        """Show the commands in groups: heading -> name -> summary."""
+        self._listing = groups
+        self._positionals._group_actions.clear()  # argparse would list them once more
+
+    def _listed(self, columns: int) -> Iterator[str]:
+        width = max((len(name) for group in self._listing.values() for name in group), default=0)
+        for title, group in self._listing.items():
+            yield f"{title}:"
+            for name, summary in group.items():
+                beside = " " * (width + 4)
+                first = f"  {name:<{width}}  "
+                yield textwrap.fill(
+                    summary, columns, initial_indent=first, subsequent_indent=beside
+                )
+
+    def below(self, name: str) -> "CommandParser":
+        """The parser of a command.
+
+        Raises:
+            UsageError: there is no such command, with what was probably meant.
+        """
+        if name not in self.commands:
+            self._refuse_command(name)
+        return self.commands[name]
 
     def add_subparsers(self, **kwargs: Any) -> Any:
         """As argparse's; the parsers are `commands` too."""
@@ -117,11 +158,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def group_options(self) -> None:
         """Show the options under headings, where there are many."""
-        options = list(self._optionals._group_actions)
+        options = self._optionals._group_actions
         if len(options) <= MANY:
+            options.sort(key=lambda option: not option.required)
             return
+        options = list(options)
         groups: dict[str, argparse._ArgumentGroup] = {}
-        for title in (NEEDED, *GROUPS):
+        for title in (NEEDED, *GROUPS, RARE):
             found = [option for option in options if heading(option) == title]
             if found:
                 groups[title] = self.add_argument_group(title)
@@ -205,9 +248,12 @@ class CommandParser(argparse.ArgumentParser):
         """A command that there is: all other words are decoded by the settings of the verb."""
         if action.choices is None or value in action.choices:
             return
-        meant = _close(str(value), [str(choice) for choice in action.choices])
+        self._refuse_command(str(value))
+
+    def _refuse_command(self, name: str) -> NoReturn:
+        meant = _close(name, list(self.commands))
         fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{self._help()}'"
-        self._fail(self.prog, f"has no command {short(value)}", fix)
+        self._fail(self.prog, f"has no command {short(name)}", fix)
 
 
 def _add(
@@ -263,10 +309,15 @@ def _close(name: str, known: Sequence[str]) -> str | None:
 
 _FLAGS = (
     (("--json",), "print JSON on stdout, errors too"),
-    (("-q", "--quiet"), "say nothing on stderr but warnings and errors"),
-    (("-v", "--verbose"), "say which versions run, and how long each phase took"),
-    (("--debug",), "show the traceback of an error"),
+    (("-q", "--quiet"), "print nothing on stderr but warnings and errors"),
+    (("-v", "--verbose"), "print the versions that run, and how long each phase took"),
+    (("--debug",), "print the traceback of an error"),
 )
+_IN_SHORT = (
+    "-h/--help; --json (print JSON on stdout); -q/--quiet and -v/--verbose (less or more on"
+    " stderr); --debug (the traceback of an error); -V (the version)"
+)
+"""What `--help` says of all of them."""
 COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}
 """The common options where none is given."""
 
@@ -277,7 +328,8 @@ def add_common_options(parser: CommandParser, version: str) -> None:
     They count wherever they stand: before or behind the name of a command.
     """
     parser.group_options()
-    group = parser.add_argument_group("common options")
+    group = parser.add_argument_group()
+    parser._action_groups.remove(group)  # help says them in short
     group.add_argument("-h", "--help", action="help", help="show this and stop")
     for names, summary in _FLAGS:
         if not parser.has(names[-1]):
