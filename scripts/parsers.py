@@ -12,7 +12,7 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -20,6 +20,7 @@ from ..recipes.errors import DraftQuantError, short
 from .api.given import members
 from .api.option import Argument, Option, spelling
 from .api.settings import Settings, WordsError, options_of
+from .help_text import HelpFormatter, listed, wrapped
 from .option_groups import GROUPS, MANY, NEEDED, RARE, heading
 
 
@@ -29,36 +30,6 @@ class UsageError(DraftQuantError):
     def __init__(self, where: object, what: str, *, fix: str, usage: str = "") -> None:
         super().__init__(where, what, fix=fix)
         self.usage = usage
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Usage in one line: what must be given; the list below has the rest."""
-
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
-    ) -> None:
-        """Only what must be given, in any order of groups."""
-        needed = [each for each in actions if each.required or not each.option_strings]
-        needed.sort(key=lambda each: bool(each.option_strings))
-        del groups
-        if usage is None and prefix is None:
-            # argparse puts positional arguments behind options, where commas of nargs="+" end.
-            parts = [self._format_needed(each) for each in needed]
-            usage = " ".join(["%(prog)s", *parts, "[options]"])
-            if any(each.nargs == argparse.PARSER for each in needed):
-                usage = usage.removesuffix(" [options]")
-        super().add_usage(usage, needed, [], prefix)
-
-    def _format_needed(self, action: argparse.Action) -> str:
-        metavar = self._get_default_metavar_for_positional(action)
-        if action.option_strings:
-            metavar = self._get_default_metavar_for_optional(action)
-            return f"{action.option_strings[0]} {self._format_args(action, metavar)}".strip()
-        return self._format_args(action, metavar)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -71,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", _Formatter)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)
         self.commands: Mapping[str, CommandParser] = {}
@@ -99,10 +70,10 @@ class CommandParser(argparse.ArgumentParser):
         paragraphs = [textwrap.fill(f"every command takes: {_IN_SHORT}", columns)]
         if self.examples:
             noun = "example" if len(self.examples) == 1 else "examples"
-            paragraphs.append("\n".join((f"{noun}:", *self._shown_examples(columns))))
+            paragraphs.append("\n".join((f"{noun}:", *wrapped(self.examples, columns))))
         if self.epilog:
             paragraphs.append(textwrap.fill(self.epilog, columns))
-        listing = "\n".join(self._listed(columns))
+        listing = "\n".join(listed(self._listing, columns))
         own = self.description, self.epilog
         self.description = "\n\n".join(filter(None, (self.description, listing)))
         self.epilog = "\n\n".join(paragraphs)
@@ -111,30 +82,10 @@ class CommandParser(argparse.ArgumentParser):
         finally:
             self.description, self.epilog = own
 
-    def _shown_examples(self, columns: int) -> Iterator[str]:
-        """Each in one line, or as a shell takes several."""
-        for example in self.examples:
-            lines = textwrap.wrap(
-                example, columns - 4, initial_indent="  ", subsequent_indent="    ",
-                break_long_words=False, break_on_hyphens=False,
-            )  # fmt: skip
-            yield " \\\n".join(lines)
-
     def list_commands(self, groups: Mapping[str, Mapping[str, str]]) -> None:
         """Show the commands in groups: heading -> name -> summary."""
         self._listing = groups
         self._positionals._group_actions.clear()  # argparse would list them once more
-
-    def _listed(self, columns: int) -> Iterator[str]:
-        width = max((len(name) for group in self._listing.values() for name in group), default=0)
-        for title, group in self._listing.items():
-            yield f"{title}:"
-            for name, summary in group.items():
-                beside = " " * (width + 4)
-                first = f"  {name:<{width}}  "
-                yield textwrap.fill(
-                    summary, columns, initial_indent=first, subsequent_indent=beside
-                )
 
     def below(self, name: str) -> "CommandParser":
         """The parser of a command.
@@ -179,6 +130,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, but what is not known is an error of this very command."""
         self._check_options(args)
+        self._words = list(args)
         found, extras = super().parse_known_args(args, namespace)
         if extras:
             self._refuse_extras(extras)
@@ -197,6 +149,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """What argparse found."""
+        if message.startswith("the following arguments are required: --"):
+            self._refuse_misplaced(message.partition(": ")[2].split(", "))
         found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
         where, what = (found[1], found[2]) if found else (self.prog, message)
         if "not allowed with" in what:
@@ -206,6 +160,27 @@ class CommandParser(argparse.ArgumentParser):
         else:
             fix = self._example_or_help()
         self._fail(where, what.replace("the following arguments are required", "missing"), fix)
+
+    def _refuse_misplaced(self, missing: Sequence[str]) -> None:
+        """Words that no place takes, where options are missing: what Python gives in order."""
+        needed = [action for action in self._actions if action.required and action.option_strings]
+        for action in needed:
+            action.required = False
+        try:
+            _, extras = super().parse_known_args(self._words, argparse.Namespace())
+        finally:
+            for action in needed:
+                action.required = True
+        if not extras or extras[0].startswith("-"):
+            return
+        named = [f"{name.partition('/')[0]} {word}" for name, word in zip(missing, extras)]  # noqa: B905
+        kept = [word for word in self._words if word not in extras]
+        fix = f"name what they are: {' '.join((self.prog, *kept, *named))}"
+        number = f"{len(extras)} arguments" if len(extras) > 1 else "one argument"
+        words = ", ".join(map(short, extras))
+        self._fail(
+            self.prog, f"{number} too many: {words}; and {', '.join(missing)} is missing", fix
+        )
 
     def _fail(self, where: object, what: str, fix: str) -> NoReturn:
         raise UsageError(where, what, fix=fix, usage=self.format_usage().strip())
@@ -227,8 +202,13 @@ class CommandParser(argparse.ArgumentParser):
                 self._refuse_option(name)
 
     def _refuse_option(self, name: str) -> NoReturn:
-        meant = _close(name, [each for each in self._option_string_actions if each[:2] == "--"])
-        fix = f"did you mean {meant}?" if meant else f"'{self._help()}' lists the options"
+        known = [each[2:] for each in self._option_string_actions if each[:2] == "--"]
+        meant = _close(name[2:], known)
+        fix = f"did you mean --{meant}?" if meant else f"'{self._help()}' lists the options"
+        placed = [str(each.metavar or each.dest) for each in self._actions
+                  if not each.option_strings and not self.commands]  # fmt: skip
+        if not meant and placed:
+            fix = f"give {' '.join(placed)} without an option in front; {fix}"
         self._fail(self.prog, f"has no option {name}", fix)
 
     def _refuse_extras(self, extras: Sequence[str]) -> NoReturn:
@@ -314,8 +294,8 @@ _FLAGS = (
     (("--debug",), "print the traceback of an error"),
 )
 _IN_SHORT = (
-    "-h/--help; --json (print JSON on stdout); -q/--quiet and -v/--verbose (less or more on"
-    " stderr); --debug (the traceback of an error); -V (the version)"
+    "-h/--help, -V (version), --json (JSON on stdout), -q/--quiet, -v/--verbose, --debug"
+    " (tracebacks)"
 )
 """What `--help` says of all of them."""
 COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}

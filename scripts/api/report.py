@@ -15,7 +15,7 @@ from .verb import verb
 class ReportSettings(Pages):
     """Of which report, and into which files; without any the command prints Markdown."""
 
-    gate: Annotated[AnyPath, Argument("what 'gate --report' wrote", "G.json")]
+    gate: Annotated[AnyPath, Argument("JSON report, written by 'gate --report'", "G.json")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
