@@ -1,22 +1,22 @@
 """docs/: made pages and pictures are current, links lead somewhere, the site builds by itself."""
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from draftquant.quantize.drafts import FAMILIES, read_draft
+from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.preview import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import architecture
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
-from draftquant.scripts.cli import main as draftquant_main
 from draftquant.scripts.dev.docs import (
     acceptance,
     choices,

@@ -81,10 +81,10 @@ def _draw(axis: Any, place: int, each: Change) -> None:
 
 
 def _groups() -> dict[str, dict[str, Mapping[str, Change]]]:
-    """Kind of weights -> recipes of one arithmetic, best first -> pair -> change."""
+    """Kind of weights -> recipes of one arithmetic, by worst lower bound -> pair -> change."""
     found: dict[str, dict[str, Mapping[str, Change]]] = {group: {} for group in _KINDS.values()}
     alike = _alike(measured_changes())
-    for names in sorted(alike, key=lambda names: -sum(c.change for c in alike[names].values())):
+    for names in sorted(alike, key=lambda names: -min(c.lower for c in alike[names].values())):
         number = NUMBER_FORMATS[measured_recipe(names.partition(",")[0].strip()).weights.dtype]
         found[_KINDS[number.bits, number.is_fp4]][names] = alike[names]
     return found
@@ -96,7 +96,7 @@ def _alike(changes: Mapping[str, Mapping[str, Change]]) -> dict[str, Mapping[str
     for name, each in changes.items():
         names.setdefault(str(each), []).append(name)
     return {
-        textwrap.fill(", ".join(alike), 28, break_on_hyphens=False): changes[alike[0]]
+        textwrap.fill(", ".join(alike), 24, break_on_hyphens=False): changes[alike[0]]
         for alike in names.values()
     }
 
