@@ -38,6 +38,7 @@ class CommandParser(argparse.ArgumentParser):
     Attributes:
         examples: command lines that work, shown below `--help` and as the fix of what is missing.
         commands: name -> parser of what stands below it; none for a leaf.
+        common: options that every command takes.
         settings: of the verb, which parsing makes of the words, as `settings` of the namespace.
     """
 
@@ -46,6 +47,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)
         self.commands: Mapping[str, CommandParser] = {}
+        self.common: Sequence[argparse.Action] = ()
         self._listing: Mapping[str, Mapping[str, str]] = {}
         self.settings: type[Settings] | None = None
 
@@ -319,5 +321,6 @@ def add_common_options(parser: CommandParser, version: str) -> None:
     names = ("-V",) if parser.has("--version") else ("-V", "--version")
     text = f"draftquant {version}"
     group.add_argument(*names, action="version", version=text, help="show the version and stop")
+    parser.common = group._group_actions
     for below in dict.fromkeys(parser.commands.values()):
         add_common_options(below, version)
