@@ -5,12 +5,13 @@ make them accept. It holds weights only: the rounding of activations is not in i
 """
 
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import override
 
+from ..recipes.brief import Brief, megabytes
 from .drafts import Row
 from .errors import CheckpointError
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
@@ -56,8 +57,8 @@ class DequantizePlan:
         return bytes_of(self.outputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DequantizeReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DequantizeReport(Brief):
     """What was written, and what rounding lost.
 
     Attributes:
@@ -88,6 +89,17 @@ class DequantizeReport:
     def max_relative_difference(self) -> float:
         """Largest one of all linears."""
         return max(linear.max_relative_difference for linear in self.linears)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "out": self.out,
+            "from": self.scheme,
+            "dtype": self.dtype,
+            "linears": len(self.linears),
+            "rounded weights": f"{self.rounded:,} of {self.elements:,}",
+            "size": f"{megabytes(self.bytes_before)} -> {megabytes(self.bytes_after)}",
+        }
 
 
 def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None) -> DequantizePlan:

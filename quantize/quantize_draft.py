@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ..recipes.brief import Brief, megabytes
 from ..recipes.schema import recipe_sha256
 from .algorithms.balance import balance_exponent
 from .backends import Backend, get_backend
@@ -43,8 +44,8 @@ from .quantization_plan import Plan, Step
 from .verify import VerifyReport, verify
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class QuantizeReport(Brief):
     """What a run wrote, and what verification found in it.
 
     Attributes:
@@ -68,6 +69,20 @@ class QuantizeReport:
     loads: tuple[EngineCheck, ...] = ()
     lints: tuple[Lint, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        plan = self.plan
+        where = [f"{one.engine} on {one.arch}" for one in self.loads if one.verdict == "LOADS"]
+        return {
+            "verified": "verified" if self.verification.ok else "WRONG, not as its source",
+            "out": self.out,
+            "recipe": plan.recipe.name,
+            "linears": len(plan.quantized),
+            "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
+            "loads in": ", ".join(where[:2]) + (f" and {len(where) - 2} more" if where[2:] else ""),
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def quantize_draft(

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from typing_extensions import override
+
+from .brief import Brief
 from .decode import encode
 from .expectations import Expectation, GateChoice, LoadsOn
 from .formats import NUMBER_FORMATS, ActivationDtype, Granularity, NumberFormat, WeightDtype
@@ -245,8 +248,8 @@ class Rule:
         return f"{self.action} {subject}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Recipe(Brief):
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
@@ -324,6 +327,10 @@ class Recipe:
     def needs_input_scales(self) -> bool:
         """True if a quantized linear stores a scale of its input, or one over its groups."""
         return any(form.needs_input_scale for form in self.formats)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {key: getattr(self, key) for key in ("name", "summary", "backend", "layout")}
 
 
 def to_mapping(recipe: Recipe) -> dict[str, Any]:

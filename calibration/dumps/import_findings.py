@@ -1,8 +1,11 @@
 """What an import found out about a dump, and what it made of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ..traces.trace_folder import TraceFolder
 from .draft_steps import DraftFinding
 from .head import HeadFinding
@@ -62,8 +65,8 @@ class Layout:
             yield "the last layer is among them: name the draft if it does not read it (--draft)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ImportReport(Brief):
     """An import that is done.
 
     Attributes:
@@ -78,3 +81,12 @@ class ImportReport:
     num_samples: int
     num_without_answer: int
     num_off_policy: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "traces": self.traces.folder,
+            "prompts": f"{len(self.traces)} of {self.num_samples} texts",
+            "without an answer": self.num_without_answer or None,
+            "left out as not the target's own": self.num_off_policy or None,
+        }

@@ -1,8 +1,11 @@
 """What is in a trace folder, by one pass over it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief, megabytes
 from .feature_evidence import FeatureEvidence, FeatureTally
 from .head_agreement import head_agreement
 from .near_duplicates import independent_groups, num_near_duplicates, prompt_text
@@ -27,8 +30,8 @@ class CategoryInfo:
     longest: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceInfo:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TraceInfo(Brief):
     """What a trace folder holds.
 
     Attributes:
@@ -56,6 +59,17 @@ class TraceInfo:
     known_top1: float
     features: FeatureEvidence
     head_agreement: float | None
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "traces": self.traces.folder,
+            "prompts": len(self.traces),
+            "categories": len(self.categories),
+            "size": megabytes(self.nbytes),
+            "copies": self.num_copies or None,
+            "independent groups": self.num_independent,
+        }
 
 
 def trace_info(traces: TraceFolder) -> TraceInfo:

@@ -10,7 +10,10 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from typing_extensions import override
+
 from ...quantize.files.staging import check_output
+from ...recipes.brief import Brief
 from ...recipes.decode import encode
 from ...recipes.errors import short
 from ..errors import TraceError
@@ -23,8 +26,8 @@ from .trace_folder import TraceFolder
 from .writer import TraceWriter, trace_output
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SplitReport(Brief):
     """A split that is done.
 
     Attributes:
@@ -37,6 +40,15 @@ class SplitReport:
     second: TraceFolder
     by_category: Mapping[str, tuple[int, int]]
     num_kept_together: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "first": self.first.folder,
+            "second": self.second.folder,
+            "prompts": f"{len(self.first)} and {len(self.second)}",
+            "categories": len(self.by_category),
+        }
 
 
 def split_traces(
@@ -157,8 +169,8 @@ def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     return quotas
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MergeReport(Brief):
     """A merge that is done.
 
     Attributes:
@@ -170,6 +182,14 @@ class MergeReport:
     traces: TraceFolder
     renamed: Mapping[str, str]
     without_tables: tuple[Path, ...]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "traces": self.traces.folder,
+            "prompts": len(self.traces),
+            "renamed": len(self.renamed) or None,
+        }
 
 
 def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:

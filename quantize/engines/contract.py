@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, Sharding, Stage
 from .captured_layers import Captures
 from .declaration import Declaration
@@ -178,8 +181,8 @@ class Layer:
     quantized: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCheck:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EngineCheck(Brief):
     """The answer of `check_draft`.
 
     Attributes:
@@ -206,6 +209,16 @@ class EngineCheck:
     findings: tuple[Finding, ...] = ()
     captures: Captures = ()
     notes: tuple[str, ...] = ()
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "verdict": self.verdict,
+            "engine": f"{self.engine} {self.version}",
+            "GPU": self.arch or "any",
+            "why": self.error,
+            "remedy": self.remedy,
+        }
 
 
 def shown(text: str) -> str:

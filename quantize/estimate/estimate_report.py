@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ..gpus import Gpu
 from .step_estimate import BreakEven, Candidate, Estimate
 from .target import Target
@@ -15,8 +18,8 @@ from .work import Machine, Part, Pass, Round
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EstimateReport(Brief):
     """An estimate, and the settings under which it is read.
 
     Attributes:
@@ -46,6 +49,15 @@ class EstimateReport:
     def engines(self, candidate: Candidate, gpu: Gpu) -> Sequence[str]:
         """The engines that `check` says load it there."""
         return self.loaded_by.get(candidate.name, {}).get(gpu.name, ())
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "recipes": f"{len(self.loaded_by)} recipes on {len(self.machines)} GPUs",
+            "K": self.estimate.num_draft_tokens,
+            "do not fit": len(self.refused) or None,
+            "target": "known" if self.target else "not known: no break-even acceptance",
+        }
 
 
 def multiplied_as(whole: Round) -> str:

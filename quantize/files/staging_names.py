@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief, megabytes
 from ..errors import OutputError
 
 _NAME = re.compile(
@@ -68,8 +71,8 @@ class Staging:
                 yield Path(parent, file).lstat()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CleanReport(Brief):
     """What became of the staging folders beside outputs, by their names.
 
     Attributes:
@@ -79,6 +82,14 @@ class CleanReport:
 
     removed: Mapping[str, int]
     left: Mapping[str, str]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "removed": f"{len(self.removed)} removed, {megabytes(sum(self.removed.values()))}",
+            "names": ", ".join(self.removed),
+            "left": len(self.left) or None,
+        }
 
 
 def staging_name(out: str) -> str:

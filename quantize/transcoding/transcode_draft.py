@@ -3,13 +3,14 @@
 No weight is rounded anew and no source is needed: what was judged is written for another engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from typing_extensions import override
 
+from ...recipes.brief import Brief, megabytes
 from ...recipes.expectations import Expectation, GateChoice
 from ...recipes.schema import (
     Algorithm,
@@ -69,8 +70,8 @@ class TranscodePlan:
         return bytes_of(self.outputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscodeReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TranscodeReport(Brief):
     """What was written.
 
     Attributes:
@@ -85,6 +86,16 @@ class TranscodeReport:
     kept: int
     bytes_before: int
     bytes_after: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "out": self.out,
+            "from": self.before,
+            "to": self.after,
+            "linears": self.linears,
+            "size": f"{megabytes(self.bytes_before)} -> {megabytes(self.bytes_after)}",
+        }
 
 
 def plan_transcoding(

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief, megabytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -43,8 +47,8 @@ class LinearFinding:
     found: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class VerifyReport(Brief):
     """The result of one verification.
 
     Attributes:
@@ -83,6 +87,17 @@ class VerifyReport:
     def to_mapping(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        wrong = f"WRONG: {len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
+        return {
+            "verified": "verified, every byte" if self.ok else wrong,
+            "folder": Path(self.output),
+            "first fault": None if self.ok else self.faults[0],
+            "linears": f"{self.quantized} quantized, {self.kept} tensors kept",
+            "compared": megabytes(self.bytes_compared),
+        }
 
 
 def unreadable(output: Path, source: Path, fault: Fault) -> VerifyReport:

@@ -5,8 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typing_extensions import override
+
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
+from ...recipes.brief import Brief
 from .arguments import AnyPath, Device, NumDraftTokens, Target
 from .opening import Reference, draft_on_traces, optional_path
 from .option import Argument, Option
@@ -44,8 +47,8 @@ class CalibrateSettings(Settings):
     ] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CalibrateReport(Brief):
     """What linears read, and what FP8 makes of it.
 
     Attributes:
@@ -57,6 +60,13 @@ class CalibrateReport:
     ranges: "Ranges"
     errors: "Mapping[str, StaticError]"
     comparison: "ScaleComparison | None"
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "linears": f"{len(self.errors)} linears",
+            "scales compared": "by acceptance" if self.comparison is not None else None,
+        }
 
 
 @verb(CalibrateSettings)

@@ -4,6 +4,7 @@ And a copy of the folder with its config repaired.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.files.staging import check_output
+from ...recipes.brief import Brief
 from . import arguments
 from .opening import Reference
 from .option import Argument, Option
@@ -102,8 +104,8 @@ class Repaired:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckReport(Brief):
     """What an engine does with a draft.
 
     Attributes:
@@ -139,6 +141,11 @@ class CheckReport:
             return _mapping(self.answer)
         before_and_after = {"before": _mapping(self.before), "after": _mapping(self.answer)}
         return {**before_and_after, **self.repaired.to_mapping()}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        repaired = self.repaired.report if self.repaired else None
+        return {**self.answer.brief(), "repaired copy": repaired.out if repaired else None}
 
 
 @verb(CheckSettings)

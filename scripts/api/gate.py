@@ -20,7 +20,7 @@ from . import arguments, reports
 from .gate_on_traces import GateOnTracesSettings, OnTraces, judge_on_traces
 from .opening import optional_path
 from .option import Option
-from .pages import Pages, asked_for
+from .pages import Pages, asked_for, texts_of
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ def judged(settings: GateSettings) -> Judged:
     if report_file or settings.wants_pages:
         beside = {report_file: text} if report_file else {}
         settings.write_pages(parse_report(text, "gate"), beside=beside)
+    report = report.with_texts(texts_of(text))
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 
 

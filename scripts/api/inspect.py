@@ -2,8 +2,11 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
+
+from typing_extensions import override
 
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.drafts.speculators_layout import is_speculators
@@ -17,6 +20,7 @@ from ...quantize.lints.concat import HalfRatio, half_ratios
 from ...quantize.quantization_plan import make_plan
 from ...quantize.verify.audit import Audit, audit, looks_quantized
 from ...recipes import built_in_recipes, load_recipe
+from ...recipes.brief import Brief, megabytes
 from . import arguments
 from .settings import Settings
 from .verb import verb
@@ -31,8 +35,8 @@ class InspectSettings(Settings):
     subtree: arguments.Subtree = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Inspection(Brief):
     """What is known of a draft by its headers and config.json.
 
     Attributes:
@@ -58,6 +62,18 @@ class Inspection:
             lints = [dataclasses.asdict(lint) for lint in self.lints]
             return {**self.audit.to_mapping(), "lints": lints, "retuned": self.retuned}
         return _summary(self)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        checkpoint = self.draft.checkpoint
+        return {
+            "family": self.draft.family.name,
+            "folder": checkpoint.folder,
+            "stored": "quantized" if self.audit is not None else "not quantized",
+            "tensors": len(self.draft.rows),
+            "size": megabytes(sum(row.tensor.nbytes for row in self.draft.rows)),
+            "lints": ", ".join(one.name for one in self.lints) or "none",
+        }
 
 
 @verb(InspectSettings)

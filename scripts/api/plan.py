@@ -1,10 +1,14 @@
 """`plan`: what a recipe would do to every tensor, and where the result would load."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.quantization_plan import Plan, make_plan
+from ...recipes.brief import Brief, megabytes
 from . import arguments
 from .engine_verdicts import nothing_loads, to_mapping, verdicts_of
 from .opening import chosen_recipe, open_draft
@@ -25,8 +29,8 @@ class PlanSettings(Settings):
     target_layers: arguments.TargetLayers = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PlanReport(Brief):
     """A plan, which was made of headers alone.
 
     Attributes:
@@ -41,6 +45,19 @@ class PlanReport:
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {**self.plan.to_mapping(), "engines": to_mapping(self.loads)}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        plan = self.plan
+        where = [f"{one.engine} on {one.arch}" for one in self.loads if one.verdict == "LOADS"]
+        return {
+            "recipe": plan.recipe.name,
+            "draft": plan.draft.checkpoint.folder,
+            "linears": f"{len(plan.quantized)} to quantize",
+            "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
+            "loads in": ", ".join(where[:2]) + (f" and {len(where) - 2} more" if where[2:] else ""),
+            "warnings": len(self.warnings) or None,
+        }
 
 
 @verb(PlanSettings)

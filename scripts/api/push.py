@@ -5,6 +5,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typing_extensions import override
+
 from ...quantize.errors import CheckpointError, HubError, VerifyError
 from ...quantize.files.card_text import CARD_FILE, front_keys, read_card
 from ...quantize.files.checkpoint import Checkpoint
@@ -13,6 +15,7 @@ from ...quantize.files.hub import is_hub_id
 from ...quantize.files.hub_upload import Upload, upload, upload_files
 from ...quantize.files.model_signature import differences, read_signature
 from ...quantize.verify.unowned_files import unknown_files
+from ...recipes.brief import Brief, megabytes
 from .arguments import AnyPath, QuantizedFolder
 from .opening import Reference, optional_path
 from .option import Argument, Option
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
     from ...quantize.engines import EngineCheck
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PushReport(Brief):
     """What was uploaded, or would be.
 
     Attributes:
@@ -48,6 +51,17 @@ class PushReport:
     def nbytes(self) -> int:
         """Of all files."""
         return sum(self.files.values())
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "repository": self.repository,
+            "state": "uploaded" if self.upload else "a dry run: nothing is uploaded",
+            "seen by": "its owner" if self.private else "everybody",
+            "files": f"{len(self.files)}, {megabytes(self.nbytes)}",
+            "verified": "against its source" if self.verified else "not against a source",
+            "warnings": len(self.warnings) or None,
+        }
 
 
 @dataclass(frozen=True, slots=True)

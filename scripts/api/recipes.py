@@ -1,13 +1,17 @@
 """The verbs of `recipes`: list the built-in ones, show one resolved, check a file."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any
+
+from typing_extensions import override
 
 from ...quantize.drafts import FAMILIES
 from ...quantize.engines.contract import EngineName
 from ...quantize.engines.registry import choose
 from ...quantize.gpus import GPUS, architecture, gpu_name, gpu_names
 from ...recipes import Recipe, aliases, built_in_recipes, load_recipe, to_mapping
+from ...recipes.brief import Brief
 from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.expectations import LoadsOn
@@ -51,8 +55,8 @@ class RecipeSettings(Settings):
     recipe: Annotated[AnyRecipe, Argument("name, alias or .yaml path", "RECIPE")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedRecipe:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ListedRecipe(Brief):
     """A built-in recipe.
 
     Attributes:
@@ -69,6 +73,15 @@ class ListedRecipe:
         """What `--json` prints."""
         more = {"aliases": list(self.aliases), "emulated_on": list(self.emulated_on)}
         return to_mapping(self.recipe) | more
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "name": self.recipe.name,
+            "summary": self.recipe.summary,
+            "aliases": ", ".join(self.aliases),
+            "loads in": ", ".join(dict.fromkeys(place.engine for place in self.recipe.loads_on)),
+        }
 
 
 @verb(RecipesListSettings)

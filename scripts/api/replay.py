@@ -83,7 +83,10 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     from ...calibration.traces.trace_folder import TraceFolder
 
     loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
-    return replay_loaded(loaded, settings)
+    replays = replay_loaded(loaded, settings)
+    if fault := replays[0].traces.features.fault():
+        settings.watch.warning(fault)
+    return replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

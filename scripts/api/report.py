@@ -1,9 +1,13 @@
 """`report`: what `gate --report` wrote as a page, as Markdown, as JUnit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from . import reports
 from .arguments import AnyPath
 from .option import Argument
@@ -18,12 +22,16 @@ class ReportSettings(Pages):
     gate: Annotated[AnyPath, Argument("what 'gate --report' wrote", "G.json")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WrittenReport(Brief):
     """What the gate found, and the files that were written of it."""
 
     document: "reports.Document"
     written: tuple[Path, ...]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {**self.document.brief(), "written": ", ".join(map(str, self.written))}
 
 
 @verb(ReportSettings)

@@ -1,6 +1,7 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.provenance_file import read_provenance
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized
+from ...recipes.brief import Brief
 from . import arguments
 from .opening import Reference, optional_path
 from .option import Option
@@ -81,8 +83,8 @@ class VerifySettings(Settings):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(Brief):
     """What was found of a folder.
 
     Attributes:
@@ -117,6 +119,15 @@ class Verification:
         if self.comparison is not None:
             own = {**self.comparison.to_mapping(), "ok": self.ok}
         return own | {key: each and dataclasses.asdict(each) for key, each in found.items()}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        if self.comparison is not None:
+            own = dict(self.comparison.brief())
+        else:
+            own = {"signature": "verified" if self.ok else "WRONG signature"}
+        signed = {"signed by us": "yes" if self.signed else None}
+        return {**own, **signed, "faults": len(self.faults) or None}
 
 
 @verb(VerifySettings)

@@ -1,9 +1,13 @@
 """What replay finds out of a draft: per prompt, over all, and of the traces themselves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from typing_extensions import override
 
 from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import Sampling, TargetIdentity
+from ...recipes.brief import Brief
 from .acceptance_counts import AcceptanceCounts, pooled
 from .draft_counts import PromptCounts, TextFigures
 from .estimand import DraftSampling
@@ -74,8 +78,8 @@ class TraceFigures:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftReplay:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DraftReplay(Brief):
     """One draft over all prompts of a trace folder.
 
     Attributes:
@@ -106,3 +110,14 @@ class DraftReplay:
     def every_position(self) -> AcceptanceCounts:
         """Pooled over the prompts; see `PromptReplay.every_position`."""
         return pooled((p.every_position for p in self.prompts), self.num_draft_tokens)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        counts = self.counts
+        return {
+            "acceptance length": f"acceptance length {counts.mean_acceptance_length:.4f}",
+            "draft": self.name,
+            "K": self.num_draft_tokens,
+            "prompts": len(self.prompts),
+            "verify steps": f"{counts.num_steps:,}",
+        }

@@ -4,9 +4,14 @@ This module gathers the evidence and writes the report; `decision` has the rules
 """
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from typing_extensions import override
+
+from ...recipes.brief import percent
 from ..counting.draft_counts import DraftCounts, RecordedPair, distinct_prompts, recorded_pairs
 from ..counting.draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
 from ..counting.estimand import CONVENTION, DraftSampling, estimand
@@ -19,14 +24,15 @@ from .decision import Evidence, decide
 from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures
 from .interim_analysis import Look
 from .policy import Policy, looser_than_release
+from .published import Published
 from .report_warnings import report_warnings
 from .verdict import EXIT_CODES, REPLAYED, Verdict, Wording
 
 MIN_ROUNDS_PER_PROMPT = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GateReport(Published):
     """The verdict and everything that it rests on: the keys of a report, written and read.
 
     Attributes:
@@ -91,6 +97,22 @@ class GateReport:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON, finite numbers only."""
         return dataclasses.asdict(self)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        lengths = (self.baseline.mean_acceptance_length, self.candidate.mean_acceptance_length)
+        change = self.change
+        return {
+            "verdict": self.verdict,
+            "acceptance length": " -> ".join(f"{length:.4f}" for length in lengths),
+            "change": percent(self.relative_change),
+            "bounds": None
+            if change is None
+            else (f"{math.expm1(change.lower):+.2%} to {math.expm1(change.upper):+.2%}"),
+            "limit": f"-{self.policy.max_relative_drop:.2%}",
+            "prompts": self.num_prompts,
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def judge(

@@ -8,12 +8,14 @@ in flight, intervals of whole runs cover 75 to 92 % instead of 95 % (simulated, 
 Tokens over the wall time of whole runs stand beside it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
+from ...recipes.brief import Brief
 from ...recipes.errors import short
 from ..counting.jackknife import Floats
 from ..errors import MeasureError
@@ -84,8 +86,8 @@ class SpeedFigures:
     against_baseline: Estimate | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SpeedReport(Brief):
     """Everything that was measured of a matrix.
 
     Attributes:
@@ -117,6 +119,17 @@ class SpeedReport:
         """The figures of one variant at one concurrency."""
         place = (variant, concurrency)
         return next(one for one in self.figures if (one.variant, one.concurrency) == place)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "engine": self.engine,
+            "model": self.model,
+            "variants": ", ".join(self.variants),
+            "concurrency": ", ".join(map(str, self.concurrencies)),
+            "prompts": self.num_prompts,
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def speed_report(runs: Sequence[Run]) -> SpeedReport:

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json
@@ -45,8 +48,8 @@ class Item:
     scores: Scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSamples:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TaskSamples(Brief):
     """One task of one run.
 
     Attributes:
@@ -62,6 +65,14 @@ class TaskSamples:
     results_sha256: str | None
     items: Mapping[str, Mapping[int, Item]]
     higher_is_better: Mapping[str, bool]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "task": self.task,
+            "file": self.path,
+            "items": ", ".join(f"{len(each)} ({name})" for name, each in self.items.items()),
+        }
 
 
 def read_samples(path: Path) -> dict[str, TaskSamples]:

@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from ...quantize.files.provenance import package_version
+from ...recipes.brief import Brief
 from ...recipes.errors import short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -58,8 +61,8 @@ class Header:
     engines: tuple[EngineFacts, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Document(Brief):
     """A whole report."""
 
     header: Header
@@ -79,6 +82,16 @@ class Document:
     def findings(self) -> tuple[Finding, ...]:
         """Of checks of parity."""
         return self.judgement.parity if isinstance(self.judgement, JointReport) else ()
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        drafts = self.header.drafts
+        return {
+            "verdict": self.judgement.verdict,
+            "draft": drafts.candidate.name,
+            "against": drafts.baseline.name,
+            "reason": self.judgement.reason,
+        }
 
 
 def _comparisons(judgement: Judgement, title: str) -> Iterator[tuple[str, GateReport]]:

@@ -5,9 +5,11 @@ Each is made alone and said in full; the worst one counts.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from typing_extensions import override
 
 from ..counting.paired_change import PairedChange
 from ..judging.anomalies import Background
@@ -15,6 +17,7 @@ from ..judging.contradictions import comparison_problem, exit_code_problem
 from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport
 from ..judging.policy import Policy
+from ..judging.published import Published
 from ..judging.retuned_gate import RetunedRecord
 from ..judging.verdict import EXIT_CODES, Verdict, worst
 from ..measure.measurement import Measurement
@@ -26,8 +29,8 @@ Part = tuple[str, Verdict, str, str | None]
 """Title of a judgement, its verdict, reason and action."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JointReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class JointReport(Published):
     """All judgements of one candidate: the keys of a report.
 
     Attributes:
@@ -69,6 +72,14 @@ class JointReport:
         """Plain data for JSON; each judgement as it stands alone."""
         replayed = None if self.replayed is None else self.replayed.to_mapping()
         return dataclasses.asdict(self) | {"replayed": replayed}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "verdict": self.verdict,
+            **{title: verdict for title, verdict, _, _ in self.parts},
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def joint_report(

@@ -1,9 +1,11 @@
 """A measurement reconciled with a replay of traces: over all prompts, with the draft at hand."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from typing_extensions import override
 
 from ...calibration.passes.batches import batches_of
 from ...calibration.passes.draft_inputs import check_trace_fits
@@ -13,6 +15,7 @@ from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.target_tables import SharedTables
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.brief import Brief
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
 from ..errors import MeasureError
 from ..measure.measurement import Measurement, RequestRecord, Speculation
@@ -23,8 +26,8 @@ from .reconciled_prompt import ReconciledPrompt, reconcile_prompt
 from .reconciling_folder import BothDtypes, ReconcilingFolder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciliation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Reconciliation(Brief):
     """What was served beside what was replayed.
 
     Attributes:
@@ -73,6 +76,32 @@ class Reconciliation:
             for prompt in self.prompts
         ]
         return dataclasses.asdict(self) | {"prompts": prompts, "exit_code": self.exit_code}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader has to know of the two sides, a sentence each."""
+        found = []
+        if self.other_draft:
+            found.append("the server had another draft than the one replayed")
+        if self.other_draft is None:
+            found.append("the measurement does not say which draft was served (measure --draft)")
+        if self.num_not_recorded:
+            found.append(
+                f"{self.num_not_recorded} prompts of the measurement are not in the traces"
+            )
+        return tuple(found)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        outcomes = [prompt.outcome for prompt in self.prompts]
+        counted = {one: outcomes.count(one) for one in dict.fromkeys(outcomes)}
+        words = {0: "explained", 1: "WRONG: not explained", 3: "UNKNOWN of some prompts"}
+        return {
+            "outcome": words[self.exit_code],
+            "measurement": self.name,
+            "K": self.num_draft_tokens,
+            "prompts": ", ".join(f"{number} {one}" for one, number in counted.items()),
+        }
 
 
 def check_reconcilable(measurement: Measurement, traces: TraceFolder) -> Speculation:

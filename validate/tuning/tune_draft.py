@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from typing_extensions import override
 
 from ...calibration.passes.draft_inputs import check_trace_fits
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts import Draft
 from ...recipes import Recipe, to_mapping
+from ...recipes.brief import Brief, megabytes
 from ...recipes.schema import ALGORITHMS, Algorithm
 from ..counting.draft_replay import DraftReplay
 from ..counting.trace_replay import replay_drafts
@@ -49,8 +51,8 @@ class Wanted:
         return min(allowed, key=lambda point: (point.nbytes, -point.overlap), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TuneReport(Brief):
     """What was found.
 
     Attributes:
@@ -93,6 +95,23 @@ class TuneReport:
             },
             "refused": [dataclasses.asdict(one) for one in self.refused],
             "points": [_mapping(point, chosen=point is self.chosen) for point in self.points],
+        }
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The doubt, where there is one."""
+        return () if self.doubt is None else (self.doubt,)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        chosen = self.chosen
+        return {
+            "recipe": self.recipe.name if self.recipe else "no mixture is as wanted",
+            "summary": self.recipe.summary if self.recipe else None,
+            "acceptance length, BF16": f"{self.unquantized_length:.4f}",
+            "chosen": f"{megabytes(chosen.nbytes)}" if chosen else None,
+            "instead of": megabytes(self.unquantized_bytes),
+            "prompts": self.num_prompts,
         }
 
 
