@@ -338,8 +338,8 @@ def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
         leads.append([text.partition(" with target `target`")[0] for text in paragraphs
                       if " with target `target`, K = " in text])  # fmt: skip
     assert leads[0] == [
-        "Against BF16 taught alike: quantization",
-        "Against BF16 as released: quantization and training",
+        "Against the identically fine-tuned BF16 draft (control): quantization alone",
+        "Against the BF16 draft as released: quantization and fine-tuning",
     ]
     assert leads[1] == [f"Replayed, {lead[0].lower()}{lead[1:]}" for lead in leads[0]]
 

@@ -26,18 +26,18 @@ def test_a_category_that_fails_makes_the_whole_fail() -> None:
     assert report.change is not None
     assert report.change.lower > -0.01
     assert (report.verdict, report.exit_code) == ("FAIL", 1)
-    assert "'b' (30 prompts) -4.00%" in report.reason
+    assert report.reason.startswith(
+        "With 95% confidence a category lost more than the limit of 3.00%: 'b' (30 prompts) changed"
+        " by -4.00%, bounds "
+    )
     assert [found.outcome for found in report.categories] == ["PASS", "FAIL"]
-    assert "that category" in (report.action or "")
+    assert (report.action or "").startswith("Calibrate on other prompts of 'b' too.\n")
 
 
 def test_a_category_below_its_least_number_is_named_and_not_judged() -> None:
     report = judged(64, 4, count=29)
     assert [found.outcome for found in report.categories] == ["PASS", None]
-    assert (
-        "1 of the 2 categories, with fewer than 30 prompts each (29 together), were not judged by"
-        " themselves"
-    ) in report.warnings
+    assert "1 category has fewer than 30 prompts and is not judged alone: b" in report.warnings
     assert judged(64, 300, count=29).verdict == "PASS"
 
 
@@ -45,10 +45,15 @@ def test_a_small_category_that_certainly_lost_is_named() -> None:
     """-4 % in each of 29 prompts, limit -3 %: no PASS, and no FAIL by so few."""
     report = judged(64, 4, count=29)
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 3)
-    assert "a category of fewer than 30 prompts lost too much" in report.reason
-    assert "'b' (29 prompts) -3.99%" in report.reason
+    assert (
+        "a category with fewer than 30 prompts lost more than 3.00%, more than chance"
+        in report.reason
+    )
+    assert "'b' (29 prompts) changed by -3.99%" in report.reason
     assert [found.certainly_lost for found in report.categories] == [False, True]
-    assert (report.action or "").startswith("Record a fresh set with at least 30 prompts of: b.\n")
+    assert (report.action or "").startswith(
+        "Record fresh prompts, with at least 30 of 'b': draftquant record "
+    )
     assert judged(46, 4, count=29).verdict == "PASS"  # -2.9 %
     assert judged(64, 4, count=4).verdict == "PASS"  # too few even for that
 
@@ -75,7 +80,10 @@ def test_a_sole_category_is_the_whole_and_no_row() -> None:
     """-4 %: a FAIL of the whole, said of the whole."""
     report = judge(replay(BASELINE), replay(noisy(64, 4)), RELEASE)
     assert report.verdict == "FAIL"
-    assert report.reason.startswith("The mean acceptance length changed by -4.00%")
+    assert report.reason.startswith(
+        "With 95% confidence the drop is larger than the limit of 1.00%: "
+    )
+    assert "the mean acceptance length changed by -4.00%" in report.reason
     assert report.categories == ()
 
 
@@ -86,8 +94,11 @@ def test_where_the_whole_fails_it_leads() -> None:
         RELEASE,
     )
     assert report.verdict == "FAIL"
-    assert report.reason.startswith("The mean acceptance length changed by -4.00%")
-    assert report.reason.endswith(" Of the categories these lost too much too: 'a', 'b'.")
+    assert report.reason.startswith(
+        "With 95% confidence the drop is larger than the limit of 1.00%: "
+    )
+    assert "the mean acceptance length changed by -4.00%" in report.reason
+    assert report.reason.endswith(" Categories beyond their own limit: 'a', 'b'.")
 
 
 def test_an_open_category_stops_a_pass_only_if_every_one_has_to() -> None:
@@ -95,11 +106,13 @@ def test_an_open_category_stops_a_pass_only_if_every_one_has_to() -> None:
     report = judged(55, 60)
     assert report.categories[1].outcome == "INCONCLUSIVE"
     assert report.verdict == "PASS"
-    assert any("category 'b' lost more than its 3%" in warning for warning in report.warnings)
+    assert any(
+        "category 'b' lost more than its limit of 3%" in warning for warning in report.warnings
+    )
     strict = judged(55, 60, policy=EVERY)
     assert (strict.verdict, strict.exit_code) == ("INCONCLUSIVE", 3)
-    assert "every category has to pass: 'b' (30 prompts) -3.43%" in strict.reason
-    assert strict.action == "Record a fresh set with more prompts of: b."
+    assert "a drop is larger than 3.00%: 'b' (30 prompts) changed by -3.43%" in strict.reason
+    assert (strict.action or "").startswith("Record fresh prompts, with more of 'b': ")
     assert judged(3, 4, policy=EVERY).verdict == "PASS"
     assert judged(64, 4, policy=EVERY).verdict == "FAIL"
 
@@ -149,7 +162,8 @@ def test_whatever_is_looser_than_release_is_said(
     assert looser_than_release(policy) == said
     report = judge(replay(spread(600)), replay(noisy(3, 4)), policy)
     assert report.looser_than_release == said
-    assert f"looser than release: {', '.join(said)}" in report.warnings
+    lead = "the limits are looser than those of the policy 'release'"
+    assert f"{lead}: {', '.join(said)}" in report.warnings
 
 
 def test_screening_is_looser() -> None:

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 from draftquant.recipes import load_recipe
-from draftquant.scripts.api.gate_on_traces import algorithm_to_try, other_policy_warnings
+from draftquant.scripts.api.gate_on_traces import (
+    algorithm_to_try,
+    other_policy_warnings,
+    recipes_to_try,
+)
 from draftquant.scripts.commands.gate_report import print_gate
 from draftquant.validate.judging.anomalies import Background
 from draftquant.validate.judging.interim_analysis import Look
@@ -31,24 +35,45 @@ def test_bounds_categories_verdict_and_warnings(capsys: pytest.CaptureFixture[st
     print_gate(judge(*replays, RELEASE, background=background))
     lines = printed(capsys)
     assert lines[0] == "Gate"
-    assert "policy limit change lower bound upper bound confidence prompts effective" in lines
+    assert (
+        "policy limit change lower bound upper bound confidence prompts effective sample size"
+        in lines
+    )
     assert any(line.startswith("release -1.00% -1.7") for line in lines)
     assert any(line.endswith("95.00% 69 69.0") for line in lines)
     at = lines.index("Categories")
-    rows = [line.split() for line in lines[at:] if line[:2] in ("a ", "b ", "1 ")]
+    rows = [line.split() for line in lines[at:] if line[:2] in ("a ", "b ", "c ")]
     assert [row[:3] + row[-1:] for row in rows] == [
         ["a", "30", "-3.00%", "PASS"],
         ["b", "30", "-3.00%", "FAIL"],
-        ["1", "small", "one", "small"],
     ]
-    verdict = next(i for i, line in enumerate(lines) if line.startswith("FAIL: The mean"))
-    assert lines[verdict].endswith("Of the categories these lost too much too: 'b'.")
+    verdict = next(i for i, line in enumerate(lines) if line.startswith("FAIL: With 95%"))
+    assert lines[verdict].endswith("Categories beyond their own limit: 'b'.")
     assert lines[verdict + 1] == "- Use a wider format."
-    assert lines[verdict + 3] == "warning: [bold]no[/] provenance"
-    assert lines[verdict + 4] == (
-        "warning: 1 of the 3 categories, with fewer than 30 prompts each (9 together), were not"
-        " judged by themselves"
+    assert lines[verdict + 2].startswith("- Keep the most sensitive linears in BF16")
+    assert lines[verdict + 3].startswith("draftquant tune BF16 --traces CALIBRATION ")
+    assert lines[verdict + 4] == "warning: [bold]no[/] provenance"
+    assert lines[verdict + 5] == (
+        "warning: 1 category has fewer than 30 prompts and is not judged alone: c"
     )
+
+
+def test_commands_name_what_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """BF16, not the FP8 in a recipe's name; what nobody knows stays as it is."""
+    report = judge(replay(spread(600)), replay(noisy(10, 60)), RELEASE)
+    print_gate(report, {"BF16": "'a draft'", "QUANT": "int4", "TRACES": "t"})
+    lines = printed(capsys)
+    assert "draftquant gate 'a draft' int4 --traces FRESH" in lines
+    record = "draftquant record --target TARGET --draft 'a draft' --tables --prompts PROMPTS"
+    assert f"{record} --out FRESH" in lines
+
+
+def test_a_prompt_that_is_too_short_stands_beside_their_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    short = [*spread(600), (0, 0)]
+    print_gate(judge(replay(short), replay([*noisy(3, 4), (0, 0)]), RELEASE))
+    assert any(" 40 (+ 1 too short) 40.0" in line for line in printed(capsys))
 
 
 def test_categories_that_were_not_judged_are_one_warning(
@@ -60,7 +85,8 @@ def test_categories_that_were_not_judged_are_one_warning(
     lines = printed(capsys)
     assert "Categories" not in lines
     assert (
-        "warning: none of the 8 categories was judged by itself: each has fewer than 30 prompts"
+        "warning: 8 categories have fewer than 30 prompts and are not judged alone:"
+        " a, b, c, d, e, f, g, h"
     ) in lines
 
 
@@ -68,10 +94,13 @@ def test_one_category_is_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
     look = Look(number=2, total=3, spending="pocock")
     print_gate(judge(replay(spread(600)), replay(noisy(3, 4)), RELEASE, look=look))
     lines = printed(capsys)
-    assert lines[0] == "Gate, look 2 of 3"
+    assert lines[0] == "Gate, planned interim analysis 2 of 3"
     assert "Categories" not in lines
     assert any("97.68% 40 40.0" in line for line in lines)
-    assert any(line.startswith("warning: look 2 of 3 (pocock)") for line in lines)
+    assert any(
+        line.startswith("warning: this is planned interim analysis 2 of 3 (pocock)")
+        for line in lines
+    )
 
 
 def test_without_a_comparison_there_is_no_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,3 +128,20 @@ def test_four_bits_that_were_rounded_plainly_can_be_rounded_better(
     made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
     assert algorithm_to_try(made_by) == algorithm
     assert algorithm_to_try(None) is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "others"),
+    [
+        ("int4-channel", ("int4-channel-gptq", "fp8-ptpc")),
+        ("int4-channel-gptq", ("fp8-ptpc",)),
+        ("mi325x-w4a8", ("mi325x-w4a8-gptq", "mi325x-fp8")),
+        ("mi355-mxfp4", ("mi355-mxfp4-learned", "mi325x-fp8")),
+        ("blackwell-nvfp4", ("blackwell-nvfp4-learned", "blackwell-fp8-mla")),
+        ("fp8-ptpc", ()),
+    ],
+)
+def test_recipes_that_may_lose_less(recipe: str, others: tuple[str, ...]) -> None:
+    made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
+    assert recipes_to_try(made_by) == others
+    assert recipes_to_try(None) == ()

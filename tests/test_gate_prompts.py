@@ -19,8 +19,8 @@ def test_one_prompt_under_forty_names_is_one_prompt() -> None:
         )
         assert (report.verdict, report.change) == ("INCONCLUSIVE", None)
         assert (report.num_prompts, report.num_copies) == (1, 39)
-        assert "1 distinct prompts are fewer than the 30" in report.reason
-        assert report.warnings[0].startswith("39 of the recorded prompts are copies of others: 1 ")
+        assert "There are too few prompts, 1: the policy 'release' needs an" in report.reason
+        assert report.warnings[0].startswith("39 of the prompts are copies of others: 1 ")
 
 
 def test_copies_narrow_no_bound() -> None:
@@ -64,12 +64,12 @@ def test_a_cluster_counts_as_one_prompt() -> None:
     ]
     report = judge(*clustered, RELEASE)
     assert report.verdict == "INCONCLUSIVE"
-    assert report.reason.startswith("4 clusters of prompts are fewer than the 30")
+    assert "4 clusters of prompts have an effective sample size of 4.0" in report.reason
     assert (report.num_prompts, report.num_clusters, report.num_copies) == (36, 4, 0)
     assert report.prompts[5].cluster == "c1"
     assert report.change is not None
     assert report.change.num_prompts == 4
-    assert report.warnings[0].startswith("the 36 distinct prompts are 4 clusters")
+    assert report.warnings[0].startswith("the 36 distinct prompts form 4 clusters")
 
 
 def test_ids_that_suggest_clusters_are_said() -> None:
@@ -113,7 +113,7 @@ def test_a_change_without_spread_is_no_measurement() -> None:
     assert report.change is not None
     assert not report.change.has_spread
     assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
-    assert "in each of the 40 prompts by the same" in report.reason
+    assert "Each of the 40 prompts changed by the same -0.31%" in report.reason
     one_differs = [(405, 595)] * 39 + [(404, 596)]
     assert judge(replay([(400, 600)] * 40), replay(one_differs), RELEASE).verdict == "PASS"
 
@@ -130,7 +130,10 @@ def test_drafts_that_accept_the_same_pass_and_it_is_said() -> None:
     for histograms in ([(400, 600)] * 40, BASELINE):
         report = judge(replay(histograms), replay(histograms), RELEASE)
         assert report.verdict == "PASS"
-        assert any("accepted the same everywhere" in warning for warning in report.warnings)
+        assert any(
+            "accepted the same number of tokens on every prompt" in warning
+            for warning in report.warnings
+        )
     report = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE)
     assert report.warnings == ()
 
@@ -151,7 +154,9 @@ def test_few_long_prompts_are_few_prompts() -> None:
     assert report.change is not None
     assert report.change.effective_num_prompts == pytest.approx(230e3**2 / 4.03e9)
     assert report.verdict == "INCONCLUSIVE"
-    assert "40 distinct prompts, in effect 13.1 (" in report.reason
+    assert (
+        "40 distinct prompts have an effective sample size of 13.1, because a few" in report.reason
+    )
     assert report.required_num_prompts is not None
     assert report.required_num_prompts.if_unchanged == 92  # 30 * 40 / 13.13
     fewer = dataclasses.replace(RELEASE, min_prompts=13)
@@ -162,7 +167,7 @@ def test_a_k_that_leaves_hardly_any_round_is_refused() -> None:
     """399 rounds in 40 prompts, one of them too short for any."""
     few = [(0, 0), (4, 5), *[(4, 6)] * 37, (8, 12)]
     with pytest.raises(
-        GateError, match=r"K = 1 leaves 10\.0 rounds per prompt.* at least 10"
+        GateError, match=r"K = 1 leaves 10\.0 verify steps per prompt.* at least 10"
     ) as got:
         judge(replay(few), replay(few), RELEASE)
     assert "longer continuations" in str(got.value)

@@ -136,11 +136,14 @@ def test_every_report_says_retuned_and_both_figures(capsys: pytest.CaptureFixtur
         assert MARK in text
         for change in (report.against_tuned.change, report.against_bf16.change):
             assert f"{change.relative_change:+.2%}" in text
-    assert "against BF16 taught alike: quantization" in printed
-    assert "against BF16 as released: quantization and training" in printed
-    assert "training alone changed BF16 by +6.3" in printed
+    assert "against the identically fine-tuned BF16 draft (control): quantization alone" in printed
+    assert "against the BF16 draft as released: quantization and fine-tuning" in printed
+    assert "fine-tuning alone changed the BF16 draft by +6.3" in printed
     assert printed.count("warning: look at this") == 1
-    assert "PASS: RETUNED. Against the BF16 draft taught alike (quantization): PASS." in printed
+    said = (
+        "PASS: RETUNED. Against the identically fine-tuned BF16 draft (quantization alone): PASS."
+    )
+    assert said in printed
 
 
 def test_the_gain_is_never_called_quantization() -> None:
@@ -166,4 +169,6 @@ def test_a_plain_report_is_printed_as_before(capsys: pytest.CaptureFixture[str])
     print_judged(judge(replay(spread(BASE)), replay(noisy(3, 4)), RELEASE))
     printed = capsys.readouterr().out
     assert MARK not in printed
-    assert "PASS: The mean acceptance length changed" in " ".join(printed.split())
+    assert "PASS: With 95% confidence the drop is smaller than the limit" in " ".join(
+        printed.split()
+    )

@@ -131,7 +131,7 @@ def test_another_conversation_hides_no_prompt(name: str, tmp_path: Path) -> None
     claimed = "5" * 64 if name == "random" else TRACES[3].prompt_sha256
     hidden = dataclasses.replace(TRACES[1], conversation_sha256=claimed)
     traces = folder_of([TRACES[3], hidden], tmp_path / "traces")
-    expected = "conversation_sha256 of 1 of its 2 prompts" if name == "random" else "calibrated"
+    expected = "1 of its 2 prompts name a conv" if name == "random" else "used to calibrate"
     with pytest.raises(GateError, match=f"{expected}.*: p1\n"):
         check_held_out(candidate, traces)
 
@@ -142,7 +142,9 @@ def test_a_conversation_that_was_one_prompt_is_known_turn_by_turn(tmp_path: Path
     candidate = calibrated_on(folder_of([whole], tmp_path / "calibration"), tmp_path)
     first = make_trace("first", 12, seed=6)
     later = dataclasses.replace(whole, id="later", conversation_sha256=first.prompt_sha256)
-    with pytest.raises(GateError, match=r"1 of its 2 prompts calibrated the candidate: later\n"):
+    with pytest.raises(
+        GateError, match=r"1 of its 2 prompts were used to calibrate the candidate: later\n"
+    ):
         check_held_out(candidate, folder_of([first, later], tmp_path / "traces"))
 
 
@@ -168,7 +170,7 @@ def test_a_prompt_that_calibrated_is_refused(name: str, tmp_path: Path) -> None:
     again.token_ids[: again.prompt_length] = TRACES[1].token_ids[:4]
     traces = folder_of([TRACES[0], again], tmp_path / "traces")
     candidate = record(tmp_path, calibration_prompts=[SEEN])
-    with pytest.raises(GateError, match=f"1 of its 2 prompts calibrated the candidate: {name}"):
+    with pytest.raises(GateError, match=f"were used to calibrate the candidate: {name}"):
         check_held_out(candidate, traces)
 
 
@@ -183,13 +185,15 @@ def test_a_record_without_sketches_is_held_against_hashes_and_says_so(tmp_path: 
     """Folders of earlier versions."""
     traces = folder_of(TRACES[2:], tmp_path / "traces")
     (warning,) = check_held_out(record(tmp_path, calibration_prompts=[SEEN]), traces)
-    assert "near copies of these among the gate's would not be noticed" in warning
+    assert "near copies of them among the gate's prompts are not noticed" in warning
 
 
 def test_four_are_counted_and_three_named(tmp_path: Path) -> None:
     traces = folder_of(TRACES, tmp_path / "traces")
     prompts = sorted(trace.prompt_sha256 for trace in TRACES)
-    with pytest.raises(GateError, match=r"4 of its 4 prompts calibrated .*: p0, p1, p2, \.\.\."):
+    with pytest.raises(
+        GateError, match=r"4 of its 4 prompts were used to calibrate .*: p0, p1, p2, \.\.\."
+    ):
         check_held_out(record(tmp_path, calibration_prompts=prompts), traces)
 
 
@@ -197,11 +201,11 @@ def test_a_record_without_prompts_says_so_or_names_the_traces(tmp_path: Path) ->
     """Folders of earlier versions."""
     traces = folder_of(TRACES, tmp_path / "traces")
     old = record(tmp_path, input_scale_origin=f"traces sha256 {traces.sha256}, num_draft_tokens 3")
-    with pytest.raises(GateError, match="on these very traces"):
+    with pytest.raises(GateError, match="on the same traces"):
         check_held_out(old, traces)
     for origin in (None, f"traces sha256 {'0' * 64}, num_draft_tokens 3"):
         (warning,) = check_held_out(record(tmp_path, input_scale_origin=origin), traces)
-        assert "does not say which prompts" in warning
+        assert "does not record on which prompts" in warning
     assert check_held_out(record(tmp_path, input_scale_origin="--input-scale"), traces) == ()
 
 

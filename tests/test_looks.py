@@ -85,7 +85,7 @@ def test_impossible_looks(text: str) -> None:
 
 
 def test_a_spending_needs_a_look() -> None:
-    with pytest.raises(GateError, match="--spending: expected --look beside it"):
+    with pytest.raises(GateError, match="--spending: needs --look, got none"):
         parse_look(None, "pocock")
 
 
@@ -112,10 +112,14 @@ def test_the_report_names_the_look_and_what_comes_next() -> None:
     assert report.change.confidence == pytest.approx(float(stats.norm.cdf(1.99219)), abs=1e-6)
     assert "one-sided 97.68% bounds" in report.reason
     assert report.to_mapping()["look"] == {"number": 1, "total": 3, "spending": "pocock"}
-    assert any("look 1 of 3 (pocock)" in warning for warning in report.warnings)
+    assert any("interim analysis 1 of 3 (pocock)" in warning for warning in report.warnings)
     assert report.action is not None
-    assert "give --look 2/3" in report.action
+    assert report.action.splitlines()[1:] == [
+        "Join both sets of traces: draftquant traces merge TRACES FRESH --out ALL",
+        "Judge all of them as planned interim analysis 2 of 3: draftquant gate BF16 QUANT"
+        " --traces ALL --look 2/3 --spending pocock",
+    ]
     last = Look(number=3, total=3, spending="pocock")
     action = judge(replay(BASELINE), replay(noisy(10, 60)), RELEASE, look=last).action
     assert action is not None
-    assert "fresh set" in action
+    assert "fresh prompts" in action

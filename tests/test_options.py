@@ -18,7 +18,8 @@ FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 
 
 OPEN = "calibration.traces.trace_folder.TraceFolder.open"
 MEASURED = "validate.measure.measurement_file.read_measurement"
-PROMPTS = "calibration.prompts.prompt_file.read_prompts"
+PROMPTS = "calibration.prompts.prompt_source.prompts_of"
+PROMPT_FILE = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
 PAGES = "scripts.api.pages.write_reports"
 FINDINGS = "validate.parity.finding.write_findings"
@@ -47,6 +48,21 @@ def replayed(at: str, spy: str = "") -> tuple[Row, ...]:
         Row("--dtype", "bfloat16", f"{at}dtype", "bfloat16", spy),
         Row("--draft-sampling", "probabilistic", f"{at}draft_sampling", "probabilistic", spy),
         Row("--batch-size", "7", f"{at}batch_size", 7, spy),
+    )
+
+
+def chosen_prompts(at: str = "", spy: str = "") -> tuple[Row, ...]:
+    """Of `ChosenPrompts`."""
+    split, column, number, seed = (
+        ("prompts_split", "prompts_column", "num_prompts", "prompts_seed")
+        if at
+        else ("choice.split", "choice.column", "choice.num_prompts", "choice.seed")
+    )
+    return (
+        Row("--prompts-split", "hard/test", f"{at}{split}", "hard/test", spy),
+        Row("--prompts-column", "ask", f"{at}{column}", "ask", spy),
+        Row("--num-prompts", "7", f"{at}{number}", 7, spy),
+        Row("--prompts-seed", "5", f"{at}{seed}", 5, spy),
     )
 
 
@@ -277,6 +293,7 @@ COMMANDS = (
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record.run", (
         Row("--target", "other", "settings.target", Path("other")),
         Row("--prompts", "other", "settings.prompts", Path("other")),
+        *chosen_prompts("settings."),
         Row("--too-long", "skip", "settings.too_long", "skip"),
         Row("--turns", "all", "settings.turns", "all"),
         Row("--out", "other", "settings.out", Path("other")),
@@ -318,7 +335,7 @@ COMMANDS = (
         Row("--leave-out-off-policy", "", "leave_out_off_policy"),
         Row("--tables", "", "table_ids", ()),
         Row("--table-ids", "3,4", "table_ids", (3, 4), beside="--tables"),
-    ), stubs(PROMPTS, "calibration.traces.target_tables.TargetTables.find")),
+    ), stubs(PROMPT_FILE, "calibration.traces.target_tables.TargetTables.find")),
     Command("traces info TRACES", OPEN, (Row("TRACES", "other", "folder", Path("other")),)),
     Command("traces split TRACES --out A B --count 3", "calibration.traces.sets.split_traces", (
         Row("TRACES", "other", "traces.given", Path("other")),
@@ -353,7 +370,8 @@ COMMANDS = (
             "--launch M.yaml", ("--server", "--engine", "--prompts")),
         Row("--server", "http://i", "server.url", "http://i"),
         Row("--engine", "sglang", "protocol.given", "sglang"),
-        Row("--prompts", "other", "path", Path("other"), PROMPTS),
+        Row("--prompts", "other", "reference", Path("other"), PROMPTS),
+        *chosen_prompts(spy=PROMPTS),
         Row("--out", "other.jsonl", "out", Path("other.jsonl")),
         Row("--show", "R", "path", Path("R"), MEASURED),
         Row("--tokenizer", "M", "target", Path("M"),
@@ -375,7 +393,8 @@ COMMANDS = (
         Row("--timeout", "33", "server.patience.seconds", 33),
         Row("--attempts", "2", "server.patience.attempts", 2),
     ), {
-        **stubs(PROMPTS, "calibration.prompts.prompt_file.PromptEncoder",
+        PROMPTS: MagicMock(passed_over=()),
+        **stubs("calibration.prompts.prompt_file.PromptEncoder",
                 "validate.measure.measuring.measure", "scripts.commands.measure._print",
                 "validate.measure.protocols.get_protocol",
                 "scripts.api.measure.draft_identity", "validate.launch.matrix.load_matrix",
@@ -552,8 +571,10 @@ COMMANDS = (
             "validate.parity.sampled_findings.sampled_finding", (
         Row("PLAIN", "other", "plain.given", Path("other")),
         Row("SPECULATIVE", "other", "speculative.given", Path("other")),
-        Row("--prompts", "other", "path", Path("other"), PROMPTS),
-        Row("--tokenizer", "K", "target", Path("K"), PROMPTS),
+        Row("--prompts", "other", "reference", Path("other"), PROMPTS),
+        *chosen_prompts(spy=PROMPTS),
+        Row("--tokenizer", "K", "target", Path("K"),
+            "calibration.prompts.prompt_file.PromptEncoder"),
         Row("--target", "other", "target", Path("other"),
             "validate.parity.text_scores.score_by_target"),
         Row("--score-server", "http://h", "url", "http://h",
@@ -573,7 +594,9 @@ COMMANDS = (
         "validate.parity.sampled_findings.sampled_finding": FINDING,
         "validate.parity.sampled_findings.texts_of": [],
         "validate.parity.text_scores.score_by_target": [],
-        **stubs(MEASURED, PROMPTS, DEVICE, "validate.parity.sampled_findings.check_sampled",
+        PROMPTS: MagicMock(passed_over=()),
+        **stubs(MEASURED, DEVICE, "validate.parity.sampled_findings.check_sampled",
+                "calibration.prompts.prompt_file.PromptEncoder",
                 "scripts.commands.parity._print"),
     }),
     Command("parity draft BF16 QUANT --traces TRACES",

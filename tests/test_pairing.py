@@ -59,16 +59,28 @@ def test_what_was_made_of_the_baseline_is_accepted(work: Path, candidate: str) -
 @pytest.mark.parametrize(
     ("baseline", "candidate", "message"),
     [
-        ("fp8", "draft", "expected the unquantized draft as the baseline, but it stores codes"),
-        ("int4", "fp8", "expected the unquantized draft as the baseline, but it stores codes"),
-        ("foreign", "fp8", "expected the unquantized draft as the baseline, but it stores codes"),
-        ("plain", "int4", "expected the unquantized draft as the baseline, but it holds dequant"),
-        ("draft", "draft", "declares no quantization and has the very tensors of the baseline"),
-        ("draft", "other", "expected a quantized draft as the candidate, but it declares no"),
+        (
+            "fp8",
+            "draft",
+            "expected the unquantized draft as the baseline, but this one is quantized",
+        ),
+        (
+            "int4",
+            "fp8",
+            "expected the unquantized draft as the baseline, but this one is quantized",
+        ),
+        (
+            "foreign",
+            "fp8",
+            "expected the unquantized draft as the baseline, but this one is quantized",
+        ),
+        ("plain", "int4", "expected the unquantized draft as the baseline, but this one holds"),
+        ("draft", "draft", "declares no quantization and has the same tensors as the baseline"),
+        ("draft", "other", "expected a quantized draft as the candidate, but this one"),
         ("other", "fp8", "was not quantized from .*other: "),
         ("other", "plain", "was not quantized from .*other: "),
-        ("draft", "foreign-other", "is not the baseline quantized: "),
-        ("other", "foreign", "is not the baseline quantized: "),
+        ("draft", "foreign-other", "was not quantized from the baseline: "),
+        ("other", "foreign", "was not quantized from the baseline: "),
     ],
 )
 def test_anything_else_is_refused(work: Path, baseline: str, candidate: str, message: str) -> None:
@@ -84,7 +96,7 @@ def test_two_drafts_on_purpose(work: Path) -> None:
 
 def test_without_a_record_the_verdict_says_so(work: Path) -> None:
     (warning,) = check(work, "draft", "foreign")
-    assert "it has no draftquant.json" in warning
+    assert warning.startswith("the candidate has no draftquant.json, so nothing shows which")
 
 
 def test_an_edited_record_is_refused(work: Path, tmp_path: Path) -> None:
@@ -109,7 +121,7 @@ def test_a_record_of_other_tensors_is_refused(work: Path, tmp_path: Path) -> Non
     """The record of a good candidate, put beside another one's tensors."""
     shutil.copytree(work / "foreign-other", tmp_path / "forged")
     shutil.copy(work / "fp8" / "draftquant.json", tmp_path / "forged")
-    with pytest.raises(GateError, match=r"draftquant\.json was written for other tensors: "):
+    with pytest.raises(GateError, match=r"draftquant\.json belongs to other tensors: "):
         DraftFolder.read(tmp_path / "forged")
 
 
@@ -130,7 +142,7 @@ def test_weights_decide_where_there_is_no_record(work: Path, tmp_path: Path, nam
     if name == "norm.weight":
         assert len(check(work, "draft", str(folder))) == 1
         return
-    named = r"is not the baseline quantized: (layers\.0\.mlp\.up_proj|fc)\.weight"
+    named = r"was not quantized from the baseline: (layers\.0\.mlp\.up_proj|fc)\.weight"
     with pytest.raises(GateError, match=named):
         check(work, "draft", str(folder))
 
@@ -139,7 +151,7 @@ def test_a_config_that_differs_is_said(work: Path, tmp_path: Path) -> None:
     shutil.copytree(work / "fp8", tmp_path / "changed")
     edit_json(tmp_path / "changed" / "config.json", rms_norm_eps=0.5)
     (warning,) = check(work, "draft", str(tmp_path / "changed"))
-    assert "config.json of the two drafts says different things" in warning
+    assert "the two drafts have different values in config.json" in warning
     assert "eps" in warning
 
 
@@ -157,7 +169,7 @@ def test_gate_tells_the_command_line(work: Path, tmp_path: Path,
     capsys.readouterr()
     for baseline, candidate, said in (
         ("fp8", "draft", "give the BF16 draft first"),
-        ("draft", "draft", "has the very tensors of the baseline"),
+        ("draft", "draft", "has the same tensors as the baseline"),
         ("other", "fp8", "was not quantized from"),
     ):
         assert main(["gate", str(work / baseline), str(work / candidate), *arguments]) == 2

@@ -64,8 +64,8 @@ def test_a_retuned_draft_has_two_comparisons() -> None:
     read = document(retuned())
     assert isinstance(read.judgement, RetunedRecord)
     assert [title for title, _ in read.comparisons] == [
-        "Against BF16 taught alike: quantization",
-        "Against BF16 as released: quantization and training",
+        "Against the identically fine-tuned BF16 draft (control): quantization alone",
+        "Against the BF16 draft as released: quantization and fine-tuning",
     ]
     assert read.judgement.verdict == "PASS"
     assert read.findings == ()
@@ -171,9 +171,9 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "exit code": (change("exit_code", to=1), "exit_code: PASS has 0, got 1"),
     "K": (change("num_draft_tokens", to=0), "num_draft_tokens: expected 1 to 1000, got 0"),
     "length": (change("baseline", "mean_acceptance_length", to=9.0), "expected 1 to 2"),
-    "histogram": (change("candidate", "histogram", to=[1]), "expected 2 counts of rounds"),
-    "negative": (change("candidate", "histogram", to=[-1, 2]), "expected 2 counts of rounds"),
-    "no round": (change("candidate", "histogram", to=[0, 0]), "expected 2 counts of rounds"),
+    "histogram": (change("candidate", "histogram", to=[1]), "expected 2 counts of verify steps"),
+    "negative": (change("candidate", "histogram", to=[-1, 2]), "expected 2 counts of verify steps"),
+    "no round": (change("candidate", "histogram", to=[0, 0]), "expected 2 counts of verify steps"),
     "survival": (change("baseline", "survival", to=[1.5]), r"survival: expected 1 shares in \[0"),
     "conditional": (change("baseline", "conditional", to=[]), "conditional: expected 1 shares"),
     "bounds": (change("change", "lower", to=1.0), "expected lower <= log_ratio <= upper"),
@@ -289,7 +289,7 @@ FORGED: dict[str, tuple[list[Callable[[dict[str, Any]], None]], str]] = {
     ),
     "nothing counted": ([change("traces", to=None)], "traces, served: expected one of them"),
     "too few rounds": (
-        [change("num_short_prompts", to=999_999)], "rounds per prompt on average",
+        [change("num_short_prompts", to=999_999)], "verify steps per prompt on average",
     ),
 }  # fmt: skip
 
@@ -308,6 +308,17 @@ def test_sentences_are_written_anew() -> None:
     read = parse_report(edited(judged, *nicer, change("warnings", to=[])), "r.json").judgement
     assert (read.reason, read.action) == (judged.reason, judged.action)
     assert read.warnings == judged.warnings
+
+
+def test_a_report_without_a_date_is_read() -> None:
+    """Of before; and what is no date is no report."""
+    mapping = json.loads(text_of(two_categories(), date="2026-11-23T07:42:26Z"))
+    assert parse_report(document_text(mapping), "r.json").header.date == "2026-11-23T07:42:26Z"
+    del mapping["date"], mapping["background"]["recipes_to_try"]
+    assert parse_report(document_text(mapping), "r.json").header.date is None
+    for date in ("yesterday", "2026-11-23", "2026-13-01T00:00:00Z", "2026-11-23T7:42:26Z"):
+        with pytest.raises(GateError, match="date: expected YYYY-MM-DDThh:mm:ssZ"):
+            parse_report(document_text(mapping | {"date": date}), "r.json")
 
 
 def test_drafts_that_cannot_be_compared_stay_so() -> None:

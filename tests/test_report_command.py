@@ -122,10 +122,13 @@ def test_a_report_says_what_the_json_on_stdout_says(
     assert isinstance(found.judgement, GateReport)
     assert found.header.engines == ()
     assert found.header.drafts.candidate.name == "b.jsonl"
-    assert "no draftquant.json says how" in page(found)
+    assert "no draftquant.json records how" in page(found)
 
 
-def test_equal_runs_write_equal_reports(runs: list[str], tmp_path: Path) -> None:
+def test_equal_runs_write_equal_reports(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795419746")
     for name in ("x", "y"):
         (tmp_path / name).mkdir()
         assert main(["gate", *runs, *outputs(tmp_path / name)]) == 0
@@ -133,9 +136,40 @@ def test_equal_runs_write_equal_reports(runs: list[str], tmp_path: Path) -> None
         assert path.read_bytes() == (tmp_path / "y" / path.name).read_bytes()
 
 
-def test_how_results_are_shown_is_no_part_of_a_report(
-    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_report_has_the_date_and_the_command_in_every_form(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795419746")
+    assert main(["gate", *runs, *outputs(tmp_path)]) == 0
+    found = read_report(tmp_path / "g.json")
+    assert found.header.date == "2026-11-23T07:42:26Z"
+    command = "draftquant gate --measured a.jsonl b.jsonl"
+    for name, date in (
+        ("g.html", "on 2026-11-23 at 07:42 UTC"),
+        ("g.md", "judged 2026-11-23T07:42:26Z by"),
+        ("g.xml", 'name="date" value="2026-11-23T07:42:26Z"'),
+    ):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert command in text, name
+        assert date in text, name
+
+
+@pytest.mark.parametrize("epoch", ["yesterday", "-1", "1.5", "9" * 30])
+def test_a_date_that_is_none_is_refused_before_the_work(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], epoch: str
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+    assert main(["gate", *runs]) == 2
+    assert "$SOURCE_DATE_EPOCH: expected seconds since 1970, got" in capsys.readouterr().err
+
+
+def test_how_results_are_shown_is_no_part_of_a_report(
+    runs: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795419746")
     assert main(["gate", *runs, "--report", str(tmp_path / "g.json")]) == 0
     capsys.readouterr()
     assert main(["gate", *runs, "--json", "--overwrite"]) == 0
@@ -191,7 +225,10 @@ def test_github_gets_a_summary_and_an_annotation(
     assert main(["gate", *runs, "--github", "--json"]) == 0
     output = capsys.readouterr()
     json.loads(output.out)  # nothing but JSON there
-    assert "::notice title=draftquant gate%3A PASS::The mean acceptance length" in output.err
+    assert (
+        "::notice title=draftquant gate%3A PASS::With 95%25 confidence the drop is smaller"
+        in output.err
+    )
     assert summary.read_text(encoding="utf-8").startswith(
         "before\n### PASS: draftquant gate of `b.jsonl`"
     )
@@ -205,6 +242,20 @@ def test_an_annotation_is_one_line_whatever_it_quotes() -> None:
     assert "\n" not in text
     assert text.startswith("::error title=draftquant gate%3A FAIL::100%25 of ")
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "fails", "level"),
+    [
+        ("PASS", True, "notice"),
+        ("INCONCLUSIVE", True, "error"),
+        ("INCONCLUSIVE", False, "warning"),
+        ("ANOMALOUS", False, "error"),
+        ("FAIL", False, "error"),
+    ],
+)
+def test_a_green_job_has_no_red_annotation(verdict: str, fails: bool, level: str) -> None:
+    assert annotation(verdict, "why", inconclusive_fails=fails).startswith(f"::{level} title=")
 
 
 def test_report_files_are_no_part_of_a_recorded_command() -> None:

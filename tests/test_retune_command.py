@@ -213,8 +213,11 @@ def test_both_comparisons(
     tuned = ("--tuned-baseline", str(made / "baseline"))
     assert gate(pair, made / "out", *tuned, "--report", str(report)) == 0
     text = said(capsys)
-    assert "PASS: RETUNED. Against the BF16 draft taught alike (quantization): PASS." in text
-    assert "Against the BF16 draft as released (quantization and training): PASS." in text
+    verdict = (
+        "PASS: RETUNED. Against the identically fine-tuned BF16 draft (quantization alone): PASS."
+    )
+    assert verdict in text
+    assert "Against the BF16 draft as released (quantization and fine-tuning): PASS." in text
     found = json.loads(report.read_text(encoding="utf-8"))
     assert found["mark"] == "RETUNED"
     identities = {
@@ -257,7 +260,7 @@ def test_without_the_tuned_baseline(
 ) -> None:
     text = refused(capsys, pair, made / "out")
     assert "expected the BF16 draft that was taught alike beside the BF16 draft, got none" in text
-    assert "--tuned-baseline B with the folder that 'draftquant retune --baseline B' wrote" in text
+    assert "the folder that 'draftquant retune --baseline B' wrote: --tuned-baseline B" in text
 
 
 def test_the_baseline_of_another_retuning(
@@ -280,7 +283,10 @@ def test_what_is_no_tuned_baseline(
 ) -> None:
     for folder in (pair.draft_folder, made / "out"):
         text = refused(capsys, pair, made / "out", "--tuned-baseline", str(folder))
-        assert "expected the BF16 draft that was taught alike, but it has no record" in text
+        assert (
+            "expected the identically fine-tuned BF16 draft (control), but this folder has no"
+            " record" in text
+        )
     shutil.copytree(made / "baseline", tmp_path / "bare")
     (tmp_path / "bare" / "draftquant.json").unlink()
     text = refused(capsys, pair, made / "out", "--tuned-baseline", str(tmp_path / "bare"))
@@ -298,7 +304,7 @@ def test_a_tuned_draft_is_not_the_draft_as_released(
         capsys, pair, made / "out", "--tuned-baseline", str(made / "baseline"),
         baseline=made / "baseline",
     )  # fmt: skip
-    assert "its target taught it (RETUNED)" in text
+    assert "this draft was fine-tuned (RETUNED)" in text
     assert "give the BF16 draft first, and this one with --tuned-baseline" in text
     text = refused(capsys, pair, made / "baseline")
     assert "expected a quantized draft as the candidate" in text
@@ -341,7 +347,7 @@ def test_on_purpose_the_mark_is_still_said(
 ) -> None:
     code = gate(pair, made / "out", "--unrelated", baseline=made / "baseline")
     assert code == 0
-    assert "warning: RETUNED: its target taught the candidate too" in said(capsys)
+    assert "warning: RETUNED: the candidate was fine-tuned as well" in said(capsys)
 
 
 def test_the_command_uses_the_settings_that_were_measured() -> None:

@@ -64,7 +64,9 @@ def test_the_recipe_makes_the_draft_that_was_measured(
     assert pair.plan(recipe).bytes_after == chosen["bytes"]
     record = read_provenance(made)
     assert isinstance(record, QuantizedProvenance)
-    with pytest.raises(GateError, match=r"16 of its 16 prompts chose the candidate's recipe"):
+    with pytest.raises(
+        GateError, match=r"16 of its 16 prompts were used to choose the candidate's recipe"
+    ):
         check_held_out(record, pair.traces)
     (replay,) = replay_drafts([pair.loaded(made)], pair.traces, num_draft_tokens=3)
     assert replay.counts.mean_acceptance_length == pytest.approx(chosen["acceptance_length"])

@@ -23,9 +23,10 @@ from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import LineProblem, PromptError
-from ..traces.manifest import is_printable_name
+from ..traces.names import is_printable_name
 from .forms import Form, Message, read_form
 from .parquet import parquet_rows
+from .prompt_choice import EVERY_PROMPT, PromptChoice, of_column
 
 _LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
 _FORM = 'one prompt per line: {"id": "1", "category": "chat", "text": "Hello"}'
@@ -55,7 +56,11 @@ class Prompt:
 
 
 def read_prompts(
-    path: Path, *, target: Path | None = None, encoder: "PromptEncoder | None" = None
+    path: Path,
+    *,
+    target: Path | None = None,
+    encoder: "PromptEncoder | None" = None,
+    choice: PromptChoice = EVERY_PROMPT,
 ) -> tuple[Prompt, ...]:
     """Read a prompt file.
 
@@ -64,6 +69,7 @@ def read_prompts(
         target: folder of the target, whose tokenizer is used for "text" and "messages" (never
             remote code); not needed for "token_ids".
         encoder: of the target instead, which its caller asks afterwards what it has used.
+        choice: which of the lines; others are not looked at.
 
     Returns:
         The prompts in the order of the file, at least one.
@@ -77,9 +83,10 @@ def read_prompts(
     problems: list[str] = []
     lines: Iterator[tuple[int, Line]]
     lines = parquet_rows(path) if path.suffix == ".parquet" else _lines(path)
-    for number, line in lines:
+    for number, line in _chosen(lines, choice, path):
         try:
-            prompt = _prompt(_parsed(line), number, encoder)
+            row = of_column(_parsed(line), choice.column)
+            prompt = prompt_of(row, number, encoder)
             if prompt.id in prompts:
                 raise LineProblem(f"id {prompt.id!r} stands on an earlier line too")
             prompts[prompt.id] = prompt
@@ -201,7 +208,29 @@ def _parsed(line: Line) -> Mapping[str, Any]:
     return value
 
 
-def _prompt(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Prompt:
+def _chosen(
+    lines: Iterator[tuple[int, Line]], choice: PromptChoice, path: Path
+) -> Iterator[tuple[int, Line]]:
+    if choice.num_prompts is None:
+        yield from lines
+        return
+    there = list(lines)
+    choice.check(path, len(there))
+    for place in sorted(choice.order(len(there))[: choice.num_prompts]):
+        yield there[place]
+
+
+def prompt_of(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Prompt:
+    """The prompt of a line.
+
+    Args:
+        value: its keys.
+        number: of the line, for forms of others without an id.
+        encoder: of the target.
+
+    Raises:
+        LineProblem: the line is no prompt.
+    """
     form = read_form(value)
     prompt_id = f"line-{number}" if form.id is None and form.of_others else form.id
     if not is_printable_name(prompt_id):

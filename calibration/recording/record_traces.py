@@ -18,6 +18,7 @@ from ...recipes.bounds import AT_LEAST_1
 from ..errors import TraceError
 from ..passes.draft_inputs import fused_features
 from ..prompts.prompt_file import Prompt
+from ..traces.dataset_source import DatasetSource
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.target_tables import TargetTables
@@ -54,6 +55,7 @@ def record_traces(
     placement: Placement = ON_CPU,
     table_ids: Collection[int] | None = None,
     too_long: TooLongPrompts | None = None,
+    dataset: DatasetSource | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
     """Continue every prompt and write the trace folder `out`.
@@ -75,6 +77,7 @@ def record_traces(
         table_ids: carry the target's embedding and head, for drafts without their own; with the
             embeddings of the recorded tokens and of these. None = carry no tables.
         too_long: prompts that were left out or cut before, for trace.json.
+        dataset: that the prompts were taken out of, for trace.json.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -110,6 +113,7 @@ def record_traces(
                 tables=tables,
                 table_ids=table_ids or (),
                 too_long=too_long,
+                datasets=(dataset,) if dataset else None,
             ) as writer,
             _Recorder(model, layers, ids, decoding, last_state=last_state) as recorder,
         ):

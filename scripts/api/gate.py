@@ -176,7 +176,9 @@ def judged(settings: GateSettings) -> Judged:
     """Judge by all that is given, and write the report files."""
     from ...validate.judging.policy import resolve_policy
     from ...validate.report.document import document_of, document_text, parse_report
+    from ...validate.report.facts import today
 
+    date = today()
     report_file = optional_path(settings.report)
     settings.check_pages(report_file)
     policy = resolve_policy(
@@ -199,7 +201,7 @@ def judged(settings: GateSettings) -> Judged:
         report = _judge_joint(settings, measured, on_traces, policy, look)
     drafts, engines = _judged_drafts(settings, measured, on_traces)
     argv = asked_for(running_argv())
-    document = document_of(report, argv=argv, drafts=drafts, engines=engines)
+    document = document_of(report, argv=argv, drafts=drafts, engines=engines, date=date)
     text = document_text(document)
     if report_file or settings.wants_pages:
         beside = {report_file: text} if report_file else {}

@@ -1,12 +1,14 @@
 """Two or three drafts replayed on the same traces and judged: what `gate` does with traces."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.provenance import QuantizedProvenance
+from ...recipes.library import aliases, built_in_recipes
 from . import arguments
 from .opening import Reference, folder_of, optional_path
 from .option import Argument, Option
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
     from ...validate.judging.retuned_gate import RetunedReport
 
 
+_CALIBRATED = ("-learned", "-gptq")
+"""How the names of built-in recipes end that round on calibration traces, the better one first."""
+_GPUS: Mapping[str, str] = MappingProxyType({"mi3": "mi325x", "blackwell": "b200"})
+"""How names of recipes begin -> the GPU whose FP8 recipe is that of the same GPUs."""
+
+
 @dataclass(frozen=True)
 class GateOnTracesSettings(OnTracesSettings):
     """Who is judged on which traces, and what is known of them."""
@@ -34,7 +42,8 @@ class GateOnTracesSettings(OnTracesSettings):
     tuned_baseline: Annotated[
         Reference | None,
         Option(
-            "for a QUANT that 'retune' wrote, and there needed: the BF16 draft taught alike",
+            "needed for a QUANT that 'retune' wrote: the identically fine-tuned BF16 draft"
+            " (control)",
             "TUNED",
         ),
     ] = None
@@ -51,17 +60,17 @@ class GateOnTracesSettings(OnTracesSettings):
 
     @property
     def references(self) -> list[Reference]:
-        """Baseline, candidate, and the BF16 draft taught alike where it was given."""
+        """Baseline, candidate, and the control where it was given."""
         names = (self.baseline, self.candidate, self.tuned_baseline)
         return [name for name in names if name is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnTraces:
-    """What replays said; `background` is what they were judged with.
+    """What the replays gave; `background` is what they were judged with.
 
     Attributes:
-        folders: baseline, candidate, and the BF16 draft taught alike where it was given.
+        folders: baseline, candidate, and the control (BF16, fine-tuned identically) where given.
     """
 
     replays: "Sequence[DraftReplay]"
@@ -109,6 +118,7 @@ def judge_on_traces(
         unrelated=unrelated,
         unrecorded=not unrelated and candidate.quantized_by is None,
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
+        recipes_to_try=recipes_to_try(candidate.quantized_by),
         warnings=warnings,
     )
     report: GateReport | RetunedReport
@@ -123,11 +133,11 @@ def judge_on_traces(
 
 
 def other_policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tuple[str, ...]:
-    """A candidate does not choose its own judge, but what its recipe asks for is said."""
+    """A candidate does not choose its own judge, but the reader learns what its recipe asks for."""
     if candidate is None or policy in (candidate.recipe.gate.policy, "custom"):
         return ()
     asked = candidate.recipe.gate.policy
-    return (f"the candidate's recipe asks for the policy {asked!r}, in use is {policy!r}",)
+    return (f"the candidate's recipe asks for the policy {asked!r}, but {policy!r} was used",)
 
 
 def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
@@ -137,13 +147,23 @@ def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
     return None if candidate.recipe.weights.number.is_fp8 else "gptq"
 
 
+def recipes_to_try(candidate: QuantizedProvenance | None) -> tuple[str, ...]:
+    """Built-in recipes with which the candidate may lose less: its own calibrated, then FP8."""
+    if candidate is None or candidate.recipe.weights.number.is_fp8:
+        return ()
+    name, known = candidate.recipe.name, built_in_recipes()
+    calibrated = next((one for end in _CALIBRATED if (one := f"{name}{end}") in known), None)
+    gpu = next((gpu for start, gpu in _GPUS.items() if name.startswith(start)), "h200")
+    return (*([calibrated] if calibrated else []), aliases()[gpu])
+
+
 def _text_warnings(traces: "TraceFolder") -> tuple[str, ...]:
     """Text that no user is served."""
     if not traces.manifest.ignore_eos:
         return ()
     return (
-        "the traces go on behind the target's end of text (record --ignore-eos): what it writes"
-        " there, often itself again, is guessed more easily than answers are",
+        "the traces continue after the target's end of text (record --ignore-eos); text there often"
+        " repeats itself, and a draft guesses it more easily than answers",
     )
 
 
@@ -156,10 +176,10 @@ def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, .
         return ()
     if recorded.config_sha256 is None:
         return (
-            f"the traces do not say which {CONFIG_FILE} their target {recorded.name} had: whether"
-            f" --target {target.name} is that target is not known",
+            f"the traces do not record the {CONFIG_FILE} of their target {recorded.name}, so"
+            f" nothing shows whether --target {target.name} is that target",
         )
     return (
-        f"--target {target.name} has another {CONFIG_FILE} than the target {recorded.name} that was"
-        " recorded: embedding and head may be those of another target",
+        f"--target {target.name} has another {CONFIG_FILE} than the recorded target"
+        f" {recorded.name}: its embedding and head may be another target's",
     )

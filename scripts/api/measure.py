@@ -13,8 +13,9 @@ from ...validate.measure.measurement import EngineName
 from . import reports
 from .arguments import AnyPath, SamplingSeed, Temperature, TopK, TopP
 from .opening import Reference, optional_path
-from .option import Option
-from .settings import Settings
+from .option import Option, spelling
+from .prompt_settings import ChosenPrompts
+from .settings import options_of
 from .verb import verb
 from .watch import Bar, Watch
 
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from ...validate.measure.served_draft import DraftIdentity
 
 _NEEDED = ("server", "engine", "prompts", "out")
-_OF_ONE_SERVER = ("server", "engine", "prompts")
+_OF_ONE_SERVER = (
+    "server", "engine", "prompts", "prompts_split", "prompts_column", "num_prompts",
+)  # fmt: skip
 """Fields that a matrix says itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureSettings(Settings):
+class MeasureSettings(ChosenPrompts):
     """Which server is asked what; or which matrix of servers; or which measurement is shown."""
 
     _: KW_ONLY
@@ -129,7 +132,8 @@ class MeasureSettings(Settings):
                 )
             for name in _OF_ONE_SERVER:
                 if getattr(self, name) is not None:
-                    raise MeasureError(f"--{name}", "is said by the matrix", fix="leave it out")
+                    option = spelling(name, options_of(type(self))[name])
+                    raise MeasureError(option, "is said by the matrix", fix="leave it out")
             return
         if self.plot is not None:
             raise MeasureError("--plot", "draws what --launch measures", fix="add --launch MATRIX")
@@ -187,7 +191,7 @@ def _address(settings: MeasureSettings, url: str) -> "ServerAddress":
 
 
 def _plan(settings: MeasureSettings) -> "Plan":
-    from ...calibration.prompts.prompt_file import PromptEncoder, read_prompts
+    from ...calibration.prompts.prompt_file import PromptEncoder
     from ...calibration.recording.decoding import Decoding
     from ...validate.measure.measure_plan import Plan
     from ...validate.measure.protocols.protocol import Ask
@@ -201,7 +205,7 @@ def _plan(settings: MeasureSettings) -> "Plan":
     )
     encoder, path = PromptEncoder(optional_path(settings.tokenizer)), settings.prompts
     assert path is not None  # see `check`
-    prompts = read_prompts(Path(path), encoder=encoder)
+    prompts = settings.read_prompts(path, encoder).prompts
     if longer := sum(bool(prompt.later_turns) for prompt in prompts):
         settings.watch.note(
             f"{path}: {longer} of {len(prompts)} prompts have later turns of the user,"

@@ -37,7 +37,10 @@ class Pages(Settings):
     junit: Annotated[AnyPath | None, Option("write it as test cases for CI", "F.xml")] = None
     junit_inconclusive: Annotated[
         Literal["error", "skipped"],
-        Option("what an INCONCLUSIVE verdict is in --junit: skipped where it fails no job"),
+        Option(
+            "what an INCONCLUSIVE verdict is in --junit: 'skipped' if it does not fail your job"
+            " (--github then warns)"
+        ),
     ] = "error"
     github: Annotated[
         bool,
@@ -93,7 +96,9 @@ class Pages(Settings):
         write_reports(files, overwrite=self.overwrite)
         if self.github:
             append_text(Path(os.environ[SUMMARY]), markdown(document) + "\n")
-            self.watch.line(annotation(document.judgement.verdict, document.judgement.reason))
+            fails = self.junit_inconclusive == "error"
+            said = document.judgement
+            self.watch.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
         return tuple(files)
 
     def _pages(self) -> dict[ReportFormat, Path]:
@@ -138,8 +143,10 @@ def asked_for(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(one for one in recorded_argv(argv) if one not in _SHOWN)
 
 
-def annotation(verdict: str, reason: str) -> str:
+def annotation(verdict: str, reason: str, *, inconclusive_fails: bool = True) -> str:
     """What GitHub Actions shows beside a run, on whichever stream it is printed."""
     level = "notice" if verdict == "PASS" else "error"
+    if verdict == "INCONCLUSIVE" and not inconclusive_fails:
+        level = "warning"
     said = visible(reason).replace("%", "%25")
     return f"::{level} title=draftquant gate%3A {verdict}::{said}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...calibration.prompts.prompt_file import Prompt
+    from ...calibration.prompts.prompt_source import ReadPrompts
     from ...calibration.recording.conversations import Record
     from ...calibration.recording.decoding import Decoding
     from ...calibration.recording.prompt_fit import FittedPrompts
@@ -80,7 +81,8 @@ def _fitted(settings: RecordSettings) -> "FittedPrompts":
     """The prompts that are recorded, and a word on those that are too long."""
     from ...calibration.recording.prompt_fit import fitted_prompts
 
-    read, shape = _read(settings), _shape(settings)
+    found, shape = _read(settings), _shape(settings)
+    read = found.prompts
     fitted = fitted_prompts(read, shape, settings.max_new_tokens, settings.too_long)
     if long := fitted.too_long:
         done = "left out" if long.skipped else "cut to their last tokens"
@@ -90,18 +92,19 @@ def _fitted(settings: RecordSettings) -> "FittedPrompts":
             f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
             f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
         )
-    return fitted
+    return dataclasses.replace(fitted, dataset=found.dataset)
 
 
-def _read(settings: RecordSettings) -> "Sequence[Prompt]":
-    from ...calibration.prompts.prompt_file import read_prompts
+def _read(settings: RecordSettings) -> "ReadPrompts":
+    from ...calibration.prompts.prompt_file import PromptEncoder
 
-    read = read_prompts(Path(settings.prompts), target=Path(settings.target))
-    longer = sum(bool(prompt.later_turns) for prompt in read)
+    read = settings.read_prompts(settings.prompts, PromptEncoder(Path(settings.target)))
+    longer = sum(bool(prompt.later_turns) for prompt in read.prompts)
     if longer and settings.turns == "first":
         settings.watch.note(
-            f"{settings.prompts}: {longer} of {len(read)} prompts have later turns of the user,"
-            " which follow the target's answer: the first turn is recorded (--turns all: each)"
+            f"{settings.prompts}: {longer} of {len(read.prompts)} prompts have later turns of the"
+            " user, which follow the target's answer: the first turn is recorded (--turns all:"
+            " each)"
         )
     return read
 
@@ -181,6 +184,7 @@ def _by_transformers(
         placement=Placement(device=how.device, device_map=settings.device_map),
         table_ids=how.table_ids,
         too_long=fitted.too_long,
+        dataset=fitted.dataset,
         on_progress=on_progress,
     )
 
@@ -212,6 +216,7 @@ def _vllm_plan(
         shape=_shape(settings),
         prompts=fitted.prompts,
         too_long=fitted.too_long,
+        dataset=fitted.dataset,
         max_new_tokens=settings.max_new_tokens,
         decoding=how.decoding,
         aux_layer_ids=how.aux_layer_ids,

@@ -1,8 +1,10 @@
 """`draftquant gate`: prints the verdict, and all that it rests on."""
 
 import argparse
+import shlex
+from collections.abc import Mapping
 
-from ..api.gate import gate, judged
+from ..api.gate import GateSettings, gate, judged
 from ..console import print_json
 from .gate_report import print_joint, print_judged
 from .replay import print_replays
@@ -21,8 +23,20 @@ def run(options: argparse.Namespace) -> int:
         return report.exit_code
     if found.replays:
         print_replays(found.replays)
+    places = _places(options.settings)
     if isinstance(report, JointReport):
-        print_joint(report)
+        print_joint(report, places)
     else:
-        print_judged(report)
+        print_judged(report, places)
     return report.exit_code
+
+
+def _places(settings: GateSettings) -> Mapping[str, str]:
+    """What commands to copy call BF16 and so on -> what was given here."""
+    given = {
+        "BF16": settings.baseline,
+        "QUANT": settings.candidate,
+        "TRACES": settings.traces,
+        "TARGET": settings.target,
+    }
+    return {name: shlex.quote(str(place)) for name, place in given.items() if place is not None}

@@ -1,5 +1,8 @@
 """What the gate prints: bounds, categories, the verdict and its warnings."""
 
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..console import print_table, stdout, table
@@ -12,46 +15,60 @@ if TYPE_CHECKING:
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
 BOUNDS = ("change", "lower bound", "upper bound")
+Places = Mapping[str, str]
+"""What commands to copy call BF16 or QUANT -> as it was given."""
+NOTHING: Places = MappingProxyType({})
+_PLACE = re.compile(r"\b[A-Z][A-Z0-9]+\b")
 
 
-def print_judged(report: "GateReport | RetunedRecord") -> None:
-    """Print one comparison, or both of a draft that its target taught."""
+def print_judged(report: "GateReport | RetunedRecord", places: Places = NOTHING) -> None:
+    """Print one comparison, or both of a draft that was fine-tuned."""
     from ...validate.judging.retuned_gate import MARK, RULE, RetunedRecord, RetunedReport
 
     if not isinstance(report, RetunedRecord):
-        print_gate(report)
+        print_gate(report, places)
         return
     out = stdout()
-    print_figures(report.against_tuned, ", against BF16 taught alike: quantization")
-    print_figures(report.against_bf16, ", against BF16 as released: quantization and training")
+    print_figures(
+        report.against_tuned,
+        ", against the identically fine-tuned BF16 draft (control): quantization alone",
+    )
+    print_figures(
+        report.against_bf16, ", against the BF16 draft as released: quantization and fine-tuning"
+    )
     if isinstance(report, RetunedReport) and report.training is not None:
         change, lower, upper = bounds(report.training)
-        out.line(f"training alone changed BF16 by {change}, bounds {lower} and {upper}")
+        out.line(
+            f"fine-tuning alone changed the BF16 draft by {change}, bounds {lower} and {upper}"
+        )
     out.line((MARK, "bold magenta"), f": {RULE}")
-    _print_verdict(report)
+    _print_verdict(report, places)
 
 
-def print_gate(report: "GateReport") -> None:
+def print_gate(report: "GateReport", places: Places = NOTHING) -> None:
     """Print the statistic, the categories, the verdict and the warnings."""
     if report.served is not None:
         print_served(report)
     print_figures(report)
-    _print_verdict(report)
+    _print_verdict(report, places)
 
 
 def print_figures(report: "GateReport", comparison: str = "") -> None:
     """Print the statistic, the categories and who was compared."""
+    from ...validate.report import words
+
     out = stdout()
     if report.change is not None:
-        look = f", look {report.look.number} of {report.look.total}" if report.look else ""
-        numbers = (*BOUNDS, "confidence", "prompts", "effective")
-        found = table(f"Gate{look}{comparison}", "policy", "limit", *numbers)
+        look = report.look
+        planned = f", planned interim analysis {look.number} of {look.total}" if look else ""
+        numbers = (*BOUNDS, "confidence", "prompts", "effective sample size")
+        found = table(f"Gate{planned}{comparison}", "policy", "limit", *numbers)
         found.row(
             report.policy.name,
             f"{-report.policy.max_relative_drop:+.2%}",
             *bounds(report.change),
             f"{report.change.confidence:.2%}",
-            str(report.num_prompts),
+            words.prompts(report.num_prompts, report.num_short_prompts),
             f"{report.change.effective_num_prompts:.1f}",
         )
         print_table(found)
@@ -73,13 +90,15 @@ def _target(report: "GateReport") -> str:
 
 def print_served(report: "GateReport") -> None:
     """Print one row per measurement, and what the other estimates say."""
+    from ...validate.report import words
+
     served, out = report.served, stdout()
     assert served is not None  # of a report on measurements
     positions = [f"pos {i + 1}" for i in range(report.num_draft_tokens)]
     numbers = ("acceptance length", "as compared", *positions)
     found = table(
         f"Served by {served.engine} {served.version}, K = {report.num_draft_tokens},"
-        f" {report.num_prompts} prompts",
+        f" {words.prompts(report.num_prompts, report.num_short_prompts)} prompts",
         "run",
         *numbers,
         right=numbers,
@@ -92,51 +111,53 @@ def print_served(report: "GateReport") -> None:
     if report.change is None:
         return
     out.line(
-        f"{served.identical_share:.1%} of the outputs are equal, {served.common_share:.1%} of their"
-        f" tokens common; compared by {served.estimator}"
+        f"{served.identical_share:.1%} of the outputs are identical, and both servers wrote"
+        f" {served.common_share:.1%} of the tokens before their outputs differed; compared by"
+        f" {words.estimator(served.estimator)}"
     )
-    others = (("whole outputs", served.whole_change), ("common text alone", served.common_change))
+    others = (("whole outputs", served.whole_change), ("identical text only", served.common_change))
     for name, change in others:
         if change is not None:
             by, lower, upper = bounds(change)
             out.line(f"  by {name}: {by}, bounds {lower} and {upper}")
 
 
-def _print_verdict(report: "GateReport | RetunedRecord") -> None:
+def _print_verdict(report: "GateReport | RetunedRecord", places: Places) -> None:
     out, colour = stdout(), COLOURS[report.verdict]
     out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
-    print_ways_out(report.action)
+    print_ways_out(report.action, places)
     for warning in report.warnings:
         out.line(("warning:", "yellow"), f" {warning}")
 
 
 def _print_categories(report: "GateReport") -> None:
-    """Those that were judged, or lost much; the others, which the report has, in one row."""
-    found = table("Categories", "category", "prompts", "limit", *BOUNDS, "outcome")
+    """Those that were judged, or lost much; a warning names the others."""
     told = [own for own in report.categories if own.outcome or own.certainly_lost]
+    if not told:
+        return
+    found = table("Categories", "category", "prompts", "limit", *BOUNDS, "outcome")
     for own in told:
         found.row(
             own.category,
             str(own.num_prompts),
             f"{-own.max_relative_drop:+.2%}",
             *(bounds(own.change) if own.change else ("", "", "")),
-            own.outcome or "too small",
+            own.outcome or "too few prompts",
         )
-    if not told:  # a warning says so
-        return
-    sizes = [own.num_prompts for own in report.categories if own not in told]
-    if sizes:
-        each = f"{min(sizes)} to {max(sizes)} each" if len(sizes) > 1 else str(sizes[0])
-        others = f"{len(sizes)} small one{'s' if len(sizes) > 1 else ''}"
-        found.row(others, each, "", "", "", "", "too small")
     print_table(found)
 
 
-def print_ways_out(action: str | None) -> None:
-    """What to do about a verdict, one way out a line."""
+def print_ways_out(action: str | None, places: Places) -> None:
+    """What to do about a verdict, one way out a line, its command on a line of its own."""
+    from ...validate.report.words import way_out
+
     ways = action.splitlines() if action else []
     for way in ways:
-        stdout().line(f"  - {way}" if len(ways) > 1 else f"  {way}")
+        sentence, command = way_out(way)
+        stdout().line(f"  - {sentence}" if len(ways) > 1 else f"  {sentence}")
+        if command:
+            known = _PLACE.sub(lambda found: places.get(found[0], found[0]), command)
+            stdout().line(f"      {known}")
 
 
 def bounds(change: "PairedChange") -> tuple[str, str, str]:
@@ -149,11 +170,11 @@ def _short(sha256: str | None) -> str:
     return sha256[:12] if sha256 else "not known"
 
 
-def print_joint(report: "JointReport") -> None:
+def print_joint(report: "JointReport", places: Places) -> None:
     """Print every judgement, and the worst verdict."""
     out = stdout()
     if report.replayed is not None:
-        print_judged(report.replayed)
+        print_judged(report.replayed, places)
     if report.served is not None:
         print_served(report.served)
         print_figures(report.served, ", served")
@@ -168,6 +189,6 @@ def print_joint(report: "JointReport") -> None:
     out.line((report.verdict, f"bold {COLOURS[report.verdict]}"), ", the worst of:")
     for title, verdict, reason, _ in report.parts:
         out.line(f"  {title}: ", (verdict, COLOURS[verdict]), f". {reason}")
-    print_ways_out(report.action)
+    print_ways_out(report.action, places)
     for warning in report.warnings:
         out.line(("warning:", "yellow"), f" {warning}")

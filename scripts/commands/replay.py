@@ -41,7 +41,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     traces = replays[0].traces
     drawn = "" if traces.sampling is None else f" at temperature {traces.temperature:g}"
     found = table(
-        f"Replay, K = {num_draft_tokens}, {len(replays[0].prompts)} prompts{drawn},"
+        f"Replay, K = {num_draft_tokens}, {_prompts(replays[0])}{drawn},"
         f" {traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
         "draft",
         *numbers,
@@ -61,6 +61,13 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
             f"{one.first_step.share:.2%}",
         )
     print_table(found)
+
+
+def _prompts(found: "DraftReplay") -> str:
+    """How many, and how many of them count nothing."""
+    short = sum(not prompt.counts.num_steps for prompt in found.prompts)
+    left_out = f" ({short} too short for a verify step)" if short else ""
+    return f"{len(found.prompts)} prompts{left_out}"
 
 
 def _number(steps: float) -> str:

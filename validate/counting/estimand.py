@@ -22,7 +22,7 @@ def estimand(temperature: float, sampling: Sampling | None, draft_sampling: Draf
         sampling: how it was drawn, None = greedily.
         draft_sampling: how proposals are chosen.
     """
-    counted = "speculative decoding of recorded traces, rounds with a fully known outcome"
+    counted = "speculative decoding of recorded traces, verify steps whose outcome is fully known"
     if sampling is None:
         return f"greedy {counted}"
     drawn = f"temperature {temperature:g}"
@@ -32,6 +32,6 @@ def estimand(temperature: float, sampling: Sampling | None, draft_sampling: Draf
         drawn += f", top-k {sampling.top_k}"
     proposals = {
         "greedy": "proposals are the draft's most likely tokens",
-        "probabilistic": "expected over proposals drawn at that temperature",
+        "probabilistic": "expected over proposals that are drawn at that temperature",
     }
     return f"sampled ({drawn}) {counted}; {proposals[draft_sampling]}"

@@ -1,4 +1,4 @@
-"""What the gate knows beside the counts, and which figures it does not believe.
+"""What the gate knows beside the counts, and which figures are not those of a working pair.
 
 A verdict is about quantization only if everything else worked: the baseline as it does elsewhere,
 on the features that it was trained to read. Figures that say otherwise are ANOMALOUS, never PASS.
@@ -26,9 +26,9 @@ class Background:
             (1, K + 1]; None = not said.
         unrelated: the candidate is on purpose not the baseline quantized.
         unrecorded: no record says how the candidate's folder was quantized.
-        taught: the target taught the candidate and not the baseline: a gain may be large.
+        taught: the candidate was fine-tuned and the baseline was not: a gain may be large.
         algorithm_to_try: with which the candidate may lose less, by its name on the command line;
-            None = none is known.
+            None = none is known. recipes_to_try: built-in ones, the nearest first.
         warnings: sentences without a full stop, for the verdict.
     """
 
@@ -40,6 +40,7 @@ class Background:
     unrecorded: bool = False
     taught: bool = False
     algorithm_to_try: str | None = None
+    recipes_to_try: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -48,7 +49,7 @@ NO_BACKGROUND = Background()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly:
-    """Why figures are not believed, and what to do; one sentence each."""
+    """Why the figures cannot be right, and what to do; a sentence or two each."""
 
     reason: str
     action: str
@@ -84,7 +85,7 @@ def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
 def find_anomaly(
     baseline: DraftCounts, candidate: DraftCounts, policy: Policy, background: Background
 ) -> Anomaly | None:
-    """The first reason not to believe the figures, or None."""
+    """The first reason why the figures cannot be right, or None."""
     return (
         _anomaly_of_head(background)
         or _anomaly_of_length("baseline", baseline, policy)
@@ -98,10 +99,10 @@ def _anomaly_of_head(background: Background) -> Anomaly | None:
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
     return Anomaly(
-        reason=f"The target's head reproduces {agreement:.1%} of the recorded tokens from the"
-        f" recorded features of its last layer, expected at least {MIN_AGREEMENT:.0%}: the traces"
-        " are not of this target, or their features are not those of their tokens.",
-        action="Record the traces again, and give the target that was recorded.",
+        reason=f"The target's head reproduces only {agreement:.1%} of the recorded tokens from the"
+        f" recorded features of its last layer, expected at least {MIN_AGREEMENT:.0%}. The traces"
+        " were recorded from another target, or their features do not belong to their tokens.",
+        action="Record the traces again, and give the same target to --target.",
     )
 
 
@@ -114,25 +115,26 @@ def _anomaly_of_baseline(
         if abs(length / expected - 1) <= EXPECTED_WITHIN:
             return None
         return Anomaly(
-            reason=f"The baseline has a mean acceptance length of {length:.4f}, {expected:g} was"
-            f" expected (--expect-baseline, within {EXPECTED_WITHIN:.0%}).",
-            action="Check K, target and prompts, and the baseline's config.json.",
+            reason=f"The baseline has a mean acceptance length of {length:.4f}, but"
+            f" --expect-baseline says {expected:g} (a difference of {EXPECTED_WITHIN:.0%} is"
+            " allowed).",
+            action="Check K, the target, the prompts, and the baseline's config.json.",
         )
     fault = baseline.text.fault
     if fault is not None:
         return Anomaly(
             reason=f"{fault[0].upper()}{fault[1:]}.",
-            action="Record the traces again; if they are right, --expect-baseline AL with the"
-            " acceptance length that the baseline has elsewhere confirms it.",
+            action="Record the traces again. If you know that they are right, confirm it with the"
+            " acceptance length that the baseline has elsewhere: --expect-baseline AL.",
         )
     floor = min_baseline_length(baseline, policy)
     if length < floor:
         return Anomaly(
-            reason=f"The baseline has a mean acceptance length of {length:.4f}; a draft that reads"
-            f" what it was trained on has at least {floor:.2f} with K ="
-            f" {baseline.num_draft_tokens}.",
-            action="Check that the target is the one that the draft was trained for; if it"
-            " is known to accept so little elsewhere, give the known figure: --expect-baseline AL.",
+            reason=f"The baseline has a mean acceptance length of only {length:.4f}. With K ="
+            f" {baseline.num_draft_tokens}, a draft whose inputs are those it was trained on has at"
+            f" least {floor:.2f}.",
+            action="Check that the draft was trained for this target. If the draft is known to"
+            " accept so little elsewhere too, give the known figure: --expect-baseline AL.",
         )
     return None
 
@@ -142,16 +144,18 @@ def _anomaly_of_length(role: str, draft: DraftCounts, policy: Policy) -> Anomaly
     ceiling = policy.max_ceiling_share * (draft.num_draft_tokens + 1)
     if length < policy.min_acceptance_length:
         return Anomaly(
-            reason=f"The {role} accepts next to nothing (mean acceptance length {length:.4f}): that"
-            " is a broken load, not a loss of precision.",
-            action="Check aux layers, rope, tensor names and scales: draftquant inspect, verify.",
+            reason=f"Almost no token of the {role} is accepted (mean acceptance length"
+            f" {length:.4f}). A loss of precision does not do that; the draft was probably loaded"
+            " wrongly.",
+            action="Check target layers, rope, tensor names and scales with draftquant inspect and"
+            " draftquant verify.",
         )
     if length > ceiling:
         return Anomaly(
-            reason=f"The mean acceptance length of the {role}, {length:.4f}, is above"
-            f" {ceiling:.4f}, {policy.max_ceiling_share:.0%} of the possible"
-            f" {draft.num_draft_tokens + 1}.",
-            action="Look for text that repeats itself, or for prompts that the draft was trained"
+            reason=f"The mean acceptance length of the {role}, {length:.4f}, is too close to the"
+            f" maximum of {draft.num_draft_tokens + 1} (a working draft stays below"
+            f" {ceiling:.4f}).",
+            action="Look for text that repeats itself, and for prompts that the draft was trained"
             " on.",
         )
     return None

@@ -1,8 +1,8 @@
 """Is the candidate the baseline, quantized? What both folders hold decides, never their names.
 
-A record (draftquant.json) is believed as far as its hashes are those of the tensors on both sides.
-Of a folder without a record, made by another tool, the weights decide: what it keeps is the
-baseline's, what it stores as codes points the same way.
+A record (draftquant.json) counts as far as its hashes are those of the tensors on both sides. For a
+folder without a record, made by another tool, the weights decide: what it keeps equals the
+baseline's, and its quantized values point the same way.
 """
 
 import dataclasses
@@ -32,17 +32,17 @@ from ...quantize.verify.method import declared_faults
 from ..errors import GateError
 
 MIN_COSINE = 0.7
-"""Between a weight and its codes: INT3 has 0.97, other weights of the same shape have about 0."""
+"""Between a weight and its quantized values: INT3 has 0.97, any other weight about 0."""
 
 _BLOCK = 2**24  # elements compared at a time
 _WORKERS = 2  # hashing releases the interpreter lock
-_ON_PURPOSE = "two different drafts are compared with --unrelated"
+_ON_PURPOSE = "to compare two different drafts on purpose, add --unrelated"
 _UNRELATED = (
-    "two different drafts are compared (--unrelated): the change is not that of quantization, and"
-    " nothing ties the candidate to the baseline"
+    "two different drafts are compared (--unrelated), so the change is not the effect of"
+    " quantization, and nothing ties the candidate to the baseline"
 )
 _COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
-"""Tensors that a candidate has from the baseline, unless it stores them as codes."""
+"""Tensors that a candidate has from the baseline, unless it quantizes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class DraftFolder:
             difference = _first(record.tensor_sha256, hashes)
             raise GateError(
                 folder,
-                f"its draftquant.json was written for other tensors: {difference}",
+                f"its draftquant.json belongs to other tensors: {difference}",
                 fix="run `draftquant verify`, and quantize the draft again",
             )
         scheme = declared_scheme(checkpoint)
@@ -89,8 +89,8 @@ class DraftFolder:
             for fault in declared_faults(record.recipe, scheme, draft):
                 raise GateError(
                     folder,
-                    f"{fault.where} does not declare what it was quantized to: expected"
-                    f" {fault.expected}, got {fault.got}",
+                    f"{fault.where} declares another format than the one it was quantized to:"
+                    f" expected {fault.expected}, got {fault.got}",
                     fix="run `draftquant verify`, and quantize the draft again",
                 )
         return cls(folder=folder, tensor_sha256=hashes, quantized=scheme is not None, record=record)
@@ -112,7 +112,7 @@ class DraftFolder:
 def check_folders(
     baseline: DraftFolder, candidate: DraftFolder, *, unrelated: bool = False
 ) -> tuple[str, ...]:
-    """The baseline has plain weights that were never codes; the candidate was made of them.
+    """The baseline has weights that were never quantized; the candidate was made from them.
 
     Args:
         baseline: the draft as released.
@@ -120,7 +120,7 @@ def check_folders(
         unrelated: two different drafts are compared on purpose: nothing is demanded.
 
     Returns:
-        What nothing vouches for, in sentences without a full stop for the verdict.
+        What nothing verifies, in sentences without a full stop for the verdict.
 
     Raises:
         GateError: one of the two is not what its place says, or the candidate was made from another
@@ -165,14 +165,15 @@ def _check_baseline(baseline: DraftFolder) -> None:
     if isinstance(baseline.record, TunedProvenance):
         raise GateError(
             baseline.folder,
-            "expected the draft as released as the baseline, but its target taught it (RETUNED)",
-            fix="give the BF16 draft first, and this one with --tuned-baseline",
+            "expected the BF16 draft as released as the baseline, but this draft was fine-tuned"
+            " (RETUNED)",
+            fix="give the BF16 draft as released first, and this one with --tuned-baseline",
         )
     if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
-        what = "stores codes" if baseline.quantized else "holds dequantized codes"
+        what = "is quantized" if baseline.quantized else "holds dequantized values"
         raise GateError(
             baseline.folder,
-            f"expected the unquantized draft as the baseline, but it {what}",
+            f"expected the unquantized draft as the baseline, but this one {what}",
             fix="give the BF16 draft first, the quantized one second",
         )
 
@@ -182,8 +183,8 @@ def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
         same = candidate.tensor_sha256 == baseline.tensor_sha256
         raise GateError(
             candidate.folder,
-            "expected a quantized draft as the candidate, but it declares no quantization"
-            + (" and has the very tensors of the baseline" if same else ""),
+            "expected a quantized draft as the candidate, but this one declares no quantization"
+            + (" and has the same tensors as the baseline" if same else ""),
             fix=f"give what `draftquant quantize` or `dequantize` wrote; {_ON_PURPOSE}",
         )
     record = candidate.quantized_by
@@ -192,12 +193,12 @@ def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
         raise GateError(
             candidate.folder,
             f"was not quantized from {baseline.folder}: {difference}",
-            fix=f"give the draft that it was quantized from; {_ON_PURPOSE}",
+            fix=f"give the BF16 draft from which it was quantized; {_ON_PURPOSE}",
         )
 
 
 def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
-    """A candidate without a record resembles the baseline as only its own codes do.
+    """A candidate without a record resembles the baseline as only its quantized values do.
 
     Raises:
         GateError: a tensor that is copied differs, or a linear points elsewhere.
@@ -225,27 +226,27 @@ def _config_warnings(baseline: LoadedDraft, candidate: LoadedDraft) -> tuple[str
     if not changed:
         return ()
     return (
-        "config.json of the two drafts says different things, so that the change is not that of"
-        f" quantization alone: {', '.join(changed)}; give the baseline the same (quantize"
-        " --fix-config changes the output only)",
+        f"the two drafts have different values in config.json ({', '.join(changed)}), so that the"
+        " change is not the effect of quantization alone: give the baseline the same values"
+        " (quantize --fix-config changes the quantized draft only)",
     )
 
 
 def _unrecorded(candidate: DraftFolder) -> str:
-    why = "it has no draftquant.json"
+    why = "has no draftquant.json"
     if candidate.record is not None:
-        why = "its draftquant.json does not say how it was quantized"
+        why = "has a draftquant.json that does not record how it was quantized"
     return (
-        f"the candidate's origin is not recorded ({why}): nothing says which prompts calibrated it,"
-        " and that it was quantized from the baseline is judged by its weights"
+        f"the candidate {why}, so nothing shows which prompts calibrated it, and only its weights"
+        " show that it was quantized from the baseline"
     )
 
 
 def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
     return GateError(
         candidate.name,
-        f"is not the baseline quantized: {what}",
-        fix=f"give the draft that it was quantized from; {_ON_PURPOSE}",
+        f"was not quantized from the baseline: {what}",
+        fix=f"give the BF16 draft from which it was quantized; {_ON_PURPOSE}",
     )
 
 
@@ -277,9 +278,9 @@ def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:
     """The first tensor, by name, that only one side has, or that differs."""
     for name in sorted(said.keys() | found.keys()):
         if name not in found:
-            return f"{name} is recorded, but not there"
+            return f"{name} is recorded, but missing"
         if name not in said:
-            return f"{name} is there, but not recorded"
+            return f"{name} is in the folder, but not recorded"
         if said[name] != found[name]:
             return f"{name} differs"
     return "nothing differs"

@@ -55,7 +55,8 @@ def comparison_problem(
                 not is_histogram(histogram, num_draft_tokens)
                 or not 1 <= sum(histogram) < _MOST_ROUNDS
             ):
-                return f"prompts: {prompt.id!r}: expected {num_draft_tokens + 1} counts of rounds"
+                expected = f"expected {num_draft_tokens + 1} counts of verify steps"
+                return f"prompts: {prompt.id!r}: {expected}"
     return ""
 
 
@@ -63,7 +64,7 @@ def _figures_problem(figures: DraftFigures, num_draft_tokens: int) -> str:
     if not 1 <= figures.mean_acceptance_length <= num_draft_tokens + 1 + _ROUNDING:
         return f"mean_acceptance_length: expected 1 to {num_draft_tokens + 1}"
     if not is_histogram(figures.histogram, num_draft_tokens):
-        return f"histogram: expected {num_draft_tokens + 1} counts of rounds"
+        return f"histogram: expected {num_draft_tokens + 1} counts of verify steps"
     for name, shares in (("survival", figures.survival), ("conditional", figures.conditional)):
         fits = all(share is None or 0 <= share <= 1 + _ROUNDING for share in shares)
         if len(shares) != num_draft_tokens or not fits:

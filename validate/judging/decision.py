@@ -8,19 +8,17 @@ ANOMALOUS     the figures are not those of a working pair of drafts on the same 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..counting.draft_counts import DraftCounts, PromptPair
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
+from .advice import fresh_prompts, lines, lose_less, more_prompts
 from .anomalies import Background, find_anomaly
 from .categories import CategoryFigures, outcome
 from .interim_analysis import Look
 from .policy import Policy
 from .verdict import Verdict, Wording, in_percent
-
-MOST_PROMPTS = 10_000
-"""Nobody records more, so that no larger number is advised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,37 +93,33 @@ def _no_spread(evidence: Evidence) -> Decision | None:
         return None
     return Decision(
         "ANOMALOUS",
-        f"The drafts differ by {change.relative_change:+.2%}, and in each of the"
-        f" {change.num_prompts} prompts by the same: different prompts do not do that.",
-        "Look into the prompts: they are copies of each other in some disguise.",
+        f"Each of the {change.num_prompts} prompts changed by the same"
+        f" {change.relative_change:+.2%}. Different prompts never do that.",
+        "Compare the prompts: they are probably copies of each other.",
     )
 
 
 def _too_few_prompts(evidence: Evidence) -> Decision | None:
     policy, change, count = evidence.policy, evidence.change, len(evidence.prompts)
+    needs = f"the policy {policy.name!r} needs an effective sample size of {policy.min_prompts}"
     if change is None:
+        number = f"{2 * policy.min_prompts} fresh prompts or more"
         return Decision(
             "INCONCLUSIVE",
-            f"{count} distinct prompts are fewer than the {policy.min_prompts} that the policy"
-            f" {policy.name!r} asks for.",
-            f"{evidence.wording.take} a fresh set of {2 * policy.min_prompts} prompts or more: a"
-            f" smaller one may have an effective sample size below {policy.min_prompts}.",
+            f"There are too few prompts, {count}: {needs}.",
+            fresh_prompts(number, evidence.wording),
         )
     effective = change.effective_num_prompts
     if effective >= policy.min_prompts:
         return None
-    in_effect = ""
-    if count >= policy.min_prompts:
-        in_effect = f", in effect {effective:.1f} (a few of them hold most verify steps),"
     clustered = any(prompt.cluster for prompt in evidence.baseline.prompts)
     unit = "clusters of prompts" if clustered else "distinct prompts"
-    required = _required(evidence, change, policy.max_relative_drop)
-    return Decision(
-        "INCONCLUSIVE",
-        f"{count} {unit}{in_effect} are fewer than the {policy.min_prompts} that the"
-        f" policy {policy.name!r} asks for.",
-        _advice(evidence, required),
-        required,
+    weight = ", because a few of them hold most verify steps" if effective < 0.9 * count else ""
+    return _undecided(
+        evidence,
+        change,
+        f"There are too few prompts: {count} {unit} have an effective sample size of"
+        f" {effective:.1f}{weight}, and {needs}.",
     )
 
 
@@ -136,8 +130,8 @@ def _too_large_a_gain(evidence: Evidence) -> Decision | None:
         return None
     return Decision(
         "ANOMALOUS",
-        f"The candidate accepts {change.relative_change:+.2%} more than its baseline: rounding"
-        " does not do that.",
+        f"The candidate's acceptance length is {change.relative_change:+.2%} above its baseline's."
+        " Rounding cannot do that.",
         "Check that the baseline is the draft that was quantized, and that all of it loads.",
     )
 
@@ -146,11 +140,12 @@ def _a_category_fails(evidence: Evidence) -> Decision | None:
     failing = [found for found in evidence.categories if found.outcome == "FAIL"]
     if not failing:
         return None
-    named = "; ".join(_finding(found) for found in failing)
+    which = "a category" if len(failing) == 1 else f"{len(failing)} categories"
     return Decision(
         "FAIL",
-        f"A category lost too much, even by its upper bound: {named}.",
-        _lines("Calibrate on prompts of that category too.", *_improve(evidence)),
+        f"With {_sure(evidence)} confidence {which} lost more than the limit of"
+        f" {_categories_limit(evidence)}: {_findings(failing)}.",
+        lines(_calibrate_on(failing), *lose_less(evidence.background)),
     )
 
 
@@ -158,12 +153,13 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
     change, limit = evidence.change, evidence.policy.max_relative_drop
     if change is None or outcome(change, limit) != "FAIL":
         return None
-    failing = [repr(found.category) for found in evidence.categories if found.outcome == "FAIL"]
-    also = f" Of the categories these lost too much too: {', '.join(failing)}." if failing else ""
+    failing = [found for found in evidence.categories if found.outcome == "FAIL"]
+    also = f" Categories beyond their own limit: {_names(failing)}." if failing else ""
     return Decision(
         "FAIL",
-        f"{_whole(change, limit)}: even the upper bound is beyond the limit.{also}",
-        _lines(*_improve(evidence)),
+        f"With {in_percent(change.confidence)} confidence the drop is larger than the limit of"
+        f" {limit:.2%}: {_whole(change)}.{also}",
+        lines(*lose_less(evidence.background)),
     )
 
 
@@ -172,12 +168,13 @@ def _without_a_record(evidence: Evidence) -> Decision | None:
         return None
     return Decision(
         "ANOMALOUS",
-        "The candidate's folder has no record (draftquant.json) of how it was quantized: nothing"
-        " says that these prompts did not calibrate it, and then it would be judged too well.",
-        _lines(
+        "The candidate's folder has no record (draftquant.json) of how it was quantized. So nothing"
+        " shows that these prompts did not calibrate it, and a draft is judged too well on prompts"
+        " that calibrated it.",
+        lines(
             "Give the folder as draftquant wrote it, with its draftquant.json.",
-            "If another tool made it and you know that none of these prompts calibrated it, say so"
-            " with --unrecorded.",
+            "If another tool made it, and you know that none of these prompts calibrated it, add"
+            " --unrecorded.",
         ),
     )
 
@@ -186,12 +183,11 @@ def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
     change, limit = evidence.change, evidence.policy.max_relative_drop
     if change is None or outcome(change, limit) != "INCONCLUSIVE":
         return None
-    required = _required(evidence, change, limit)
-    return Decision(
-        "INCONCLUSIVE",
-        f"{_whole(change, limit)}: the limit lies between the bounds.",
-        _advice(evidence, required),
-        required,
+    return _undecided(
+        evidence,
+        change,
+        f"These prompts do not decide whether the drop is larger than the limit of {limit:.2%}:"
+        f" {_whole(change)}.",
     )
 
 
@@ -201,12 +197,12 @@ def _a_category_is_open(evidence: Evidence) -> Decision | None:
     unsettled = [found for found in evidence.categories if found.outcome == "INCONCLUSIVE"]
     if not unsettled:
         return None
-    named = "; ".join(_finding(found) for found in unsettled)
     return Decision(
         "INCONCLUSIVE",
-        f"The whole clears its limit, but every category has to pass: {named}.",
-        f"{evidence.wording.take} a fresh set with more prompts of:"
-        f" {', '.join(found.category for found in unsettled)}.",
+        "The draft passes as a whole, but every category has to pass, and these prompts do not"
+        f" decide whether a drop is larger than {_categories_limit(evidence)}:"
+        f" {_findings(unsettled)}.",
+        fresh_prompts(f"fresh prompts, with more of {_names(unsettled)}", evidence.wording),
     )
 
 
@@ -214,25 +210,29 @@ def _a_small_category_lost(evidence: Evidence) -> Decision | None:
     lost = [found for found in evidence.categories if found.certainly_lost]
     if not lost:
         return None
-    named = "; ".join(_finding(found) for found in lost)
     least = evidence.policy.min_category_prompts
+    number = f"fresh prompts, with at least {least} of {_names(lost)}"
     return Decision(
         "INCONCLUSIVE",
-        f"The whole clears its limit, but a category of fewer than {least} prompts lost too much,"
-        f" even by an upper bound that allows for the number of such categories: {named}.",
-        _lines(
-            f"{evidence.wording.take} a fresh set with at least {least} prompts of:"
-            f" {', '.join(found.category for found in lost)}.",
-            "Calibrate on prompts of that category too.",
-            *_improve(evidence),
+        f"The draft passes as a whole, but a category with fewer than {least} prompts lost more"
+        f" than {_categories_limit(evidence)}, more than chance explains among so many small"
+        f" categories: {_findings(lost)}.",
+        lines(
+            fresh_prompts(number, evidence.wording),
+            _calibrate_on(lost),
+            *lose_less(evidence.background),
         ),
     )
 
 
 def _passed(evidence: Evidence) -> Decision | None:
-    assert evidence.change is not None  # too few prompts is a rung above
-    finding = _whole(evidence.change, evidence.policy.max_relative_drop)
-    return Decision("PASS", f"{finding}: the lower bound clears the limit.")
+    change = evidence.change
+    assert change is not None  # too few prompts is a rung above
+    return Decision(
+        "PASS",
+        f"With {in_percent(change.confidence)} confidence the drop is smaller than the limit of"
+        f" {evidence.policy.max_relative_drop:.2%}: {_whole(change)}.",
+    )
 
 
 LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
@@ -251,78 +251,58 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
 )
 
 
-def _whole(change: PairedChange, max_relative_drop: float) -> str:
+def _undecided(evidence: Evidence, change: PairedChange, reason: str) -> Decision:
+    """More prompts may decide."""
+    required = required_prompts(
+        change,
+        max_relative_drop=evidence.policy.max_relative_drop,
+        power=evidence.policy.power,
+        min_prompts=evidence.policy.min_prompts,
+    )
+    action = more_prompts(
+        required,
+        policy=evidence.policy,
+        look=evidence.look,
+        background=evidence.background,
+        wording=evidence.wording,
+    )
+    return Decision("INCONCLUSIVE", reason, action, required)
+
+
+def _whole(change: PairedChange) -> str:
     lower, upper = change.relative_bounds
     return (
-        f"The mean acceptance length changed by {change.relative_change:+.2%}, one-sided"
-        f" {in_percent(change.confidence)} bounds {lower:+.2%} and {upper:+.2%}, limit"
-        f" {-max_relative_drop:+.2%}"
+        f"the mean acceptance length changed by {change.relative_change:+.2%} (one-sided"
+        f" {in_percent(change.confidence)} bounds {lower:+.2%} and {upper:+.2%})"
     )
+
+
+def _findings(found: Sequence[CategoryFigures]) -> str:
+    return "; ".join(map(_finding, found))
 
 
 def _finding(found: CategoryFigures) -> str:
     assert found.change is not None  # it has an outcome, or would have
     lower, upper = found.change.relative_bounds
     return (
-        f"{found.category!r} ({found.num_prompts} prompts) {found.change.relative_change:+.2%},"
-        f" bounds {lower:+.2%} and {upper:+.2%}, limit {-found.max_relative_drop:+.2%}"
+        f"{found.category!r} ({found.num_prompts} prompts) changed by"
+        f" {found.change.relative_change:+.2%}, bounds {lower:+.2%} and {upper:+.2%}"
     )
 
 
-def _required(
-    evidence: Evidence, change: PairedChange, max_relative_drop: float
-) -> RequiredPrompts:
-    return required_prompts(
-        change,
-        max_relative_drop=max_relative_drop,
-        power=evidence.policy.power,
-        min_prompts=evidence.policy.min_prompts,
-    )
+def _names(found: Sequence[CategoryFigures]) -> str:
+    return ", ".join(repr(one.category) for one in found)
 
 
-def _improve(evidence: Evidence) -> tuple[str, ...]:
-    """How the candidate may lose less."""
-    algorithm = evidence.background.algorithm_to_try
-    better = (f"Quantize it with '--algorithm {algorithm}' and calibration traces.",)
-    return (
-        *(better if algorithm else ()),
-        "Use a wider format.",
-        "Keep the most sensitive linears in BF16 ('draftquant tune' finds them).",
-    )
+def _calibrate_on(found: Sequence[CategoryFigures]) -> str:
+    return f"Calibrate on other prompts of {_names(found)} too."
 
 
-def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
-    look, take = evidence.look, evidence.wording.take
-    if look is not None and not look.is_last:
-        following = f"--look {look.number + 1}/{look.total}"
-        return f"Go on as planned: add as many prompts as at each look, and give {following}."
-    if required.as_measured is None:
-        return _lines(
-            "More prompts will most likely not help: the measured change is itself beyond the"
-            " limit.",
-            *_improve(evidence),
-        )
-    if required.as_measured > MOST_PROMPTS:
-        return _lines(
-            "More prompts will hardly help: the measured change is so near the limit that more than"
-            f" {MOST_PROMPTS:,} would be needed.",
-            *_improve(evidence),
-        )
-    assert required.fewest is not None  # of a smaller loss than the measured one
-    if required.most is None or required.most > MOST_PROMPTS:
-        number = f"{required.fewest:,} or more"
-    elif required.fewest == required.most:
-        number = f"{required.fewest:,}"
-    else:
-        number = f"{required.fewest:,} to {required.most:,}"
-    return (
-        f"{take} a fresh set of {number} prompts ({required.if_unchanged:,} if the draft in truth"
-        " lost nothing). Judge it alone and once: each further try, on fresh prompts or on these"
-        f" and more, adds up to {100 * (1 - evidence.policy.confidence):.2g}% false passes (--look"
-        " i/n plans looks that do not)."
-    )
+def _sure(evidence: Evidence) -> str:
+    """The confidence of every bound of a verdict."""
+    assert evidence.change is not None  # there are categories
+    return in_percent(evidence.change.confidence)
 
 
-def _lines(*ways: str) -> str:
-    """Ways out, one a line."""
-    return "\n".join(ways)
+def _categories_limit(evidence: Evidence) -> str:
+    return f"{evidence.policy.max_category_drop:.2%}"

@@ -49,17 +49,21 @@ def check_held_out(candidate: QuantizedProvenance | None, traces: TraceFolder) -
     calibrated = SeenPrompts(
         sha256=candidate.calibration_prompts, sketches=candidate.calibration_sketches
     )
-    _check_unseen(prompts, calibrated, "calibrated the candidate", traces)
+    _check_unseen(prompts, calibrated, "were used to calibrate the candidate", traces)
     if candidate.recipe.chosen_on is not None:
         _check_unseen(
-            prompts, candidate.recipe.chosen_on, "chose the candidate's recipe (tune)", traces
+            prompts,
+            candidate.recipe.chosen_on,
+            "were used to choose the candidate's recipe (tune)",
+            traces,
         )
     if not calibrated.sha256:
         return _unsaid(candidate, traces)
     if calibrated.sketches is None:
         return (
-            "the candidate's draftquant.json, of an earlier version, has no sketches of the prompts"
-            " that calibrated it: near copies of these among the gate's would not be noticed",
+            "the candidate's draftquant.json was written by an earlier version and has no"
+            " sketches of the calibration prompts: near copies of them among the gate's prompts"
+            " are not noticed",
         )
     return ()
 
@@ -70,9 +74,9 @@ def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder)
     if strange:
         raise GateError(
             traces.folder,
-            f"conversation_sha256 of {len(strange)} of its {len(prompts)} prompts is that of no"
-            f" first turn in the folder, and their tokens do not begin with such a turn:"
-            f" {_named(strange)}",
+            f"{len(strange)} of its {len(prompts)} prompts name a conversation"
+            " (conversation_sha256) whose first turn is not in the folder, and their tokens do"
+            f" not begin with any first turn: {_named(strange)}",
             fix="merge the traces of the first turns (traces merge), or record the conversations"
             " whole (record --turns all)",
         )
@@ -101,8 +105,8 @@ def _check_unseen(
             traces.folder,
             f"{len(near)} of its {len(prompts)} prompts share {SHARED_SHARE:.0%} or more of their"
             f" text (16-token shingles) with prompts that {what}: {_named(near)}",
-            fix=f"{_OTHERS}; where what they share is the template of a task, give the prompts of"
-            " that task a category of their own",
+            fix=f"{_OTHERS}; or, if they only share the template of a task, give the prompts of"
+            " that task their own category",
         )
 
 
@@ -137,10 +141,10 @@ def _unsaid(candidate: QuantizedProvenance, traces: TraceFolder) -> tuple[str, .
     if origin and traces.sha256 in origin:
         raise GateError(
             traces.folder,
-            "the candidate's input scales were calibrated on these very traces",
+            "the candidate's input scales were calibrated on the same traces",
             fix=_OTHERS,
         )
     return (
-        "the candidate's draftquant.json does not say which prompts its input scales were measured"
-        f" on (it says {origin!r}): whether the gate's prompts are among them is not known",
+        "the candidate's draftquant.json does not record on which prompts its input scales were"
+        f" measured (it records {origin!r}), so the gate's prompts may be among them",
     )

@@ -32,14 +32,14 @@ _FAR = 9.0  # standard deviations: what lies beyond is below 1e-18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Look `number` of `total`, planned before the first, after equal additions of prompts."""
+    """Planned interim analysis `number` of `total`, each after adding as many prompts."""
 
     number: int
     total: int
     spending: Spending
 
     def problem(self) -> str:
-        """What makes this no look; empty if nothing."""
+        """What is wrong with its numbers; empty if nothing."""
         if not 1 <= self.number <= self.total <= MAX_LOOKS:
             return f"expected 1 <= number <= total <= {MAX_LOOKS}"
         return ""
@@ -74,7 +74,7 @@ def parse_look(text: str | None, spending: Spending | None) -> Look | None:
     """
     if text is None:
         if spending is not None:
-            raise GateError("--spending", "expected --look beside it", fix="add --look i/n")
+            raise GateError("--spending", "needs --look, got none", fix="add --look i/n")
         return None
     number, _, total = text.partition("/")
     plain = all(part.isascii() and part.isdigit() and len(part) < 4 for part in (number, total))
@@ -82,7 +82,7 @@ def parse_look(text: str | None, spending: Spending | None) -> Look | None:
         raise GateError(
             "--look",
             f"expected i/n with 1 <= i <= n <= {MAX_LOOKS}, got {text!r}",
-            fix="write the second of three planned looks as 2/3",
+            fix="write the second of three planned interim analyses as 2/3",
         )
     return Look(number=int(number), total=int(total), spending=spending or "obrien-fleming")
 

@@ -33,7 +33,7 @@ MIN_ROUNDS_PER_PROMPT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GateReport(Published):
-    """The verdict and everything that it rests on: the keys of a report, written and read.
+    """The verdict and all its evidence: the keys of a report, written and read.
 
     Attributes:
         reason: one sentence. action: what to do about it, one way out a line; None for PASS.
@@ -82,7 +82,7 @@ class GateReport(Published):
     relative_change: float | None
 
     def problem(self) -> str:
-        """What no gate says; empty for what one may say."""
+        """What contradicts itself; empty if nothing does."""
         return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
             num_draft_tokens=self.num_draft_tokens,
             drafts=(self.baseline, self.candidate),
@@ -129,7 +129,7 @@ def judge(
         baseline: the draft as released (BF16).
         candidate: the quantized draft, replayed in the same call after the baseline.
         policy: the limits.
-        look: which one of several planned looks at a growing set of prompts this is.
+        look: which planned interim analysis of a growing set of prompts this is.
         background: what was looked at before; its warnings come first in the report.
 
     Raises:
@@ -165,10 +165,10 @@ def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
     if baseline.num_draft_tokens != candidate.num_draft_tokens:
         return (
             f"the two drafts drafted {baseline.num_draft_tokens} and"
-            f" {candidate.num_draft_tokens} tokens per step"
+            f" {candidate.num_draft_tokens} tokens per verify step"
         )
     if baseline.draft_sampling != candidate.draft_sampling:
-        return "the two drafts chose their proposals in different ways"
+        return "the two drafts chose their proposals in different ways (--draft-sampling)"
     if [one.identity for one in baseline.prompts] != [one.identity for one in candidate.prompts]:
         return "the two drafts were replayed on different prompts"
     return ""
@@ -269,8 +269,8 @@ def _recorded_pairs(
     if average < MIN_ROUNDS_PER_PROMPT:
         raise GateError(
             "--num-draft-tokens",
-            f"K = {baseline.num_draft_tokens} leaves {average:.1f} rounds per prompt on average,"
-            f" expected at least {MIN_ROUNDS_PER_PROMPT}",
+            f"K = {baseline.num_draft_tokens} leaves {average:.1f} verify steps per prompt on"
+            f" average, expected at least {MIN_ROUNDS_PER_PROMPT}",
             fix=wording.longer,
         )
     return recorded_pairs(baseline, candidate)

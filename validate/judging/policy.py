@@ -25,15 +25,15 @@ class Policy:
         confidence: of the one-sided bounds that have to clear the margins.
         power: with which `required_num_prompts` is computed.
         min_prompts: with a smaller effective sample size there is no PASS and no FAIL; 30 takes 35
-            prompts of like lengths, and up to 60 of different ones.
+            prompts of similar lengths, and up to 60 of different lengths.
         max_relative_gain: a larger gain is no quantization effect.
         min_step_acceptance: a; a baseline whose mean acceptance length is below 1 + a + ... + a^K
-            does not read what it was trained on. Published EAGLE-3 drafts lie above 2.3 for K = 3,
-            this floor at 2.02; a wrong target of the same family gave 1.87.
+            does not get the inputs that it was trained on. Published EAGLE-3 drafts lie above 2.3
+            for K = 3, this floor at 2.02; a wrong target of the same family gave 1.87.
         min_acceptance_length: a draft below accepts next to nothing: a broken load.
-        max_ceiling_share: share of K + 1 above which an acceptance length is not believed.
-        record_required: a candidate folder needs a record of how it was quantized, else nothing
-            says which prompts calibrated it.
+        max_ceiling_share: share of K + 1 above which an acceptance length is an anomaly.
+        record_required: a candidate folder needs a record of how it was quantized, because nothing
+            else shows which prompts calibrated it.
     """
 
     name: Literal["release", "screening", "custom"]
@@ -51,7 +51,7 @@ class Policy:
     record_required: bool = False
 
     def problem(self) -> str:
-        """What makes this no policy; empty if nothing."""
+        """What is wrong with the limits; empty if nothing."""
         shares = (self.max_relative_drop, self.max_category_drop, self.power)
         if not all(0 < share < 1 for share in shares) or not 0.5 < self.confidence < 1:
             return "max_relative_drop, max_category_drop, power, confidence: expected shares"

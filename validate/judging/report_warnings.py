@@ -7,6 +7,9 @@ from .categories import CategoryFigures
 from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
 
+MOST_NAMED = 20
+"""Categories that a sentence names."""
+
 
 def report_warnings(
     evidence: Evidence, *, num_prompts: int, num_copies: int, num_short_prompts: int
@@ -21,61 +24,61 @@ def report_warnings(
     """
     looser = looser_than_release(evidence.policy)
     if looser:
-        yield f"looser than release: {', '.join(looser)}"
+        yield f"the limits are looser than those of the policy 'release': {', '.join(looser)}"
     if num_short_prompts and evidence.prompts:
         yield (
-            f"{num_short_prompts} of the recorded prompts"
-            f" {'is' if num_short_prompts == 1 else 'are'} left out: too short for a verify step"
+            f"{num_short_prompts} of the {num_prompts + num_copies + num_short_prompts} prompts"
+            f" {'is' if num_short_prompts == 1 else 'are'} left out, too short for a verify step"
         )
     if num_copies:
         yield (
-            f"{num_copies} of the recorded prompts are copies of others:"
-            f" {num_prompts} distinct prompts were judged"
+            f"{num_copies} of the prompts {'is a copy' if num_copies == 1 else 'are copies'} of"
+            f" others: {num_prompts} distinct prompts were judged"
         )
     alike = evidence.baseline.text.num_near_duplicates
     if len(evidence.prompts) < num_prompts:
         yield (
-            f"the {num_prompts} distinct prompts are {len(evidence.prompts)} clusters (near"
-            " duplicates, turns of a conversation, or declared in the prompt file): the counts of"
-            " each cluster are summed and judged as one prompt"
+            f"the {num_prompts} distinct prompts form {len(evidence.prompts)} clusters (near"
+            " duplicates, turns of one conversation, or declared in the prompt file); each cluster"
+            " counts as one prompt"
         )
     elif alike:
         yield (
-            f"{alike} distinct prompts hardly differ from others"
-            " (the same beginning or the same continuation): they say less than they count"
+            f"{alike} distinct prompts hardly differ from others (the same beginning or the same"
+            " continuation), so that the true sample is smaller than their number"
         )
     named = [(one.id, one.category) for one in evidence.baseline.prompts if not one.cluster]
     if suggestion := suggested_clusters(named):
         yield suggestion
     if evidence.prompts and accepted_the_same(evidence):
-        yield "the two drafts accepted the same everywhere: +0.00 % is measured, not estimated"
+        yield (
+            "both drafts accepted the same number of tokens on every prompt: the change of +0.00%"
+            " is exact on these prompts"
+        )
     yield from _unjudged(evidence.categories, evidence.policy.min_category_prompts)
     for found in evidence.categories:
         if found.outcome == "INCONCLUSIVE" and _lost_too_much(found):
             yield (
-                f"category {found.category!r} lost more than its {found.max_relative_drop:.0%} as"
-                " measured, within the bounds of chance: record more prompts of it"
+                f"category {found.category!r} lost more than its limit of"
+                f" {found.max_relative_drop:.0%}, but that may be chance: record more prompts of it"
             )
     if evidence.look:
         yield (
-            f"look {evidence.look.number} of {evidence.look.total} ({evidence.look.spending}): its"
-            " bounds hold for looks that were planned before the first, after equal additions"
+            f"this is planned interim analysis {evidence.look.number} of {evidence.look.total}"
+            f" ({evidence.look.spending}): its bounds hold only if all of them were planned before"
+            " the first, with equal numbers of prompts added each time"
         )
 
 
 def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:
-    small = [found for found in categories if not found.outcome]
-    if small and len(small) == len(categories):
-        yield (
-            f"none of the {len(small)} categories was judged by itself: each has fewer than"
-            f" {min_prompts} prompts"
-        )
-    elif small:
-        yield (
-            f"{len(small)} of the {len(categories)} categories, with fewer than {min_prompts}"
-            f" prompts each ({sum(found.num_prompts for found in small)} together), were not judged"
-            " by themselves"
-        )
+    small = [found.category for found in categories if not found.outcome]
+    if not small:
+        return
+    named = ", ".join(small[:MOST_NAMED]) + (", ..." if len(small) > MOST_NAMED else "")
+    which, verbs = (
+        ("1 category has", "is") if len(small) == 1 else (f"{len(small)} categories have", "are")
+    )
+    yield f"{which} fewer than {min_prompts} prompts and {verbs} not judged alone: {named}"
 
 
 def _lost_too_much(found: CategoryFigures) -> bool:

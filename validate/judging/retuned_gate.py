@@ -1,8 +1,8 @@
-"""The gate of a draft that its target taught: two comparisons, and neither is called the other.
+"""The gate of a fine-tuned draft: two comparisons, and neither is called the other.
 
-Against the unquantized draft taught alike the change is that of quantization: the verdict is by it.
-Against the draft as released it is that of quantization and training together, so that a gain says
-nothing of quantization; but a loss must not be beyond the limit there either. PASS needs both.
+Against the identically fine-tuned BF16 draft (control) the change is that of quantization alone.
+Against the draft as released it is that of quantization and fine-tuning together, so that a gain
+says nothing about quantization; but a loss must not exceed the limit there either. PASS needs both.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from .verdict import EXIT_CODES, Verdict, worst
 
 MARK = "RETUNED"
 RULE = (
-    "PASS if the candidate passes against the BF16 draft that was taught alike, and against the"
-    " BF16 draft as released; the first comparison is that of quantization, the second has the"
-    " training in it"
+    "the candidate passes if it passes against the identically fine-tuned BF16 draft (control),"
+    " which shows what quantization alone changed, and against the BF16 draft as released, which"
+    " shows what quantization and fine-tuning changed together"
 )
 
 
@@ -41,14 +41,14 @@ class RetunedRecord(Published):
     """Both comparisons, and the verdict that they give together: the keys of a report.
 
     Attributes:
-        verdict: the worse one of the two; figures that are not believed are the worst.
+        verdict: the worse one of the two; ANOMALOUS is the worst.
         reason: of both, with the figures. action: what to do about it, None for PASS.
-        quantization_change: relative, against the BF16 draft taught alike.
-        training_change: relative, of the draft taught alike against the draft as released.
+        quantization_change: relative, against the identically fine-tuned BF16 draft (control).
+        training_change: relative, of that BF16 draft against the draft as released.
         quantization_and_training_change: relative, against the draft as released. Each is None
             where the replays cannot be compared.
-        against_tuned: the BF16 draft taught alike is the baseline: what quantization changed.
-        against_bf16: the draft as released is: what quantization and training changed.
+        against_tuned: the control is the baseline: what quantization changed.
+        against_bf16: the draft as released is: what quantization and fine-tuning changed.
     """
 
     kind: Literal["retuned"] = "retuned"
@@ -71,7 +71,7 @@ class RetunedRecord(Published):
         return tuple(dict.fromkeys(both))
 
     def problem(self) -> str:
-        """What no gate says; empty for what one may say."""
+        """What contradicts itself; empty if nothing does."""
         return exit_code_problem(self.verdict, self.exit_code)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -96,7 +96,8 @@ class RetunedReport(RetunedRecord):
     """What was judged, with what no report keeps.
 
     Attributes:
-        training: what training changed without quantization, the first baseline against the second.
+        training: what fine-tuning changed without quantization, from the released BF16 draft to
+            the control.
     """
 
     training: PairedChange | None
@@ -109,12 +110,12 @@ def check_tuned_baseline(
     *,
     unrelated: bool = False,
 ) -> tuple[str, ...]:
-    """A candidate that its target taught comes with the unquantized draft taught alike, no other.
+    """A fine-tuned candidate comes with the identically fine-tuned BF16 draft, no other with one.
 
     Args:
         baseline: the draft as released.
         candidate: the quantized draft.
-        tuned: what is given as the one taught alike; None = nothing.
+        tuned: what is given as the control; None = nothing.
         unrelated: see `check_folders`.
 
     Returns:
@@ -127,38 +128,39 @@ def check_tuned_baseline(
     retuning = record.retuning if record is not None else None
     if retuning is None or unrelated:
         if tuned is not None:
-            why = "two drafts are compared on purpose" if unrelated else "the candidate is not"
+            why = "two drafts are compared on purpose" if unrelated else "this candidate was not"
             raise GateError(
                 "--tuned-baseline",
-                f"is of use for a candidate that its target taught, and {why}",
+                f"is only for a candidate that 'draftquant retune' fine-tuned, but {why}",
                 fix="leave it out",
             )
-        return () if retuning is None else (f"{MARK}: its target taught the candidate too",)
+        return () if retuning is None else (f"{MARK}: the candidate was fine-tuned as well",)
     if tuned is None:
         raise GateError(
             candidate.folder,
-            f"{MARK}: its target taught it, so that what it gains is not quantization's; expected"
-            " the BF16 draft that was taught alike beside the BF16 draft, got none",
-            fix="--tuned-baseline B with the folder that 'draftquant retune --baseline B' wrote",
+            f"{MARK}: this draft was fine-tuned as well as quantized, so a gain may come from"
+            " either; expected the identically fine-tuned BF16 draft (control) too, got none",
+            fix="give the folder that 'draftquant retune --baseline B' wrote: --tuned-baseline B",
         )
     if not isinstance(tuned.record, TunedProvenance):
         raise GateError(
             tuned.folder,
-            "expected the BF16 draft that was taught alike, but it has no record of that",
+            "expected the identically fine-tuned BF16 draft (control), but this folder has no"
+            " record of fine-tuning",
             fix="give the folder that 'draftquant retune --baseline B' wrote",
         )
     if tuned.record.source.tensor_sha256 != baseline.tensor_sha256:
         raise GateError(
             tuned.folder,
-            f"was not made of {baseline.folder}",
-            fix="give the draft that was taught first, and what was made of it",
+            f"was not made from {baseline.folder}",
+            fix="give the draft that was fine-tuned, and the control that was made from it",
         )
     if tuned.sha256 != retuning.baseline_sha256:
         raise GateError(
             tuned.folder,
-            f"is of another retuning: expected tensors {retuning.baseline_sha256}, got"
+            f"belongs to another run of retune: expected tensors {retuning.baseline_sha256}, got"
             f" {tuned.sha256}",
-            fix=f"give the baseline that was written with {candidate.folder}",
+            fix=f"give the control that was written together with {candidate.folder}",
         )
     return ()
 
@@ -171,14 +173,14 @@ def judge_retuned(
     tuned_sha256: str,
     look: Look | None = None,
 ) -> RetunedReport:
-    """Compare a candidate with the draft taught alike, and with the draft as released.
+    """Compare a candidate with the control, and with the draft as released.
 
     Args:
         replays: of the same traces in one call: the draft as released, the candidate, and the
-            unquantized draft taught alike.
+            identically fine-tuned BF16 draft (control).
         policy: the limits of both comparisons.
         background: of the comparison with the draft as released.
-        tuned_sha256: identity of the tensors of the draft taught alike.
+        tuned_sha256: identity of the tensors of the control.
         look: see `judge`.
 
     Raises:
@@ -208,9 +210,9 @@ def retuned_report(
         mark=MARK,
         rule=RULE,
         verdict=verdict,
-        reason=f"{MARK}. Against the BF16 draft taught alike (quantization):"
+        reason=f"{MARK}. Against the identically fine-tuned BF16 draft (quantization alone):"
         f" {against_tuned.verdict}. {against_tuned.reason} Against the BF16 draft as released"
-        f" (quantization and training): {against_bf16.verdict}. {against_bf16.reason}",
+        f" (quantization and fine-tuning): {against_bf16.verdict}. {against_bf16.reason}",
         action=worse.action,
         exit_code=EXIT_CODES[verdict],
         quantization_change=against_tuned.relative_change,

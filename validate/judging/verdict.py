@@ -21,18 +21,29 @@ class Wording:
 
     Attributes:
         both_again: how both drafts are counted so that they can be compared, a sentence.
-        take: what is done with a fresh set of prompts, capital letter.
+        take: what is done with a fresh set of prompts, capital letter. count: the command for that.
+        gate: the command that judges them.
+        join: ways to put fresh prompts beside those that were judged; none where all are counted
+            again. gate_joined: the command that judges all of them.
         longer: how a prompt gets more verify steps.
     """
 
     both_again: str
     take: str
+    count: str
+    gate: str
+    join: tuple[str, ...]
+    gate_joined: str
     longer: str
 
 
 REPLAYED = Wording(
     both_again="Replay both drafts in one run, with one K.",
     take="Record",
+    count="draftquant record --target TARGET --draft BF16 --tables --prompts PROMPTS --out FRESH",
+    gate="draftquant gate BF16 QUANT --traces FRESH",
+    join=("Join both sets of traces: draftquant traces merge TRACES FRESH --out ALL",),
+    gate_joined="draftquant gate BF16 QUANT --traces ALL",
     longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
 )
 

@@ -24,7 +24,7 @@ from ..judging.retuned_gate import RetunedRecord
 from ..parity.finding import Finding
 from ..served.joint_report import JointReport
 from ..served.server_noise import ServerNoise
-from .facts import Drafts, EngineFacts, environment
+from .facts import Drafts, EngineFacts, environment, is_date
 from .judged_again import Judgement, judged_again
 
 FORMAT: Literal["draftquant gate"] = "draftquant gate"
@@ -47,7 +47,8 @@ class Header:
     """What stands before a judgement, in the same object.
 
     Attributes:
-        draftquant: version that wrote the report. argv: see `recorded_argv`.
+        draftquant: version that wrote the report. argv: see `recorded_argv`; none from Python.
+        date: UTC when the gate began, see `facts.today`; None in reports of before.
         environment: package -> version.
         engines: what engines do with the candidate; none where its folder was not at hand.
     """
@@ -59,6 +60,13 @@ class Header:
     environment: Mapping[str, str]
     drafts: Drafts
     engines: tuple[EngineFacts, ...]
+    date: str | None = None
+
+    def problem(self) -> str:
+        """What is no header; empty if nothing."""
+        if self.date is None or is_date(self.date):
+            return ""
+        return f"date: expected YYYY-MM-DDThh:mm:ssZ, got {self.date!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -99,8 +107,14 @@ def _comparisons(judgement: Judgement, title: str) -> Iterator[tuple[str, GateRe
         yield title, judgement
     elif isinstance(judgement, RetunedRecord):
         lead = f"{title}, against" if title else "Against"
-        yield f"{lead} BF16 taught alike: quantization", judgement.against_tuned
-        yield f"{lead} BF16 as released: quantization and training", judgement.against_bf16
+        yield (
+            f"{lead} the identically fine-tuned BF16 draft (control): quantization alone",
+            judgement.against_tuned,
+        )
+        yield (
+            f"{lead} the BF16 draft as released: quantization and fine-tuning",
+            judgement.against_bf16,
+        )
     else:
         if judgement.replayed is not None:
             yield from _comparisons(judgement.replayed, "Replayed")
@@ -114,6 +128,7 @@ def document_of(
     argv: Sequence[str],
     drafts: Drafts,
     engines: Sequence[EngineFacts],
+    date: str | None = None,
 ) -> dict[str, Any]:
     """Plain data for JSON.
 
@@ -122,6 +137,7 @@ def document_of(
         argv: of the command, without places and outputs.
         drafts: who was compared.
         engines: what engines do with the candidate.
+        date: see `Header`.
     """
     header = Header(
         draftquant=package_version("draftquant"),
@@ -129,6 +145,7 @@ def document_of(
         environment=environment(),
         drafts=drafts,
         engines=tuple(engines),
+        date=date,
     )
     return asdict(header) | judged.to_mapping()
 
@@ -142,8 +159,8 @@ def read_report(path: Path) -> Document:
     """Read what `gate --report` wrote.
 
     Raises:
-        GateError: it cannot be read, is something else or of another version, or says what no gate
-            says of such counts.
+        GateError: it cannot be read, is something else or of another version, or contradicts its
+            own counts.
     """
     try:
         return parse_report(read_text(path), path)

@@ -3,9 +3,11 @@
 Drafts are known by the hash of their tensors; names are for people.
 """
 
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ...quantize.engines import check_draft
@@ -17,9 +19,12 @@ from ...quantize.files.provenance import QuantizedProvenance, package_version
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.schema import Rule
+from ..errors import GateError
 from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement
 
+_EPOCH, _DATE = "SOURCE_DATE_EPOCH", "%Y-%m-%dT%H:%M:%SZ"
+_MOST_DIGITS = 11  # of seconds: until the year 5138
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "transformers")
 """That figures of a replay depend on."""
 
@@ -100,7 +105,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """Who was compared; `tuned` is the BF16 draft taught alike, of a draft that was retuned."""
+    """Who was compared; `tuned`: the identically fine-tuned BF16 draft (control) of a `retune`."""
 
     baseline: DraftFacts
     candidate: DraftFacts
@@ -112,7 +117,7 @@ def drafts_of(names: Sequence[str], folders: Sequence[DraftFolder]) -> Drafts:
 
     Args:
         names: as the user gave them.
-        folders: baseline, candidate, and the BF16 draft taught alike where there is one.
+        folders: baseline, candidate, and the identically fine-tuned BF16 draft where there is one.
     """
     baseline, candidate, *tuned = map(folder_facts, names, folders)
     return Drafts(baseline=baseline, candidate=candidate, tuned=tuned[0] if tuned else None)
@@ -165,6 +170,35 @@ def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
         for engine in newest_engines()
         for arch in engine.archs
     )
+
+
+def today() -> str:
+    """The date and time in UTC, to the second, as ISO 8601 has it: 2026-11-23T07:42:26Z.
+
+    Where SOURCE_DATE_EPOCH is set, that time: so builds that have to be repeatable say which.
+
+    Raises:
+        GateError: SOURCE_DATE_EPOCH is no number of seconds.
+    """
+    asked = os.environ.get(_EPOCH, "")
+    if not asked:
+        return datetime.now(UTC).strftime(_DATE)
+    plain = asked.isascii() and asked.isdigit() and len(asked) <= _MOST_DIGITS
+    if not plain:
+        raise GateError(
+            f"${_EPOCH}",
+            f"expected seconds since 1970, got {asked!r}",
+            fix="unset it, or give for example the time of the commit: git log -1 --format=%ct",
+        )
+    return datetime.fromtimestamp(int(asked), UTC).strftime(_DATE)
+
+
+def is_date(text: str) -> bool:
+    """Whether it is written as `today` does."""
+    try:
+        return datetime.strptime(text, _DATE).strftime(_DATE) == text
+    except ValueError:
+        return False
 
 
 def environment() -> Mapping[str, str]:

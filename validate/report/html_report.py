@@ -83,6 +83,7 @@ def page(document: Document) -> str:
         document=document,
         parts=[_part(i, title, found) for i, (title, found) in enumerate(document.comparisons)],
         drafts=tuple(_drafts(document)),
+        refused=sum(one.verdict == "REFUSED" for one in document.header.engines),
         launches=tuple(_launches(document)),
         provenance=tuple(_provenance(document)),
         signs=SIGNS,
@@ -116,7 +117,8 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
     )
 
 
-WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes")
+WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes",
+         "prompts", "command", "way_out", "estimator")  # fmt: skip
 """Of `words`, those that templates use."""
 
 
@@ -234,7 +236,7 @@ def _drafts(document: Document) -> Iterator[tuple[str, object]]:
     yield "BF16", drafts.baseline
     yield "quantized", drafts.candidate
     if drafts.tuned is not None:
-        yield "BF16 taught alike", drafts.tuned
+        yield "BF16, fine-tuned identically (control)", drafts.tuned
 
 
 def _launches(document: Document) -> Iterator[Launch]:
@@ -252,12 +254,12 @@ def _provenance(document: Document) -> Iterator[tuple[str, str]]:
     _, found = document.comparisons[0]
     made = document.header.drafts.candidate.quantized
     yield "What is counted", f"{found.estimand}; {found.convention}"
-    yield "Drafted tokens per step", str(found.num_draft_tokens)
+    yield "Drafted tokens per verify step (K)", str(found.num_draft_tokens)
     if found.traces is not None:
         target = found.traces.target
         yield "Target", f"{target.name}, weights {words.digest(target.weights_sha256)}"
         yield "Traces", found.traces.sha256
-        yield "Repeated 8-grams", words.share(found.traces.repeated_8gram_share)
+        yield "Repeated 8-grams in the text", words.share(found.traces.repeated_8gram_share)
     if found.served is not None:
         yield "Served by", f"{found.served.engine} {found.served.version}, {found.served.model}"
     yield "Policy", f"{found.policy.name}{_looser(found.looser_than_release)}"
@@ -273,6 +275,11 @@ def _provenance(document: Document) -> Iterator[tuple[str, str]]:
             ]
         ),
     )
+    if document.header.date is not None:
+        yield "Date", document.header.date
+    yield "Command", words.command(document.header.argv)
+    if made is not None:
+        yield "The draft was written by", words.command(made.argv)
     yield "Format", f"{document.header.format}, schema version {document.header.schema_version}"
 
 

@@ -31,10 +31,10 @@ from ..served.served_gate import SERVED
 from ..served.server_noise import DRIFT_CONFIDENCE, ServerNoise, judged_noise
 
 Judgement = GateReport | RetunedRecord | JointReport
-"""Of two drafts, of a draft that was taught, or of several judgements."""
+"""Of two drafts, of a fine-tuned draft, or of several judgements."""
 _INCOMPARABLE = ": no comparison is possible."
 _FOLLOWING = (
-    "verdict", "looser_than_release", "estimand", "num_prompts", "num_copies", "num_short_prompts",
+    "verdict", "looser_than_release", "num_prompts", "num_copies", "num_short_prompts",
     "baseline", "candidate", "change", "required_num_prompts", "categories", "prompts",
     "num_clusters", "relative_change",
 )  # fmt: skip
@@ -104,7 +104,11 @@ def _compared(found: GateReport, again: GateReport) -> GateReport:
     """What was read, if it follows."""
     _check(found, {key: getattr(again, key) for key in _FOLLOWING})
     return dataclasses.replace(
-        found, reason=again.reason, action=again.action, warnings=again.warnings
+        found,
+        reason=again.reason,
+        action=again.action,
+        warnings=again.warnings,
+        estimand=again.estimand,
     )
 
 

@@ -1,7 +1,7 @@
 """The report as JUnit's XML, which every CI shows: a test case for each verdict.
 
-The suite is green exactly where the gate passes: what the policy leaves open is skipped. Where an
-INCONCLUSIVE verdict fails no job, it may be skipped too.
+The suite is green exactly where the job is. What the policy leaves open is skipped; and where an
+INCONCLUSIVE verdict fails no job, so is every case that is not passed under such a verdict.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 from ...recipes.errors import visible
 from ..judging.judgement import GateReport
+from ..judging.verdict import Verdict
 from . import words
 from .document import Document
 
@@ -35,10 +36,17 @@ class Case:
     reason: str
     required: bool = True
 
-    def result(self, inconclusive: Open) -> str:
-        """The element that says how it went; "" = passed."""
+    def result(self, whole: Verdict, inconclusive: Open) -> str:
+        """The element that says how it went; "" = passed.
+
+        Args:
+            whole: the verdict of the report.
+            inconclusive: what becomes of such a verdict.
+        """
         if self.verdict == "PASS":
             return ""
+        if whole == "INCONCLUSIVE" and inconclusive == "skipped":
+            return "skipped"
         if self.verdict == "FAIL":
             return "failure"
         if not self.required:
@@ -51,10 +59,10 @@ def junit(document: Document, *, inconclusive: Open = "error") -> str:
 
     Args:
         document: that was read, or would be.
-        inconclusive: what becomes of such verdicts.
+        inconclusive: what becomes of such a verdict of the report.
     """
     cases = list(_cases(document))
-    found = [case.result(inconclusive) for case in cases]
+    found = [case.result(document.judgement.verdict, inconclusive) for case in cases]
     counts = {
         "tests": str(len(cases)),
         "failures": str(found.count("failure")),
@@ -107,8 +115,9 @@ def _categories(group: str, found: GateReport) -> Iterator[Case]:
             group=group,
             name=own.category,
             verdict=own.outcome,
-            reason=f"{own.num_prompts} prompts: {words.change(own.change)}, bounds"
-            f" {words.bounds(own.change)}, limit {words.limit(own.max_relative_drop)}",
+            reason=f"The acceptance length on {own.num_prompts} prompts changed by"
+            f" {words.change(own.change)} (bounds {words.bounds(own.change)}, limit"
+            f" {words.limit(own.max_relative_drop)}).",
             required=found.policy.every_category_passes,
         )
 
@@ -116,6 +125,9 @@ def _categories(group: str, found: GateReport) -> Iterator[Case]:
 def _properties(document: Document) -> Iterator[tuple[str, str]]:
     drafts = document.header.drafts
     yield "draftquant", document.header.draftquant
+    if document.header.date is not None:
+        yield "date", document.header.date
+    yield "command", words.command(document.header.argv)
     yield "baseline_sha256", drafts.baseline.sha256 or "not known"
     yield "candidate_sha256", drafts.candidate.sha256 or "not known"
     for title, found in document.comparisons:

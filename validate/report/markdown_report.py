@@ -46,11 +46,11 @@ def _lines(document: Document) -> Iterator[str]:
     yield f"### {judgement.verdict}: draftquant gate of {code(drafts.candidate.name)}"
     yield ""
     yield escaped(judgement.reason)
-    ways = (judgement.action or "").splitlines()
+    ways = [_way_out(way) for way in (judgement.action or "").splitlines()]
     if ways:
         yield ""
-        yield f"**What to do:** {escaped(ways[0])}" if len(ways) == 1 else "**What to do:**"
-        yield from (f"- {escaped(way)}" for way in ways if len(ways) > 1)
+        yield f"**What to do:** {ways[0]}" if len(ways) == 1 else "**What to do:**"
+        yield from (f"- {way}" for way in ways if len(ways) > 1)
     for title, found in document.comparisons:
         yield ""
         if title:
@@ -74,7 +74,7 @@ def _lines(document: Document) -> Iterator[str]:
     yield from _engines(document)
     if judgement.warnings:
         yield ""
-        yield "<details><summary>To know beside the verdict</summary>"
+        yield "<details><summary>What else you should know</summary>"
         yield ""
         yield from (f"- {escaped(warning)}" for warning in judgement.warnings)
         yield ""
@@ -83,11 +83,16 @@ def _lines(document: Document) -> Iterator[str]:
     yield from _footer(document)
 
 
+def _way_out(way: str) -> str:
+    sentence, command = words.way_out(way)
+    return f"{escaped(sentence)} {code(command)}" if command else escaped(sentence)
+
+
 def _categories(found: GateReport) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [
         (
             "**all prompts**",
-            words.count(found.num_prompts),
+            words.prompts(found.num_prompts, found.num_short_prompts),
             words.length(found.baseline.mean_acceptance_length),
             words.length(found.candidate.mean_acceptance_length),
             words.change(found.change),
@@ -130,7 +135,7 @@ def _beside(document: Document) -> Iterator[str]:
     if document.noise is not None:
         rows.append(
             (
-                "noise of the server",
+                "server noise",
                 words.change(document.noise.change),
                 words.NONE,
                 document.noise.verdict,
@@ -138,7 +143,7 @@ def _beside(document: Document) -> Iterator[str]:
         )
     if rows:
         yield ""
-        yield from _table(("beside", "figure", "threshold", "verdict"), rows)
+        yield from _table(("other checks", "figure", "threshold", "verdict"), rows)
 
 
 def _quantized(document: Document) -> Iterator[str]:
@@ -154,15 +159,24 @@ def _quantized(document: Document) -> Iterator[str]:
 
 
 def _engines(document: Document) -> Iterator[str]:
-    engines = document.header.engines
-    if not engines:
-        return
-    yield ""
-    yield from _table(
-        ("engine", "GPU", "verdict"),
-        [(escaped(f"{one.engine} {one.version}"), one.arch or "any", one.verdict)
-         for one in engines],
-    )  # fmt: skip
+    """Those that load it; the others folded."""
+    loading = [one for one in document.header.engines if one.verdict != "REFUSED"]
+    refusing = [one for one in document.header.engines if one.verdict == "REFUSED"]
+    for engines, folded in ((loading, False), (refusing, True)):
+        if not engines:
+            continue
+        yield ""
+        if folded:
+            yield f"<details><summary>Engines and GPUs that refuse it: {len(engines)}</summary>"
+            yield ""
+        yield from _table(
+            ("engine", "GPU", "verdict"),
+            [(escaped(f"{one.engine} {one.version}"), one.arch or "any", one.verdict)
+             for one in engines],
+        )  # fmt: skip
+        if folded:
+            yield ""
+            yield "</details>"
 
 
 def _footer(document: Document) -> Iterator[str]:
@@ -170,8 +184,14 @@ def _footer(document: Document) -> Iterator[str]:
     traces = "" if found.traces is None else f", traces {words.digest(found.traces.sha256)}"
     yield (
         f"<sub>{escaped(found.estimand)}, K = {found.num_draft_tokens}, policy"
-        f" {found.policy.name}{traces}; draftquant {escaped(document.header.draftquant)}</sub>"
+        f" {found.policy.name}{traces}; draftquant"
+        f" {escaped(document.header.draftquant)}{_when(document)} by"
+        f" {code(words.command(document.header.argv))}</sub>"
     )
+
+
+def _when(document: Document) -> str:
+    return f", judged {document.header.date}" if document.header.date else ", judged"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -1,9 +1,17 @@
-"""How reports write numbers: the same in every form."""
+"""How reports write numbers, and words for what they keep as keys: the same in every form."""
+
+import shlex
+from collections.abc import Sequence
 
 from ..counting.paired_change import PairedChange
 
 NONE = "\u2013"
 """A dash, where there is no figure."""
+_COMMAND = ": draftquant "
+_ESTIMATORS = {
+    "weighted rounds": "weighted verify steps",
+    "whole outputs": "whole outputs",
+}
 
 
 def change(found: PairedChange | None) -> str:
@@ -55,3 +63,24 @@ def nbytes(number: float) -> str:
 def digest(sha256: str | None) -> str:
     """The start of a hash, as people compare them."""
     return "not known" if sha256 is None else sha256[:12]
+
+
+def prompts(number: int, num_short: int) -> str:
+    """Distinct prompts, and how many more were too short to count."""
+    return count(number) if not num_short else f"{count(number)} (+ {count(num_short)} too short)"
+
+
+def command(argv: Sequence[str]) -> str:
+    """A command line as a shell takes it; what stands for none where Python called."""
+    return shlex.join(argv) if argv else "called from Python"
+
+
+def way_out(way: str) -> tuple[str, str]:
+    """A sentence that says what to do, and the command for it; "" where there is none."""
+    sentence, found, arguments = way.partition(_COMMAND)
+    return (f"{sentence}:", f"{_COMMAND[2:]}{arguments}") if found else (way, "")
+
+
+def estimator(name: str) -> str:
+    """How two measurements were compared."""
+    return _ESTIMATORS.get(name, name)

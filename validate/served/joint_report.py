@@ -1,6 +1,6 @@
-"""One verdict of several judgements: served, replayed, the server's own noise, parity.
+"""One verdict of several judgements: served, replayed, the server's noise, parity.
 
-Each is made alone and said in full; the worst one counts.
+Each is made alone and reported in full; the worst one counts.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ class JointReport(Published):
     """All judgements of one candidate: the keys of a report.
 
     Attributes:
-        verdict: the worst of all; figures that are not believed are the worst. reason: of all.
-        action: of the first that has the verdict of all and says what to do.
+        verdict: the worst of all; ANOMALOUS is the worst. reason: of all.
+        action: of the first part that has the verdict of all and an action.
         warnings: of all, each once; and in what replay and server differ.
         served: of two measurements; None = none were given.
         replayed: of two replays; None = no traces were given. One of both there is.
@@ -60,7 +60,7 @@ class JointReport(Published):
         return _parts(self.served, self.replayed, self.noise, self.parity)
 
     def problem(self) -> str:
-        """What no gate says; empty for what one may say."""
+        """What contradicts itself; empty if nothing does."""
         if self.served is None and self.replayed is None:
             return "served, replayed: expected one of them"
         changes = () if self.noise is None else (self.noise.change, self.noise.drift)
@@ -117,7 +117,7 @@ def _parts(
     noise: ServerNoise | None,
     parity: Sequence[Finding],
 ) -> tuple[Part, ...]:
-    titled = (("served", served), ("replayed", replayed), ("noise of the server", noise))
+    titled = (("served", served), ("replayed", replayed), ("server noise", noise))
     found: list[Part] = [
         (title, one.verdict, one.reason, one.action) for title, one in titled if one is not None
     ]
@@ -131,21 +131,21 @@ def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str
     found = []
     if replayed.num_draft_tokens != served.num_draft_tokens:
         found.append(
-            f"replayed with K = {replayed.num_draft_tokens}, served with K ="
-            f" {served.num_draft_tokens}: their acceptance lengths cannot be compared"
+            f"the replay used K = {replayed.num_draft_tokens} and the servers K ="
+            f" {served.num_draft_tokens}, so their acceptance lengths cannot be compared"
         )
     elif replayed.change is not None and served.change is not None:
         apart = _apart(replayed.change, served.change)
         found.append(
-            f"replayed the change is {replayed.change.relative_change:+.2%}, served"
-            f" {served.change.relative_change:+.2%}: "
+            f"the change is {replayed.change.relative_change:+.2%} by replay and"
+            f" {served.change.relative_change:+.2%} by the servers: "
             + ("chance explains the difference" if not apart else
-               "more apart than chance explains, see `draftquant reconcile`")
+               "chance does not explain the difference, see `draftquant reconcile`")
         )  # fmt: skip
     if replayed.verdict != served.verdict:
         found.append(
-            f"the verdicts differ: replayed {replayed.verdict}, served {served.verdict}; the worse"
-            " one counts"
+            f"the verdicts differ: {replayed.verdict} by replay, {served.verdict} by the servers;"
+            " the worse one counts"
         )
     return found
 

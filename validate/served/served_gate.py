@@ -14,13 +14,17 @@ from .measurement_pair import ServedPair, pair_measurements
 
 SERVED = Wording(
     both_again="Measure both drafts on the same prompts, with one engine, template and K.",
-    take="Measure",
+    take="Measure both servers on",
+    count="draftquant measure --server URL --engine ENGINE --prompts PROMPTS --out A.jsonl",
+    gate="draftquant gate --measured A.jsonl B.jsonl",
+    join=("Put the prompts of before into PROMPTS too, so that both runs measure all of them.",),
+    gate_joined="draftquant gate --measured A.jsonl B.jsonl",
     longer="ask for longer outputs (measure --max-new-tokens), or serve a smaller K",
 )
 UNCHANGED = dataclasses.replace(
     SERVED,
-    both_again="See which draft the candidate's server runs (draftquant measure --show), start it"
-    " with the quantized one, and measure again.",
+    both_again="Check which draft the candidate's server runs (draftquant measure --show B.jsonl),"
+    " start it with the quantized draft, and measure again.",
 )
 """Where a candidate does what its baseline did."""
 SAID_FROM = 0.02
@@ -55,15 +59,17 @@ def judge_measured(
     if None in digests and said_the_same(baseline, candidate):
         raise GateError(
             candidate.name,
-            f"holds the very outputs and verify steps of {baseline.name}, and nothing says that its"
-            " server ran another draft: it is the same measurement, or the same draft, again",
-            fix="measure each server with --draft, which says what it runs",
+            f"has the same outputs and verify steps as {baseline.name}, and does not record that"
+            " its server ran another draft: it is the same measurement, or the same draft was"
+            " measured twice",
+            fix="measure each server with --draft, which records the draft it runs",
         )
     if digests[0] is not None and digests[0] == digests[1] and not background.unrelated:
         raise GateError(
             candidate.name,
-            f"is of the very draft that {baseline.name} is of (tensors {digests[0][:12]})",
-            fix="give the quantized draft's run; --baseline-again shows the noise of one draft's",
+            f"measured the same draft as {baseline.name} (tensors {digests[0][:12]})",
+            fix="give the measurement of the quantized draft; to show the server's noise, give a"
+            " second measurement of the BF16 draft to --baseline-again",
         )
     _check_folders(pair, digests, background)
     known = dataclasses.replace(
@@ -123,8 +129,8 @@ def _unchanged(baseline: Measurement, candidate: Measurement) -> str:
     if steps[0] != steps[1]:
         return ""
     return (
-        f"the draft of {candidate.name} is said to be quantized ({quantized}), and each of its"
-        f" verify steps accepted what those of {baseline.name} did, which rounding does not do"
+        f"the draft of {candidate.name} is declared to be quantized ({quantized}), but every verify"
+        f" step accepted as many tokens as with {baseline.name}, which never happens after rounding"
     )
 
 
@@ -145,15 +151,16 @@ def warnings_of(pair: ServedPair) -> Iterator[str]:
     unnamed = [one.name for one in pair.measurements if draft_sha256(one) is None]
     if unnamed:
         yield (
-            f"nothing says which draft was served for {' and '.join(unnamed)} (measure --draft):"
-            " that the candidate is the baseline quantized is not known"
+            f"{' and '.join(unnamed)} {'does' if len(unnamed) == 1 else 'do'} not record which"
+            " draft was served (measure --draft), so nothing shows that the candidate was"
+            " quantized from the baseline"
         )
     for measurement in pair.measurements:
         speculation = measurement.setup.speculation
         if speculation is not None and not speculation.acceptance_told:
             yield (
-                f"the server of {measurement.name} does not tell how it accepts: settings that"
-                " change what the target writes would not be seen (see `draftquant parity`)"
+                f"the server of {measurement.name} does not report its acceptance rule, so settings"
+                " that change the target's outputs would go unnoticed (see `draftquant parity`)"
             )
     servers = [measurement.setup.server for measurement in pair.measurements]
     if differing := differing_arguments(*servers):
@@ -162,23 +169,26 @@ def warnings_of(pair: ServedPair) -> Iterator[str]:
         speculation = measurement.setup.speculation
         if speculation is not None and speculation.told_by == "user":
             yield (
-                f"the server of {measurement.name} calls its draft {speculation.served_draft}: that"
-                f" it is {speculation.draft} is what --served-as says"
+                f"the server of {measurement.name} calls its draft {speculation.served_draft}; only"
+                f" --served-as says that this is {speculation.draft}"
             )
     one, other = (measurement.setup.asked.concurrency for measurement in pair.measurements)
     if one != other:
-        yield f"the two runs had {one} and {other} requests in flight: outputs part more often"
+        yield (
+            f"the two runs had {one} and {other} requests in flight, so that their outputs differ"
+            " more often"
+        )
     for measurement in pair.measurements:
         share = _short_share(measurement)
         if share > SAID_FROM:
             yield (
-                f"in {share:.1%} of the rounds of {measurement.name} fewer than K tokens were"
-                " proposed: they accept less, whatever the draft"
+                f"in {share:.1%} of the verify steps of {measurement.name} fewer than K tokens were"
+                " proposed, and such steps accept less with any draft"
             )
     if not pair.incomparable and not any(output.placed for output in pair.outputs):
         yield (
-            "the runs do not tell which rounds lie in text that both servers wrote: whole outputs"
-            " are compared, whose bounds are wider"
+            "the runs do not record which verify steps lie in text that both servers wrote, so"
+            " whole outputs are compared, with wider bounds"
         )
 
 

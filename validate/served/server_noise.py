@@ -53,7 +53,7 @@ def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> S
     if len(digests) > 1:
         raise GateError(
             again.name,
-            f"is of another draft than {baseline.name}, whose noise it is to show",
+            f"measured another draft than {baseline.name}, whose noise it should show",
             fix="--baseline-again takes a second run of the BF16 draft",
         )
     change, drift = pair.change(policy.confidence), pair.change(DRIFT_CONFIDENCE)
@@ -81,28 +81,37 @@ def judged_noise(
         policy: whose limit the noise is held against.
     """
     if incomparable:
-        what = f"{incomparable[0].upper()}{incomparable[1:]}: it is no repetition of the first run."
+        what = f"{incomparable[0].upper()}{incomparable[1:]}: this run does not repeat the first."
         return "ANOMALOUS", what, "Measure the BF16 draft again, on the same server as before."
     if change is None or drift is None:
-        return "INCONCLUSIVE", "Too few prompts to tell noise.", "Measure more prompts."
+        return (
+            "INCONCLUSIVE",
+            "There are too few prompts to estimate the noise.",
+            "Measure more prompts.",
+        )
     lower, upper = change.relative_bounds
     found = (
-        f"The baseline measured again differs from itself by {change.relative_change:+.2%},"
-        f" bounds {lower:+.2%} and {upper:+.2%}"
+        f"the second measurement of the baseline differs from the first by"
+        f" {change.relative_change:+.2%} (bounds {lower:+.2%} and {upper:+.2%})"
     )
     if not drift.lower <= 0 <= drift.upper:
         return (
             "ANOMALOUS",
-            f"{found}: chance does that in less than one of a hundred runs, so the server changed"
-            " between them.",
-            "Look for another load, version or setting of the server, then measure all runs again,"
-            " interleaved (measure --launch).",
+            f"The server changed between the two measurements: {found}, and chance does that in"
+            " fewer than one of a hundred pairs of runs.",
+            "Look for a change of the server's load, version or settings, then measure all runs"
+            " again in turns (measure --launch).",
         )
     noise = (change.upper - change.lower) / 2
     if noise >= -math.log1p(-policy.max_relative_drop):
         return (
             "INCONCLUSIVE",
-            f"{found}: the noise is as large as the limit, {-policy.max_relative_drop:+.2%}.",
-            "Measure more prompts, or longer outputs, or with fewer requests in flight.",
+            f"The server's noise is as large as the limit of {policy.max_relative_drop:.2%}:"
+            f" {found}.",
+            "Measure more prompts or longer outputs, or keep fewer requests in flight.",
         )
-    return "PASS", f"{found}: less than the limit, {-policy.max_relative_drop:+.2%}.", None
+    return (
+        "PASS",
+        f"The server's noise is smaller than the limit of {policy.max_relative_drop:.2%}: {found}.",
+        None,
+    )

@@ -1,0 +1,130 @@
+"""What to do about a verdict: ways out, one a line, most of them with a command to copy.
+
+A way out is a sentence, or a sentence and a command: "Judge them: draftquant gate BF16 ...". Words
+in capitals stand for what only the reader knows.
+"""
+
+from ..counting.paired_change import RequiredPrompts
+from .anomalies import Background
+from .interim_analysis import Look
+from .policy import Policy
+from .verdict import Wording
+
+MOST_PROMPTS = 10_000
+"""Nobody records more, so that no larger number is advised."""
+_NEEDS_TRACES = ("-gptq", "-learned")
+"""How the built-in recipes end that calibrate on traces."""
+
+
+def lines(*ways: str) -> str:
+    """Ways out, one a line."""
+    return "\n".join(ways)
+
+
+def lose_less(background: Background) -> tuple[str, ...]:
+    """How the candidate may lose less."""
+    algorithm, recipes = background.algorithm_to_try, background.recipes_to_try
+    ways = [f"{_promise(name)}: draftquant quantize BF16{_options(name)}" for name in recipes]
+    if algorithm and not any(name.endswith(_NEEDS_TRACES) for name in recipes):
+        ways.insert(
+            0,
+            f"Round its four bits with {algorithm} on traces of other prompts: draftquant quantize"
+            f" BF16 --recipe RECIPE --algorithm {algorithm} --traces CALIBRATION --out OUT",
+        )
+    if not recipes:
+        ways.append("Use a wider format.")
+    ways.append(
+        "Keep the most sensitive linears in BF16; this command finds them: draftquant tune BF16"
+        " --traces CALIBRATION --engine ENGINE --arch GPU --out RECIPE.yaml"
+    )
+    return tuple(ways)
+
+
+def more_prompts(
+    required: RequiredPrompts,
+    *,
+    policy: Policy,
+    look: Look | None,
+    background: Background,
+    wording: Wording,
+) -> str:
+    """What to do where these prompts do not decide.
+
+    Args:
+        required: how many would.
+        policy: of the verdict.
+        look: which planned interim analysis this is; None for a single one.
+        background: says how the candidate may lose less.
+        wording: of the way in which drafts are counted.
+    """
+    if look is not None and not look.is_last:
+        return _next_look(look, wording)
+    if required.as_measured is None:
+        return lines(
+            "More prompts will most likely not help: the measured change is itself beyond the"
+            " limit.",
+            *lose_less(background),
+        )
+    if required.as_measured > MOST_PROMPTS:
+        return lines(
+            f"More prompts will hardly help: the measured change is so near the limit that more"
+            f" than {MOST_PROMPTS:,} would be needed.",
+            *lose_less(background),
+        )
+    once = 100 * (1 - policy.confidence)
+    return lines(
+        f"{wording.take} {_number(required)}: {wording.count}",
+        "Judge them alone and only once, because each further try adds up to"
+        f" {once:.2g}% false passes: {wording.gate}",
+        "If you want to judge several times while you add prompts, plan that before the first"
+        f" time: {wording.gate} --look 1/3",
+        *(f"Or {way[0].lower()}{way[1:]}" for way in lose_less(background)),
+    )
+
+
+def fresh_prompts(number: str, wording: Wording) -> str:
+    """Ways to another set of prompts, and to its verdict.
+
+    Args:
+        number: how many, with what they are: "60 fresh prompts or more".
+        wording: of the way in which drafts are counted.
+    """
+    return lines(f"{wording.take} {number}: {wording.count}", f"Judge them: {wording.gate}")
+
+
+def _promise(recipe: str) -> str:
+    if recipe.endswith(_NEEDS_TRACES):
+        return f"Take the recipe {recipe}, whose rounding is calibrated on traces"
+    return "Take a wider format, FP8"
+
+
+def _options(recipe: str) -> str:
+    traces = " --traces CALIBRATION" if recipe.endswith(_NEEDS_TRACES) else ""
+    return f" --recipe {recipe}{traces} --out OUT"
+
+
+def _next_look(look: Look, wording: Wording) -> str:
+    following = f"{look.number + 1}/{look.total}"
+    spending = "" if look.spending == "obrien-fleming" else f" --spending {look.spending}"
+    return lines(
+        f"{wording.take} as many fresh prompts as were added at each planned analysis:"
+        f" {wording.count}",
+        *wording.join,
+        f"Judge all of them as planned interim analysis {look.number + 1} of {look.total}:"
+        f" {wording.gate_joined} --look {following}{spending}",
+    )
+
+
+def _number(required: RequiredPrompts) -> str:
+    """About how many, and between which numbers; all are `MOST_PROMPTS` at most."""
+    assert required.fewest is not None  # of a smaller loss than the measured one
+    assert required.as_measured is not None
+    if required.fewest == required.most:
+        return f"{required.fewest:,} fresh prompts or more"
+    most = f"more than {MOST_PROMPTS:,}"
+    if required.most is not None and required.most <= MOST_PROMPTS:
+        most = f"{required.most:,}"
+    return (
+        f"about {required.as_measured:,} fresh prompts ({required.fewest:,} if the draft loses less"
+        f" than was measured, {most} if it loses more)"
+    )
