@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ...api.keywords import Keywords
 from ...api.option import Option
 from ...api.settings import options_of
 from .markdown import code, page, table, text
@@ -46,9 +47,9 @@ def _function(name: str) -> str:
     verb: Any = getattr(api, name)
     sections = _sections(verb)
     signature = inspect.signature(verb)
-    options = options_of(verb.settings)
+    options, words = options_of(verb.settings), Keywords(name, verb.settings)
     rows = [
-        [code(_spelled(each)), _meaning(options.get(each.name))]
+        [code(_spelled(each)), text(words(_meaning(options.get(each.name))))]
         for each in signature.parameters.values()
     ]
     parts = [f"### {name}", text(sections[""]), table(("argument", "meaning"), rows)]
@@ -132,4 +133,4 @@ def _meaning(option: Option | None) -> str:
     if option is None:
         return "sees how far the run is"
     bounds = f" ({option.bounds})" if option.bounds is not None else ""
-    return text(option.help.replace("%%", "%") + bounds)
+    return option.help.replace("%%", "%") + bounds
