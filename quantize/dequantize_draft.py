@@ -59,12 +59,16 @@ class DequantizePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DequantizeReport(Brief):
-    """What was written, and what rounding lost.
+    """A dequantized draft, and what rounding lost.
 
     Attributes:
-        scheme: what the source declares.
-        kept: tensors copied byte for byte.
-        linears: those dequantized.
+        out: the folder that was written.
+        scheme: the scheme that the source declares.
+        dtype: the dtype of the dequantized weights.
+        kept: number of tensors that were copied byte for byte.
+        linears: the dequantized linears.
+        bytes_before: bytes of the tensors of the source.
+        bytes_after: bytes of the tensors that were written.
     """
 
     out: Path
@@ -77,17 +81,17 @@ class DequantizeReport(Brief):
 
     @property
     def elements(self) -> int:
-        """Dequantized weights."""
+        """Number of dequantized weights."""
         return sum(linear.elements for linear in self.linears)
 
     @property
     def rounded(self) -> int:
-        """Dequantized weights that differ from the float32 product code * scale."""
+        """Dequantized weights that differ from the float32 product of quantized value and scale."""
         return sum(linear.rounded for linear in self.linears)
 
     @property
     def max_relative_difference(self) -> float:
-        """Largest one of all linears."""
+        """The largest relative difference that rounding made, over all linears."""
         return max(linear.max_relative_difference for linear in self.linears)
 
     @override

@@ -253,12 +253,13 @@ class Recipe(Brief):
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
-        loads_on: engines, GPUs and families for which the result loads; none where no stock engine
+        name: how it is called. summary: what it does, in one line.
+        loads_on: engines, GPUs and families for which the result loads; empty where no stock engine
             loads it.
-        backend: who computes the codes. layout: how they are stored and declared.
-        activations: None is a decision (weight only).
-        rules: every tensor is claimed once, every rule that is not `optional` must match.
-        chosen_on: prompts by which its formats were chosen; None for one that nothing was tried on.
+        backend: which library computes the quantized values. layout: how they are stored.
+        weights: their format. activations: the inputs' format; None = weight only.
+        rules: what becomes of each tensor; every rule that is not `optional` must match one.
+        chosen_on: prompts by which `tune` chose its formats; None where nothing was tried.
     """
 
     schema_version: Literal[1]

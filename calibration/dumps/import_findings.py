@@ -67,13 +67,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ImportReport(Brief):
-    """An import that is done.
+    """Traces that were made of a dump.
 
     Attributes:
         traces: the folder that was written, opened.
         layout: how the dump was read.
-        num_samples: texts in the dump. num_without_answer: of these, without a token to count.
-        num_off_policy: answers left out, which the target would not have given.
+        num_samples: number of texts in the dump.
+        num_without_answer: texts without any token to count.
+        num_off_policy: texts that were left out because the target would have answered differently.
     """
 
     traces: TraceFolder

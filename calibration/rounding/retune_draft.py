@@ -47,13 +47,15 @@ OnProgress = Callable[[Side, LearningProgress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RetuneReport(Brief):
-    """What a run wrote.
+    """A quantized draft that was fine-tuned, and its BF16 control.
 
     Attributes:
-        quantized: the draft that was quantized and taught. learned: how it learned.
-        baseline: folder of the unquantized draft taught alike. baseline_learned: how it learned.
-        made_before: the baseline was there already, and was left as it is.
-        retuning: of the quantized draft.
+        quantized: the quantized and fine-tuned draft.
+        learned: how it learned.
+        baseline: folder of the BF16 control, which was fine-tuned identically.
+        baseline_learned: how the control learned.
+        made_before: the control existed already and was left as it is.
+        retuning: what is recorded of the fine-tuning.
     """
 
     quantized: QuantizeReport

@@ -35,16 +35,20 @@ class TraceInfo(Brief):
     """What a trace folder holds.
 
     Attributes:
-        categories: by name. nbytes: of its files.
-        num_copies: prompts whose token ids another one before has too.
-        num_later_turns: prompts that go on with a conversation.
-        num_near_duplicates: see `num_near_duplicates`. num_independent: groups of prompts that have
-            nothing to do with each other, as a split keeps them. num_clusters: that are declared.
-        suggested_clusters: what ids or categories say of groups that are not declared, a sentence
-            without a full stop; empty if nothing.
-        known_top1: share of positions in prompts whose argmax is known.
-        features: whether they belong to their tokens.
-        head_agreement: see `head_agreement`; None where the traces do not carry what it needs.
+        traces: the opened folder.
+        categories: the categories by name, each with its counts.
+        nbytes: bytes of the folder's files.
+        num_copies: prompts with the same token ids as an earlier one.
+        num_later_turns: prompts that continue a conversation.
+        num_near_duplicates: prompts that share most of their text with an earlier one.
+        num_independent: groups of prompts that share no text; a split keeps each group together.
+        num_clusters: groups of prompts that the prompt file declares.
+        suggested_clusters: groups that ids or categories suggest and that are not declared, in
+            one sentence; empty if there are none.
+        known_top1: share of the prompts' positions whose most likely token is known.
+        features: whether the hidden states belong to their tokens.
+        head_agreement: share of the tokens that the target's head, applied to the recorded hidden
+            states, gives again; None where the traces do not hold what this needs.
     """
 
     traces: TraceFolder

@@ -30,12 +30,13 @@ from .writer import TraceWriter, trace_output
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SplitReport(Brief):
-    """A split that is done.
+    """A trace folder, split into two.
 
     Attributes:
-        first, second: the folders that were written, opened.
-        by_category: prompts of each category in the two.
-        num_kept_together: prompts that stand where they do because another one does.
+        first: the first folder that was written, opened.
+        second: the second one.
+        by_category: category -> number of its prompts in the first and in the second folder.
+        num_kept_together: prompts that were moved because they belong to the group of another one.
     """
 
     first: TraceFolder
@@ -45,12 +46,8 @@ class SplitReport(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        return {
-            "first": self.first.folder,
-            "second": self.second.folder,
-            "prompts": f"{len(self.first)} and {len(self.second)}",
-            "categories": len(self.by_category),
-        }
+        prompts = f"{len(self.first)} and {len(self.second)}"
+        return {"first": self.first.folder, "second": self.second.folder, "prompts": prompts}
 
 
 def split_traces(
@@ -173,12 +170,12 @@ def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MergeReport(Brief):
-    """A merge that is done.
+    """Several trace folders, joined.
 
     Attributes:
         traces: the folder that was written, opened.
-        renamed: old id -> new id, of prompts whose id another folder has too.
-        without_tables: folders that carry no tables where others do: the merged one carries none.
+        renamed: old id -> new id, for prompts whose id another folder has too.
+        without_tables: folders without tables where others have them: the joined one has none.
     """
 
     traces: TraceFolder
@@ -187,11 +184,7 @@ class MergeReport(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        return {
-            "traces": self.traces.folder,
-            "prompts": len(self.traces),
-            "renamed": len(self.renamed) or None,
-        }
+        return {**self.traces.brief(), "renamed": len(self.renamed) or None}
 
 
 def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:

@@ -55,14 +55,16 @@ _RECORDED = "give a folder written by 'draftquant record' or 'traces import'"
 
 
 class TraceFolder(Brief):
-    """An opened trace folder: manifest and headers are checked, tensors are read on demand.
+    """An opened trace folder. Manifest and headers are checked, tensors are read on demand.
+
+    Its length is the number of prompts, and iterating over it reads them one by one.
 
     Attributes:
         folder: where it lies.
-        manifest: trace.json, checked.
-        sha256: hash of trace.json, which holds the hash of every shard: the identity of the traces.
-            Tables are left out: the same traces with and without them are the same.
-        warnings: of the run that recorded it, where that returned it.
+        manifest: what trace.json holds, checked.
+        sha256: hash of trace.json, which holds the hash of every file: the identity of the traces.
+            Tables are left out: the same traces with and without them have the same hash.
+        warnings: what the command line prints as warnings, of the run that recorded it.
     """
 
     warnings: tuple[str, ...] = ()

@@ -183,17 +183,24 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EngineCheck(Brief):
-    """The answer of `check_draft`.
+    """What one engine does with a draft.
 
     Attributes:
-        error: the engine's own text where it refuses, else what goes wrong or is unknown.
+        engine: vllm, sglang or tensorrt-llm.
+        version: the engine's version.
+        arch: the GPU architecture, such as sm90 (H200); None = all known ones agree.
+        tp: number of tensor-parallel shards.
+        verdict: LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN.
+        evidence: how this is known.
+        error: the engine's own text where it refuses, otherwise what goes wrong or is unknown.
         remedy: what to do; None where the draft loads.
-        layers: empty where the engine never gets to build them.
+        layers: the layers that the engine builds; empty where it stops before.
         launch: the command that serves the draft.
-        findings: everything that was found, the deciding one first.
-        captures: the target's layers that it hands to the draft, by its default runner first.
-        notes: what another runner of it makes of the draft, as the verdict is the default one's;
-            then what stands for tables that the draft has not.
+        findings: everything that was found, the decisive finding first.
+        captures: the target's layers that the engine hands to the draft, by its default runner
+            first.
+        notes: what another runner of the engine does with the draft, and what stands in for tables
+            that the draft does not have.
     """
 
     engine: EngineName

@@ -20,14 +20,16 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EstimateReport(Brief):
-    """An estimate, and the settings under which it is read.
+    """An estimate, with the settings that it was made for.
 
     Attributes:
-        loaded_by: the engines that load what a recipe makes, by its name and then by GPU; nothing
-            is asked of the draft as it is.
-        refused: shipped recipes that do not fit this draft, and why.
-        target: None where nothing is known of it.
-        allowed_drop: relative loss of acceptance length that the gate lets pass.
+        estimate: bytes and operations of the unquantized draft and of every candidate.
+        loaded_by: name of a recipe -> GPU -> the engines that load its result there.
+        refused: name of a built-in recipe that does not fit this draft -> the reason.
+        machines: the GPUs, with the share of their data sheet that kernels reach.
+        concurrencies: how many sequences are served at once, one estimate for each.
+        target: the time of the target's verify step; None where it is not known.
+        allowed_drop: the relative loss of acceptance length that the gate's release policy allows.
         context_by_config: the context is shorter than usual, because a config.json allows no more.
     """
 

@@ -73,11 +73,11 @@ class Staging:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CleanReport(Brief):
-    """What became of the staging folders beside outputs, by their names.
+    """What became of the unfinished folders that interrupted runs left.
 
     Attributes:
-        removed: bytes of each that is gone.
-        left: why each of the others stays.
+        removed: name of each removed folder -> its bytes.
+        left: name of each folder that stays -> the reason.
     """
 
     removed: Mapping[str, int]

@@ -43,11 +43,13 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Unpickled(Brief):
-    """What was written.
+    """A draft whose pickled weights were written as safetensors.
 
     Attributes:
-        out: the folder. files: the pickles that were read, in order. tensors: their number.
-        nbytes: of the tensors.
+        out: the folder that was written.
+        files: the pickles that were read, in order.
+        tensors: number of tensors.
+        nbytes: their bytes.
     """
 
     out: Path

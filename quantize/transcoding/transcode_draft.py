@@ -72,11 +72,16 @@ class TranscodePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TranscodeReport(Brief):
-    """What was written.
+    """A quantized draft, stored in another layout or dtype.
 
     Attributes:
-        before, after: what the two folders declare.
-        linears: that are stored as codes. kept: tensors copied byte for byte.
+        out: the folder that was written.
+        before: what the source declares.
+        after: what the new folder declares.
+        linears: number of quantized linears.
+        kept: number of tensors that were copied byte for byte.
+        bytes_before: bytes of the tensors of the source.
+        bytes_after: bytes of the tensors that were written.
     """
 
     out: Path

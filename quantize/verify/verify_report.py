@@ -49,19 +49,22 @@ class LinearFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class VerifyReport(Brief):
-    """The result of one verification.
+    """How a quantized folder compares with its source.
 
     Attributes:
-        scheme: what the output declares, None if it declares nothing.
-        rule: what was demanded of codes and scales, in words; None where nothing could be read.
-        kept: tensors compared byte by byte. quantized: linears decoded and compared.
-        bytes_compared: of the source and of the output together.
-        source_sha256: per source tensor. output_sha256: per output tensor.
-        faults: all of them; empty means that every byte is accounted for.
+        output: the folder. source: the draft that it was made from.
+        scheme: the scheme that the folder declares; None if it declares nothing.
+        rule: what was demanded of quantized values and scales; None where nothing could be read.
+        kept: number of tensors that were compared byte by byte.
+        quantized: number of linears that were decoded and compared.
+        bytes_compared: bytes of source and folder together.
+        linears: what was found of each quantized linear.
+        source_sha256: source tensor -> hash. output_sha256: output tensor -> hash.
+        faults: everything that is wrong; empty means that every byte is accounted for.
         dropped: source tensors that the recipe leaves to the target.
-        dropped_shown: they were compared with the target's, byte for byte, in this verification.
-        retuned: the target taught the draft: that its linears are those of the source is not shown,
-            only that they are those recorded.
+        dropped_shown: these were compared with the target's tensors in this verification.
+        retuned: the draft was fine-tuned after quantization: its linears are those that were
+            recorded, which need not be those of the source.
     """
 
     output: str

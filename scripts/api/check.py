@@ -109,9 +109,9 @@ class CheckReport(Brief):
     """What an engine does with a draft.
 
     Attributes:
-        answer: the engine's, of the repaired copy where one was written.
-        before: of the draft as given.
-        repaired: None without `fix`.
+        answer: the engine's answer; of the repaired copy, where one was written.
+        before: the engine's answer for the draft as it was given.
+        repaired: what was repaired, and where the copy is; None without `fix=True`.
     """
 
     answer: EngineCheck
@@ -150,7 +150,7 @@ class CheckReport(Brief):
 
 @verb(CheckSettings)
 def check(settings: CheckSettings) -> CheckReport:
-    """Predict what an engine does with a draft, quantized or not; runs no engine, needs no GPU.
+    """Predict what an engine does with a draft, quantized or not. No engine and no GPU is needed.
 
     Example:
         >>> answer = dq.check("OUT", "vllm", arch="h200")
@@ -158,11 +158,12 @@ def check(settings: CheckSettings) -> CheckReport:
         ('LOADS', None)
 
     Returns:
-        The engine's answer, with its reasons and what to do.
+        The engine's answer (LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN), the reasons, and what to
+        do.
 
     Raises:
-        CheckpointError: no draft can be read there, or there is no such engine or GPU.
-        OutputError: the repaired copy's folder exists or cannot be written.
+        CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
+        OutputError: the folder of the repaired copy exists already or cannot be written.
     """
     if settings.fix and settings.out is not None:
         check_output(Path(settings.out))

@@ -96,13 +96,14 @@ class CompareSettings(OnTracesSettings):
 
 @verb(CompareSettings)
 def compare(settings: CompareSettings) -> "reports.ComparisonReport":
-    """Compare several drafts on the same prompts: which one for your traffic?
+    """Compare several drafts on the same prompts, to find out which one suits your traffic.
 
     Returns:
-        Acceptance lengths and changes against the first, with intervals that hold together.
+        The acceptance length of every draft, and the relative change between every two drafts, over
+        all prompts and in each category. All intervals hold together at the given confidence.
 
     Raises:
-        DraftQuantError: a draft, the traces or a file cannot be read, or they are not of the same
+        DraftQuantError: a draft, the traces or a file cannot be read, or they do not have the same
             prompts.
     """
     from ...validate.comparison import draft_comparison

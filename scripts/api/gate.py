@@ -147,13 +147,15 @@ def gate(
         True
 
     Returns:
-        The verdict and all that it rests on: of one comparison, of two where the target taught the
-        draft, or of everything that was given beside traces or instead of them.
+        The verdict with all its evidence. It is a `GateReport` for one comparison, a
+        `RetunedReport` for a draft that was fine-tuned after quantization, and a `JointReport`
+        where measurements or parity were judged beside traces. Each writes its page, Markdown,
+        JUnit and JSON by methods.
 
     Raises:
-        GateError: the drafts do not belong together, or a limit is none.
-        DraftQuantError: see `replay`; a file is no measurement or no report of parity; a report
-            file cannot be written.
+        GateError: the drafts do not belong together, or a limit is out of its range.
+        DraftQuantError: a draft, the traces, a measurement or a parity report cannot be read, they
+            do not fit each other or do not fit in memory, or a report file cannot be written.
     """
     return judged(settings).report
 

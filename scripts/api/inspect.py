@@ -37,16 +37,17 @@ class InspectSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Inspection(Brief):
-    """What is known of a draft by its headers and config.json.
+    """What the headers and the config.json of a draft say.
 
     Attributes:
         draft: family, geometry and tensors.
-        lints: what trainers and engines are known to read differently.
-        retuned: its target taught it.
-        half_ratios: of each linear that reads the concat input; empty of a quantized draft.
-        bytes_after: built-in recipe -> tensor bytes of its result, or why it does not fit; empty of
-            a quantized draft.
-        audit: of a draft that is stored quantized; None of a plain one.
+        lints: settings that trainers and engines are known to read differently.
+        retuned: the draft was fine-tuned after quantization.
+        half_ratios: for each linear that reads the concatenated input, how the halves' ranges
+            differ; empty for a quantized draft.
+        bytes_after: built-in recipe -> bytes of the tensors of its result, or why it does not fit;
+            empty for a quantized draft.
+        audit: quantized values and scales of a quantized draft; None for an unquantized one.
     """
 
     draft: Draft
@@ -78,14 +79,15 @@ class Inspection(Brief):
 
 @verb(InspectSettings)
 def inspect(settings: InspectSettings) -> Inspection:
-    """Say what a draft is, what recipes make of it, and what could hurt.
+    """Describe a draft: its family, its size under each recipe, and settings that are misread.
 
     Returns:
-        Its family and tensors, bytes after each built-in recipe, and lints; of a draft that is
-        stored quantized an audit of its codes and scales.
+        Family, geometry and tensors, the bytes after each built-in recipe, and lints. For a
+        quantized draft an audit of its quantized values and scales takes the place of the recipes.
 
     Raises:
-        CheckpointError: no draft can be read there, or its declaration is not understood.
+        CheckpointError: the folder holds no draft, or declares a quantization that is not
+            understood.
     """
     checkpoint = resolve_draft(str(settings.draft), settings.subtree).checkpoint()
     return _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)

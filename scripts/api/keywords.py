@@ -6,6 +6,7 @@ Options of engines and of other tools stay as they are.
 """
 
 import collections.abc
+import functools
 import importlib
 import re
 import typing
@@ -114,6 +115,12 @@ class Keywords:
         return " ".join((f"{name}({', '.join(arguments)})", *words))
 
 
+def explain(function: Any) -> None:
+    """Say in the documentation of a verb, too, options as keywords; all verbs are there by then."""
+    function.__doc__ = Keywords(function.__name__, function.settings)(function.__doc__)
+
+
+@functools.cache
 def keywords_of(settings: type[Settings]) -> Mapping[str, Keyword]:
     """What a command line calls an option of these settings -> the keyword that it is."""
     hints = typing.get_type_hints(settings)
@@ -149,6 +156,7 @@ def _verbs() -> Mapping[str, Any]:
     return {name: getattr(api, name) for name in api.VERBS}
 
 
+@functools.cache
 def _all_keywords() -> Mapping[str, Keyword]:
     """The options of all verbs; of one name the first."""
     found: dict[str, Keyword] = {}
@@ -157,6 +165,7 @@ def _all_keywords() -> Mapping[str, Keyword]:
     return found
 
 
+@functools.cache
 def _command() -> re.Pattern[str]:
     """Commands, and the words behind them that may be their arguments."""
     names = sorted({*_spelled(_verbs())}, key=len, reverse=True)

@@ -31,11 +31,12 @@ class PlanSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PlanReport(Brief):
-    """A plan, which was made of headers alone.
+    """What a recipe would do to a draft, found out from headers alone.
 
     Attributes:
-        loads: what each known engine does with the result on each of its GPUs.
-        warnings: what the command line says of this plan on stderr.
+        plan: every tensor with its rule, its action and its bytes.
+        loads: what each known engine does with the result, on each of its GPUs.
+        warnings: what the command line prints as warnings.
     """
 
     plan: Plan
@@ -62,10 +63,11 @@ class PlanReport(Brief):
 
 @verb(PlanSettings)
 def plan(settings: PlanSettings) -> PlanReport:
-    """Say what a recipe would do to every tensor of a draft. Nothing is written.
+    """Show what a recipe would do to every tensor of a draft. Nothing is written.
 
     Returns:
-        Each tensor with its rule, action and bytes, and where the result would load.
+        Each tensor with its rule, its action and its bytes, and which engines would load the
+        result.
 
     Raises:
         DraftQuantError: the draft or the recipe cannot be read, or they do not fit each other.

@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PushReport(Brief):
-    """What was uploaded, or would be.
+    """What was uploaded, or what a dry run would upload.
 
     Attributes:
+        repository: the Hub id.
+        private: whether only its owner may see it.
         files: name -> bytes.
         verified: every byte was compared with the source in this run.
-        engines: what each known engine does with the folder on each of its GPUs.
-        upload: None of a dry run.
-        warnings: what the command line prints on stderr of this run.
+        engines: what each known engine does with the folder, on each of its GPUs.
+        upload: the commit on the Hub; None for a dry run.
+        warnings: what the command line prints as warnings.
     """
 
     repository: str
@@ -91,10 +93,10 @@ class PushSettings(Settings):
 
 @verb(PushSettings)
 def push(settings: PushSettings) -> PushReport:
-    """Upload a quantized draft: nothing that does not verify, and never over something else.
+    """Upload a quantized draft to the Hub, after verifying it. Nothing there is overwritten.
 
-    The token is the one that huggingface_hub finds: HF_TOKEN, or what `hf auth login` stored. A run
-    that was cut short goes on where it was.
+    The token is the one that huggingface_hub finds: the variable HF_TOKEN, or what `hf auth login`
+    stored. An interrupted upload continues when the call is repeated.
 
     Example:
         >>> import pathlib
@@ -104,12 +106,14 @@ def push(settings: PushSettings) -> PushReport:
         True
 
     Returns:
-        What was uploaded, or would be.
+        What was uploaded, or what would be uploaded by a dry run.
 
     Raises:
-        VerifyError: the folder does not verify, or there is nothing to verify it against.
-        HubError: it has no card; no token, right or network; the repository holds something else.
-        CheckpointError: the folder holds what cannot be uploaded, or is not what was signed.
+        VerifyError: the folder does not verify, or no source was given to verify it against.
+        HubError: the folder has no card; there is no token, no permission or no network; or the
+            repository holds other files of the same names.
+        CheckpointError: the folder holds files that cannot be uploaded, or differs from what was
+            signed.
     """
     place, repository, watch = Path(settings.folder), settings.repository, settings.watch
     if not is_hub_id(repository) or "@" in repository:

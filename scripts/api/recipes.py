@@ -60,9 +60,10 @@ class ListedRecipe(Brief):
     """A built-in recipe.
 
     Attributes:
-        aliases: other names, after GPUs.
-        emulated_on: GPUs where its result loads that neither multiply nor widen its 4-bit floats:
-            slower than BF16, see docs/estimate.md.
+        recipe: the resolved recipe.
+        aliases: its other names.
+        emulated_on: architectures of GPUs that load the result but have no instructions for its
+            4-bit floats; a draft is slower there than in BF16.
     """
 
     recipe: Recipe
@@ -86,14 +87,14 @@ class ListedRecipe(Brief):
 
 @verb(RecipesListSettings)
 def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
-    """List the built-in recipes, those of a GPU, an engine or a family if asked.
+    """List the built-in recipes: all, or those for a GPU, an engine or a family of drafts.
 
     Returns:
-        The recipes by name. Where there is none, the watch is told why.
+        The recipes by name. An empty list is explained in the log.
 
     Raises:
-        RecipeError: there is no such family.
-        CheckpointError: there is no such GPU.
+        RecipeError: there is no family of this name.
+        CheckpointError: there is no GPU of this name.
     """
     arch = architecture(settings.arch) if settings.arch else None
     families = [each.name for each in FAMILIES]
@@ -113,26 +114,26 @@ def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
 
 @verb(RecipeSettings)
 def recipes_show(settings: RecipeSettings) -> Recipe:
-    """Resolve one recipe: what is hashed and stored.
+    """Resolve a recipe: its own keys, and those of the recipe that it extends.
 
     Returns:
-        The recipe; `recipe_sha256` of it is its hash.
+        The recipe as it is hashed and recorded.
 
     Raises:
-        RecipeError: there is no such recipe, or its file is wrong.
+        RecipeError: there is no recipe of this name, or the recipe is wrong.
     """
     return named_recipe(settings.recipe, settings.watch)
 
 
 @verb(RecipeSettings)
 def recipes_check(settings: RecipeSettings) -> Recipe:
-    """Check a recipe file, and report every problem of it.
+    """Check a recipe, and report every problem of it at once.
 
     Returns:
-        The recipe, which is good.
+        The resolved recipe.
 
     Raises:
-        RecipeError: says all that is wrong, with lines.
+        RecipeError: the recipe is wrong; the error names every problem with its line or key.
     """
     return named_recipe(settings.recipe, settings.watch)
 

@@ -24,7 +24,12 @@ class ReportSettings(Pages):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WrittenReport(Brief):
-    """What the gate found, and the files that were written of it."""
+    """A report of the gate that was read, and the files that were written of it.
+
+    Attributes:
+        document: the report.
+        written: the files.
+    """
 
     document: "reports.Document"
     written: tuple[Path, ...]
@@ -36,13 +41,14 @@ class WrittenReport(Brief):
 
 @verb(ReportSettings)
 def report(settings: ReportSettings) -> WrittenReport:
-    """Write the gate's JSON as a page, as Markdown, as JUnit.
+    """Write a report of the gate as a page, as Markdown, or as JUnit.
 
     Returns:
-        What the gate found, and the files that were written of it.
+        The report that was read, and the files that were written.
 
     Raises:
-        DraftQuantError: it is no report of the gate, or a file cannot be written; then none is.
+        DraftQuantError: the file is not a report of the gate, or a file cannot be written; then no
+            file is written.
     """
     from ...validate.report.document import read_report
 

@@ -85,12 +85,12 @@ class VerifySettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(Brief):
-    """What was found of a folder.
+    """What verifying a folder found.
 
     Attributes:
-        comparison: how it compares with its source; None where no source was given.
-        signature: whose it is; None where nobody asked.
-        signed: what was signed; None where nobody asked, or where a byte is wrong.
+        comparison: how the folder compares with its source; None where no source was given.
+        signature: who signed the folder; None where no key was given.
+        signed: what was signed in this run; None where no key was given, or where a byte is wrong.
     """
 
     comparison: "VerifyReport | None"
@@ -140,13 +140,13 @@ def verify(settings: VerifySettings) -> Verification:
         (True, ())
 
     Returns:
-        What was found, faults too: a wrong byte is no exception.
+        What was found. A wrong byte is a fault of the report, not an exception.
 
     Raises:
-        CheckpointError: the source is not an unquantized draft; the output is no checkpoint at all;
-            a key is none, or model-signing is not installed.
-        OutputError: what is to be signed is a Hub id, is signed already, or cannot be written.
-        DeclarationError: another tool's folder declares what is not supported: that is no verdict.
+        CheckpointError: the source is not an unquantized draft, the folder is not a checkpoint, a
+            file is not a key, or the package model-signing is not installed.
+        OutputError: the folder to sign is a Hub id, is signed already, or cannot be written.
+        DeclarationError: the folder of another tool declares a quantization that is not supported.
     """
     report = signature = signed = None
     if settings.verify_signature:

@@ -25,6 +25,7 @@ from .scripts.api.dequantize import dequantize
 from .scripts.api.estimate import estimate
 from .scripts.api.gate import gate
 from .scripts.api.inspect import inspect
+from .scripts.api.keywords import explain
 from .scripts.api.measure import measure
 from .scripts.api.parity_divergence import parity_divergence
 from .scripts.api.parity_draft import parity_draft
@@ -196,6 +197,9 @@ __all__ = [
     "verify",
 ]
 
+
+for _name in VERBS:
+    explain(globals()[_name])
 
 if not TYPE_CHECKING:  # who checks types would believe that every name is there
 

@@ -87,15 +87,19 @@ class DraftName:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ComparisonReport(Paged):
-    """What was found.
+    """How several drafts compare on the same prompts.
 
     Attributes:
         counted_by: how acceptance was counted, in words.
-        drafts: the baseline first. traffic: share of the output tokens by category.
-        confidence: of all intervals together. confidence_of_each: of one alone.
-            bonferroni_of_each: what it would be without regard to correlations.
-        scopes: the whole first, then categories by name.
-        warnings: sentences without a full stop.
+        num_draft_tokens: tokens drafted per verify step (K).
+        drafts: the compared drafts, the baseline first.
+        traffic: category -> its share of the output tokens; empty where prompts count as they are.
+        method: how the intervals were computed, in words.
+        confidence: the confidence of all intervals together, between 0.5 and 1.
+        confidence_of_each: the confidence of one interval alone.
+        bonferroni_of_each: the same if correlations were ignored.
+        scopes: the changes over all prompts first, then in each category, by name.
+        warnings: what a reader has to know, one sentence each.
     """
 
     counted_by: str
@@ -111,12 +115,12 @@ class ComparisonReport(Paged):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the drafts."""
+        """The names of the drafts."""
         return tuple(draft.name for draft in self.drafts)
 
     @property
     def whole(self) -> Scope:
-        """The traffic, or all prompts."""
+        """The changes for the given traffic, or over all prompts."""
         return self.scopes[0]
 
     @property

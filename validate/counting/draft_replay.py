@@ -80,13 +80,15 @@ class TraceFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DraftReplay(Brief):
-    """One draft over all prompts of a trace folder.
+    """What the target would have accepted of one draft, over all prompts of a trace folder.
 
     Attributes:
-        name: the draft. num_draft_tokens: K. draft_sampling: how it proposes.
-        traces: the same for all drafts of a call.
-        prompts: in the order of the traces.
-        first_step: against the first draft replayed; that draft agrees with itself.
+        name: the draft.
+        num_draft_tokens: tokens drafted per verify step (K).
+        draft_sampling: how the draft chooses its proposals.
+        traces: facts about the traces, the same for all drafts of a call.
+        prompts: the counts of each prompt, in the order of the traces.
+        first_step: how often the first proposed token is that of the first draft of the call.
     """
 
     name: str
@@ -98,17 +100,17 @@ class DraftReplay(Brief):
 
     @property
     def text(self) -> TextFigures:
-        """Of the traces."""
+        """Figures of the recorded text."""
         return self.traces.text
 
     @property
     def counts(self) -> AcceptanceCounts:
-        """Pooled over the prompts."""
+        """Counts of the verify steps, pooled over the prompts."""
         return pooled((p.counts for p in self.prompts), self.num_draft_tokens)
 
     @property
     def every_position(self) -> AcceptanceCounts:
-        """Pooled over the prompts; see `PromptReplay.every_position`."""
+        """Counts of drafting at every position of the output, pooled over the prompts."""
         return pooled((p.every_position for p in self.prompts), self.num_draft_tokens)
 
     @override

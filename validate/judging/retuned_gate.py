@@ -66,7 +66,7 @@ class RetunedRecord(Published):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Of both, each once."""
+        """The warnings of both comparisons, each once."""
         both = (*self.against_tuned.warnings, *self.against_bf16.warnings)
         return tuple(dict.fromkeys(both))
 
@@ -93,11 +93,11 @@ class RetunedRecord(Published):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RetunedReport(RetunedRecord):
-    """What was judged, with what no report keeps.
+    """The verdict on a draft that was fine-tuned after quantization, in two comparisons.
 
     Attributes:
-        training: what fine-tuning changed without quantization, from the released BF16 draft to
-            the control.
+        training: what fine-tuning changed without quantization, from the released BF16 draft to the
+            control.
     """
 
     training: PairedChange | None

@@ -88,13 +88,16 @@ class SpeedFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SpeedReport(Brief):
-    """Everything that was measured of a matrix.
+    """How fast each variant of a matrix of servers is.
 
     Attributes:
-        engine: with its version. model: as the server calls its target.
-        undrafted: variant without a draft. baseline: first with one. None = there is none.
-        figures: by concurrency, then in the order of the variants.
-        num_prompts: distinct ones. warnings: a sentence each.
+        engine: the engine with its version.
+        model: the target, as the server calls it.
+        undrafted: the variant without a draft; None where there is none.
+        baseline: the first variant with a draft; None where there is none.
+        num_prompts: number of distinct prompts.
+        figures: the figures, by concurrency, then in the order of the variants.
+        warnings: what a reader has to know, one sentence each.
     """
 
     engine: str
@@ -107,12 +110,12 @@ class SpeedReport(Brief):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names in order."""
+        """The names of the variants, in order."""
         return tuple(dict.fromkeys(one.variant for one in self.figures))
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
-        """In order."""
+        """How many sequences were served at once, in order."""
         return tuple(dict.fromkeys(one.concurrency for one in self.figures))
 
     def of(self, variant: str, concurrency: int) -> SpeedFigures:

@@ -168,10 +168,12 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Measurement(Brief):
-    """One run over all prompts.
+    """What one server answered to all prompts, in one run.
 
     Attributes:
-        name: for people, mostly the file's. records: in the order of the prompts.
+        name: a name for people, usually that of the file.
+        setup: the server, its draft, and what was asked.
+        records: one record for each request, in the order of the prompts.
     """
 
     name: str

@@ -114,18 +114,22 @@ def read_findings(path: Path) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Findings(Brief):
-    """All that one check found, at least one figure."""
+    """All findings of one parity check, at least one.
+
+    Attributes:
+        findings: the findings, each with an estimate, its bounds, a threshold and a verdict.
+    """
 
     findings: tuple[Finding, ...]
 
     @property
     def verdict(self) -> Verdict:
-        """The worst."""
+        """The worst verdict of all findings."""
         return worst([found.verdict for found in self.findings])
 
     @property
     def exit_code(self) -> int:
-        """Of the command."""
+        """What the command exits with: 0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS."""
         return EXIT_CODES[self.verdict]
 
     @override

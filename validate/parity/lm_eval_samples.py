@@ -50,13 +50,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TaskSamples(Brief):
-    """One task of one run.
+    """The samples of one task of one lm_eval run.
 
     Attributes:
         path: the file.
-        sha256: of its bytes. results_sha256: of those of the results beside it, None without any.
-        items: by filter, then by number; no number twice.
-        higher_is_better: metric -> whether, as the results beside it say.
+        task: the task's name.
+        sha256: hash of the file's bytes.
+        results_sha256: hash of the results file beside it; None where there is none.
+        items: filter -> number of an item -> the item.
+        higher_is_better: metric -> whether a higher value is better, as the results file declares.
     """
 
     path: Path

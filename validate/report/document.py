@@ -71,7 +71,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Document(Brief):
-    """A whole report."""
+    """A report of the gate as it stands in a file.
+
+    Attributes:
+        header: who was judged, by which version and command.
+        judgement: the verdict and all its evidence.
+    """
 
     header: Header
     judgement: Judgement
@@ -83,12 +88,12 @@ class Document(Brief):
 
     @property
     def noise(self) -> ServerNoise | None:
-        """Of the server, where it was measured twice."""
+        """The noise of the server; None where it was measured once."""
         return self.judgement.noise if isinstance(self.judgement, JointReport) else None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of checks of parity."""
+        """The findings of parity checks."""
         return self.judgement.parity if isinstance(self.judgement, JointReport) else ()
 
     @override

@@ -31,16 +31,18 @@ Part = tuple[str, Verdict, str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class JointReport(Published):
-    """All judgements of one candidate: the keys of a report.
+    """The verdict of several judgements of one candidate; the worst one counts.
 
     Attributes:
-        verdict: the worst of all; ANOMALOUS is the worst. reason: of all.
-        action: of the first part that has the verdict of all and an action.
-        warnings: of all, each once; and in what replay and server differ.
-        served: of two measurements; None = none were given.
-        replayed: of two replays; None = no traces were given. One of both there is.
-        noise: of the server; None = the baseline was measured once.
-        parity: findings of checks of parity.
+        verdict: the worst verdict of all; ANOMALOUS is the worst.
+        reason: the reasons of all judgements.
+        action: what to do, from the first judgement that has the verdict of all and an action.
+        exit_code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS.
+        warnings: the warnings of all judgements, and where replay and server differ.
+        served: the comparison of two measurements; None where none were given.
+        replayed: the comparison of two replays; None where no traces were given.
+        noise: the server's own noise; None where the baseline was measured once.
+        parity: the findings of parity checks.
     """
 
     kind: Literal["joint"] = "joint"
@@ -56,7 +58,7 @@ class JointReport(Published):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Each judgement."""
+        """Each judgement: title, verdict, reason and action."""
         return _parts(self.served, self.replayed, self.noise, self.parity)
 
     def problem(self) -> str:

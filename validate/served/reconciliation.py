@@ -28,15 +28,18 @@ from .reconciling_folder import BothDtypes, ReconcilingFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Reconciliation(Brief):
-    """What was served beside what was replayed.
+    """What a server accepted, beside what replay says of the same prompts.
 
     Attributes:
-        near: distance of the draft's logits up to which BF16 may order them either way.
-        max_gap: nats up to which a choice of the target is a near tie.
-        other_draft: the server had other tensors than the replayed draft; None = it is not known.
-        prompts: in the order of the measurement, those that the traces hold.
+        name: the measurement.
+        num_draft_tokens: tokens drafted per verify step (K).
+        near: distance of two logits of the draft up to which BF16 may order them either way.
+        max_gap: difference of two log-probabilities of the target, in nats, up to which its choice
+            is a near tie.
+        other_draft: the server had another draft than the replayed one; None = it is not known.
+        prompts: the compared prompts, in the order of the measurement.
         num_not_recorded: prompts of the measurement that the traces do not hold.
-        num_left_out: prompts that both hold, behind the limit.
+        num_left_out: prompts that both hold and that the limit leaves out.
     """
 
     name: str
@@ -56,9 +59,9 @@ class Reconciliation(Brief):
 
     @property
     def totals(self) -> dict[str, AcceptanceCounts]:
-        """All rounds of the server and of replay, then those of the server that replay can judge.
+        """Verify steps of server and replay: all of them, then those in common text.
 
-        Of the latter what both say: only these two can be held against each other.
+        Only the latter two can be compared with each other.
         """
         columns = {
             "served": (prompt.served for prompt in self.prompts),

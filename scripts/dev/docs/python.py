@@ -4,10 +4,10 @@ import dataclasses
 import importlib
 import inspect
 import re
-import typing
 from collections.abc import Iterator
 from typing import Any
 
+from ...api.keywords import Keywords
 from ...api.option import Option
 from ...api.settings import options_of
 from .markdown import code, page, table, text
@@ -47,9 +47,9 @@ def _function(name: str) -> str:
     verb: Any = getattr(api, name)
     sections = _sections(verb)
     signature = inspect.signature(verb)
-    options = options_of(verb.settings)
+    options, words = options_of(verb.settings), Keywords(name, verb.settings)
     rows = [
-        [code(_spelled(each)), _meaning(options.get(each.name))]
+        [code(_spelled(each)), text(words(_meaning(options.get(each.name))))]
         for each in signature.parameters.values()
     ]
     parts = [f"### {name}", text(sections[""]), table(("argument", "meaning"), rows)]
@@ -70,7 +70,8 @@ def _type(name: str, kind: Any) -> str:
             for field, annotation in shown]  # fmt: skip
     rows += [[code(field), text(meaning)] for field, meaning in meanings.items()]
     for method, function in _methods(kind):
-        rows.append([code(f"{method}()"), text(_sections(function)[""])])
+        call = "" if isinstance(function, property) else "()"
+        rows.append([code(f"{method}{call}"), text(_sections(function)[""])])
     if rows:
         parts.append(table(("field or method", "meaning"), rows))
     return "\n\n".join(part.strip("\n") for part in parts)
@@ -92,7 +93,7 @@ def _attributes(section: str) -> Iterator[tuple[str, str]]:
     """Name and meaning of each attribute; several may stand in one line, after full stops."""
     whole = " ".join(section.split())
     names = list(re.finditer(r"(?:^|(?<=\. )|(?<=\) ))([a-z_0-9]+(?:, [a-z_0-9]+)*): ", whole))
-    ends = [*(each.start() for each in names[1:]), len(whole)]
+    ends = [*(each.start() for each in names), len(whole)][1:]
     for found, end in zip(names, ends, strict=True):
         for name in found[1].split(", "):
             yield name, whole[found.end() : end].strip()
@@ -101,8 +102,7 @@ def _attributes(section: str) -> Iterator[tuple[str, str]]:
 def _fields(kind: Any) -> Iterator[tuple[str, str]]:
     """Fields and properties, with their types."""
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        yield from ((each.name, _kind(hints[each.name])) for each in dataclasses.fields(kind))
+        yield from ((each.name, _kind(each.type)) for each in dataclasses.fields(kind))
 
 
 def _methods(kind: Any) -> Iterator[tuple[str, Any]]:
@@ -133,4 +133,4 @@ def _meaning(option: Option | None) -> str:
     if option is None:
         return "sees how far the run is"
     bounds = f" ({option.bounds})" if option.bounds is not None else ""
-    return text(option.help.replace("%%", "%") + bounds)
+    return option.help.replace("%%", "%") + bounds
