@@ -120,7 +120,6 @@ def explain(function: Any) -> None:
     function.__doc__ = Keywords(function.__name__, function.settings)(function.__doc__)
 
 
-@functools.cache
 def keywords_of(settings: type[Settings]) -> Mapping[str, Keyword]:
     """What a command line calls an option of these settings -> the keyword that it is."""
     hints = typing.get_type_hints(settings)
