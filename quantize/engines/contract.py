@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, Sharding, Stage
+from ..gpus import gpu_name
 from .captured_layers import Captures
 from .declaration import Declaration
 
@@ -222,7 +223,7 @@ class EngineCheck(Brief):
         return {
             "verdict": self.verdict,
             "engine": f"{self.engine} {self.version}",
-            "GPU": self.arch or "any",
+            "GPU": gpu_name(self.arch),
             "why": self.error,
             "remedy": self.remedy,
         }

@@ -7,6 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...quantize.engines.contract import EngineCheck
+from ...quantize.gpus import gpu_name
 from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes.brief import Brief, megabytes
 from . import arguments
@@ -50,7 +51,8 @@ class PlanReport(Brief):
     @override
     def brief(self) -> Mapping[str, object]:
         plan = self.plan
-        where = [f"{one.engine} on {one.arch}" for one in self.loads if one.verdict == "LOADS"]
+        loading = [one for one in self.loads if one.verdict == "LOADS"]
+        where = [f"{one.engine} on {gpu_name(one.arch)}" for one in loading]
         return {
             "recipe": plan.recipe.name,
             "draft": plan.draft.checkpoint.folder,
