@@ -142,6 +142,11 @@ def test_methods_of_a_judgement_give_the_bytes_of_the_command(
     texts = (called.json(), called.html(), called.markdown(), called.junit())
     for name, text in zip(asked.values(), texts, strict=True):
         assert (work / name).read_text(encoding="utf-8") == text
+    read = dq.report(work / "g.json")
+    assert (read.json(), read.html(), read.markdown()) == texts[:3]
+    assert repr(read).startswith(
+        f"<WrittenReport {called.verdict}; draft out; against draft; reason "
+    )
     paths = called.write(html=work / "w.html", junit=work / "w.xml", json=work / "w.json")
     assert [path.name for path in paths] == ["w.html", "w.xml", "w.json"]
     assert (work / "w.html").read_bytes() == (work / "g.html").read_bytes()

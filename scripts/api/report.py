@@ -3,16 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
 
-from ...recipes.brief import Brief
-from . import reports
+from ...recipes.regular_file import read_text
+from ...validate.judging.published import Published
 from .arguments import AnyPath
 from .option import Argument
-from .pages import Pages
+from .pages import Pages, texts_of
 from .verb import verb
+
+if TYPE_CHECKING:
+    from ...validate.report.document import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class ReportSettings(Pages):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class WrittenReport(Brief):
+class WrittenReport(Published):
     """A report of the gate that was read, and the files that were written of it.
 
     Attributes:
@@ -31,7 +34,7 @@ class WrittenReport(Brief):
         written: the files.
     """
 
-    document: "reports.Document"
+    document: "Document"
     written: tuple[Path, ...]
 
     @override
@@ -54,4 +57,5 @@ def report(settings: ReportSettings) -> WrittenReport:
 
     settings.check_pages()
     document = read_report(Path(settings.gate))
-    return WrittenReport(document=document, written=settings.write_pages(document))
+    found = WrittenReport(document=document, written=settings.write_pages(document))
+    return found.with_texts(texts_of(read_text(Path(settings.gate))))

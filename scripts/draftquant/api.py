@@ -50,6 +50,7 @@ from .scripts.api.watch import Bar, ProgressWatch, Watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
+        CalibrateReport,
         CheckReport,
         CleanReport,
         ComparisonReport,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         Measurement,
         MergeReport,
         PlanReport,
+        PushReport,
         QuantizeReport,
         Reconciliation,
         RetunedReport,
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
         Unpickled,
         Verification,
         VerifyReport,
+        WrittenReport,
     )
 
 VERBS = (
@@ -124,6 +127,7 @@ VERBS = (
 __all__ = [
     "VERBS",
     "Bar",
+    "CalibrateReport",
     "CheckReport",
     "CleanReport",
     "ComparisonReport",
@@ -144,6 +148,7 @@ __all__ = [
     "MergeReport",
     "PlanReport",
     "ProgressWatch",
+    "PushReport",
     "QuantizeReport",
     "Recipe",
     "Reconciliation",
@@ -160,6 +165,7 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "Watch",
+    "WrittenReport",
     "calibrate",
     "card",
     "check",
