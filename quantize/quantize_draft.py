@@ -36,7 +36,6 @@ from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.side_files import config_and_index, json_texts
 from .folder_card import CardFacts, least_card
-from .gpus import gpu_name
 from .layouts import get_layout
 from .lints import Lint, fixed_config, output_changes
 from .lints.concat import half_ratios
@@ -78,7 +77,7 @@ class QuantizeReport(Brief):
     def brief(self) -> Mapping[str, object]:
         plan = self.plan
         loading = [one for one in self.loads if one.verdict == "LOADS"]
-        where = [f"{one.engine} on {gpu_name(one.arch)}" for one in loading]
+        where = [f"{one.title} on {one.gpu}" for one in loading]
         return {
             "verified": "verified" if self.verification.ok else "WRONG, not as its source",
             "out": self.out,

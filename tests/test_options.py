@@ -66,8 +66,8 @@ def chosen_prompts(at: str = "", spy: str = "") -> tuple[Row, ...]:
     )
 
 
-def pages() -> tuple[Row, ...]:
-    """Of `Pages`."""
+def pages(beside: str = "") -> tuple[Row, ...]:
+    """Of `Pages`; beside `--log-to` stands what is logged."""
     return (
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
@@ -82,6 +82,14 @@ def pages() -> tuple[Row, ...]:
         ),
         Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
+        Row(
+            "--log-to",
+            "mlflow:file:r",
+            "asked",
+            "mlflow:file:r",
+            "validate.tracking.trackers.find_tracker",
+            beside,
+        ),
     )
 
 
@@ -454,11 +462,11 @@ COMMANDS = (
             **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
         Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
-        *pages(),
+        *pages("--report r.json"),
     ), {
         "scripts.api.gate._judged_drafts": TWO,
         **WRITERS,
-        **stubs(MEASURED, "scripts.api.gate.judge_on_traces",
+        **stubs(MEASURED, PAGES, "scripts.api.gate.judge_on_traces",
                 "validate.served.joint_report.judge_measured",
                 "validate.report.document.document_of",
                 "validate.report.document.document_text", "validate.report.document.parse_report",

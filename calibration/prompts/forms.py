@@ -31,6 +31,8 @@ _IDS = ("id", "question_id", "prompt_id")
 _BESIDE = {*_IDS, "category", "cluster"}
 _SPEED = {"sub_category", "source", "src_id", "difficulty", "multiturn"}
 """What SPEED-Bench says beside its turns."""
+_OF_DATA_SETS = ("query", "input", "content", "problem", "user")
+"""Where data sets of other forms have the user's turn."""
 _OURS = _BESIDE | {"token_ids", "text", "messages"}
 
 
@@ -65,10 +67,12 @@ def read_form(value: Mapping[str, Any]) -> Form:
         raise LineProblem(f"expected one form of prompt, got {', '.join(sorted(value))}")
     allowed, read = _FORMS[marks[0]] if marks else (_OURS, _ours)
     unknown = sorted(value.keys() - allowed)
+    foreign = [key for key in _OF_DATA_SETS if key in unknown]
     if unknown:
         raise LineProblem(
-            f"unknown key {short(unknown[0])}; known: {', '.join(sorted(allowed))}; forms:"
-            f" token_ids, text, messages, {', '.join(_FORMS)}"
+            f"unknown key {short((foreign or unknown)[0])}; known: {', '.join(sorted(allowed))};"
+            f" forms: token_ids, text, messages, {', '.join(_FORMS)}",
+            f"name the key that holds the prompt: --prompts-column {foreign[0]}" if foreign else "",
         )
     found = next((value[key] for key in _IDS if key in value), None)
     named = str(found) if type(found) is int else found

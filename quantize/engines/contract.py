@@ -13,12 +13,17 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, Sharding, Stage
-from ..gpus import gpu_name
 from .captured_layers import Captures
 from .declaration import Declaration
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+TITLES: Mapping[EngineName, str] = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+}
+"""How people write the names of engines."""
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
 
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
@@ -189,14 +194,17 @@ class EngineCheck(Brief):
     Attributes:
         engine: vllm, sglang or tensorrt-llm.
         version: the engine's version.
-        arch: the GPU architecture, such as sm90 (H200); None = all known ones agree.
+        arch: the GPU architecture, such as sm90; None = all known ones agree.
         tp: number of tensor-parallel shards.
         verdict: LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN.
         evidence: how this is known.
-        error: the engine's own text where it refuses, otherwise what goes wrong or is unknown.
+        gpu: the GPUs that the answer is for, with their architectures, as the user calls them.
+        error: why it does not load, in a sentence; where the engine refuses, its own text follows
+            in brackets.
         remedy: what to do; None where the draft loads.
         layers: the layers that the engine builds; empty where it stops before.
         launch: the command that serves the draft.
+        launch_note: what a flag of that command does, where its name misleads.
         findings: everything that was found, the decisive finding first.
         captures: the target's layers that the engine hands to the draft, by its default runner
             first.
@@ -207,6 +215,7 @@ class EngineCheck(Brief):
     engine: EngineName
     version: str
     arch: str | None
+    gpu: str
     tp: int
     verdict: Verdict
     evidence: str
@@ -214,16 +223,22 @@ class EngineCheck(Brief):
     remedy: str | None = None
     layers: tuple[Layer, ...] = ()
     launch: str | None = None
+    launch_note: str | None = None
     findings: tuple[Finding, ...] = ()
     captures: Captures = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The engine and its version, as people write them."""
+        return f"{TITLES[self.engine]} {self.version}"
 
     @override
     def brief(self) -> Mapping[str, object]:
         return {
             "verdict": self.verdict,
-            "engine": f"{self.engine} {self.version}",
-            "GPU": gpu_name(self.arch),
+            "engine": self.title,
+            "GPU": self.gpu,
             "why": self.error,
             "remedy": self.remedy,
         }

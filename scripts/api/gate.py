@@ -124,6 +124,12 @@ class GateSettings(GateOnTracesSettings, Pages):
                 "expected --measured A B beside it",
                 fix="add the two measurements",
             )
+        if self.log_to is not None and self.report is None:
+            raise GateError(
+                "--log-to",
+                "logs the report file, and none is asked for",
+                fix="add --report F.json, from which 'draftquant report' can log it again",
+            )
         idle = [name for name in OF_TRACES if getattr(self, name) is not None]
         if missing and idle:
             raise GateError(
@@ -155,7 +161,8 @@ def gate(
     Raises:
         GateError: the drafts do not belong together, or a limit is out of its range.
         DraftQuantError: a draft, the traces, a measurement or a parity report cannot be read, they
-            do not fit each other or do not fit in memory, or a report file cannot be written.
+            do not fit each other or do not fit in memory, a report file cannot be written, or a
+            tracker does not take the run (the report files are written then).
     """
     return judged(settings).report
 
@@ -207,7 +214,8 @@ def judged(settings: GateSettings) -> Judged:
     text = document_text(document)
     if report_file or settings.wants_pages:
         beside = {report_file: text} if report_file else {}
-        settings.write_pages(parse_report(text, "gate"), beside=beside)
+        found = parse_report(text, "gate")
+        settings.log(found, settings.write_pages(found, beside=beside))
     report = report.with_texts(texts_of(text))
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 

@@ -7,7 +7,6 @@ from typing import Any
 from typing_extensions import override
 
 from ...quantize.engines.contract import EngineCheck
-from ...quantize.gpus import gpu_name
 from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes.brief import Brief, megabytes
 from . import arguments
@@ -52,7 +51,7 @@ class PlanReport(Brief):
     def brief(self) -> Mapping[str, object]:
         plan = self.plan
         loading = [one for one in self.loads if one.verdict == "LOADS"]
-        where = [f"{one.engine} on {gpu_name(one.arch)}" for one in loading]
+        where = [f"{one.title} on {one.gpu}" for one in loading]
         return {
             "recipe": plan.recipe.name,
             "draft": plan.draft.checkpoint.folder,

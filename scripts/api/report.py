@@ -51,11 +51,13 @@ def report(settings: ReportSettings) -> WrittenReport:
 
     Raises:
         DraftQuantError: the file is not a report of the gate, or a file cannot be written; then no
-            file is written.
+            file is written. Or a tracker does not take the run; then the files are written.
     """
     from ...validate.report.document import read_report
 
     settings.check_pages()
     document = read_report(Path(settings.gate))
-    found = WrittenReport(document=document, written=settings.write_pages(document))
+    written = settings.write_pages(document)
+    settings.log(document, (Path(settings.gate), *written))
+    found = WrittenReport(document=document, written=written)
     return found.with_texts(texts_of(read_text(Path(settings.gate))))

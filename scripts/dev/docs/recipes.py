@@ -5,6 +5,7 @@ import itertools
 import typing
 from collections.abc import Iterator
 
+from ....quantize.engines.contract import TITLES
 from ....quantize.gpus import gpu_names
 from ....quantize.layouts import get_layout
 from ....recipes import Recipe, built_in_recipes, load_recipe
@@ -13,7 +14,7 @@ from ....recipes.refused import REFUSED
 from ....recipes.schema import ActivationFormat, LayoutName, WeightFormat
 from .markdown import code, page, table, text
 
-_NONE = "no stock engine"
+_NONE = "no engine without the draftquant plugin"
 _SCALES = {None: "dtype of the weight, or float16", "U8": "U8, an exponent of two"}
 
 
@@ -53,7 +54,8 @@ def _loading(recipes: list[Recipe]) -> Iterator[list[str]]:
         if not recipe.loads_on:
             yield [code(recipe.name), _NONE, "", ""]
         for place in recipe.loads_on:
-            yield [code(recipe.name), place.engine, gpu_names(place.arch), ", ".join(place.family)]
+            engine, gpus = TITLES[place.engine], gpu_names(place.arch)
+            yield [code(recipe.name), engine, gpus, ", ".join(place.family)]
 
 
 def formats_page() -> str:
