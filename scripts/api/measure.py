@@ -17,7 +17,7 @@ from .option import Option, spelling
 from .prompt_settings import ChosenPrompts
 from .settings import options_of
 from .verb import verb
-from .watch import Bar, Watch
+from .watch import Bar, Watch, beyond_kept
 
 if TYPE_CHECKING:
     from ...validate.launch.launch import Cell
@@ -231,7 +231,7 @@ class _Teller:
 
     def __init__(self, bar: Bar, watch: Watch, concurrency: int) -> None:
         self._bar, self._watch = bar, watch
-        self._concurrency = concurrency
+        self._show, self._concurrency = beyond_kept(bar), concurrency
         self._has_begun = False
 
     def __call__(self, progress: "Progress") -> None:
@@ -240,7 +240,7 @@ class _Teller:
             self._say(progress)
         if progress.counts is not None and progress.counts.num_steps:
             self._bar.label(f"measure {progress.counts.mean_acceptance_length:.3f}")
-        self._bar.set(progress.num_done, progress.num_prompts)
+        self._show(progress.num_done, progress.num_prompts)
 
     def _say(self, progress: "Progress") -> None:
         setup = progress.setup
@@ -278,7 +278,8 @@ def _launched(settings: MeasureSettings) -> "reports.SpeedReport":
 
     def measure_cell(cell: "Cell", out: Path) -> None:
         with settings.watch.bar(cell.name, len(measurer.prompts)) as bar:
-            measurer.measure(cell, out, lambda seen: bar.set(seen.num_done, seen.num_prompts))
+            show = beyond_kept(bar)
+            measurer.measure(cell, out, lambda seen: show(seen.num_done, seen.num_prompts))
 
     launch_matrix(
         matrix,

@@ -1,6 +1,7 @@
 """`record`: what a target does on prompts, for calibration and replay."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from . import reports
 from .opening import folder_of
 from .record_settings import RecordSettings
 from .verb import verb
+from .watch import Unit, beyond_kept
 
 if TYPE_CHECKING:
     import torch
@@ -56,12 +58,17 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
         plan = _vllm_plan(settings, how, fitted)
         return plan.setup(Path(settings.shared), dict(settings.engine_args or {})).command()
     assert settings.out is not None  # likewise
-    with settings.watch.bar("record", len(fitted.prompts)) as bar:
+    unit: Unit = "items" if settings.engine == "vllm" else "work"
+    turns = itertools.count(1)
+    with settings.watch.bar("record", len(fitted.prompts), unit) as bar:
 
         def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
             by = _by_vllm if settings.engine == "vllm" else _by_transformers
             these = dataclasses.replace(fitted, prompts=tuple(some))
-            return by(settings, how, these, folder, bar.set)
+            if settings.turns == "all":
+                bar.phase(f"record turn {next(turns)}", len(some), unit)
+            show = beyond_kept(bar) if settings.engine == "vllm" else bar.set
+            return by(settings, how, these, folder, show)
 
         if settings.turns == "all":
             return _all_turns(settings, fitted.prompts, records)
