@@ -1,4 +1,4 @@
-"""Recipes: what becomes of each tensor of a draft, as data. Imports nothing else of draftquant."""
+"""Recipes say, as data, what becomes of each tensor of a draft. Imports no other package."""
 
 from .errors import DraftQuantError, RecipeError
 from .expectations import Expectation, GateChoice

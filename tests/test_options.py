@@ -66,8 +66,8 @@ def chosen_prompts(at: str = "", spy: str = "") -> tuple[Row, ...]:
     )
 
 
-def pages() -> tuple[Row, ...]:
-    """Of `Pages`."""
+def pages(beside: str = "") -> tuple[Row, ...]:
+    """Of `Pages`; beside `--log-to` stands what is logged."""
     return (
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
@@ -82,6 +82,14 @@ def pages() -> tuple[Row, ...]:
         ),
         Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
+        Row(
+            "--log-to",
+            "mlflow:file:r",
+            "asked",
+            "mlflow:file:r",
+            "validate.tracking.trackers.find_tracker",
+            beside,
+        ),
     )
 
 
@@ -454,11 +462,11 @@ COMMANDS = (
             **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
         Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
-        *pages(),
+        *pages("--report r.json"),
     ), {
         "scripts.api.gate._judged_drafts": TWO,
         **WRITERS,
-        **stubs(MEASURED, "scripts.api.gate.judge_on_traces",
+        **stubs(MEASURED, PAGES, "scripts.api.gate.judge_on_traces",
                 "validate.served.joint_report.judge_measured",
                 "validate.report.document.document_of",
                 "validate.report.document.document_text", "validate.report.document.parse_report",
@@ -483,8 +491,9 @@ COMMANDS = (
              f"{COMPARED}.load_for_replay", f"{COMPARED}.replay_loaded",
              "validate.comparison.sources.of_replays",
              "validate.comparison.draft_comparison.compare",
-             "validate.comparison.comparison_page.page", "validate.comparison.comparison_page.plot",
-             "validate.charts.svg.standalone", "validate.report.document.document_text",
+             "validate.comparison.comparison_page.page",
+             "validate.comparison.comparison_page.drawing",
+             "validate.comparison.draft_comparison.text_of",
              "scripts.commands.compare._print")),
     Command("report G.json", "validate.report.document.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),

@@ -6,6 +6,7 @@ It knows the target; of drafts it knows only which layers they read and how they
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def record_traces(
             embeddings of the recorded tokens and of these. None = carry no tables.
         too_long: prompts that were left out or cut before, for trace.json.
         dataset: that the prompts were taken out of, for trace.json.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work) whenever the target has run; see `_Work`.
 
     Returns:
         The written folder, opened. Two runs with the same arguments write the same bytes.
@@ -100,7 +101,8 @@ def record_traces(
         ids = chosen_layers(aux_layer_ids, fuse_with, shape)
         spec = feature_spec(shape, ids, fuse_with, dtype)
         last_state = fuse_with is not None and not fuse_with.geometry.reads_layers
-        done = 0
+        batches = list(_batches(prompts, batch_size))
+        work = _Work(prompts, batches, max_new_tokens, on_progress)
         with (
             trace_output(
                 out,
@@ -117,15 +119,49 @@ def record_traces(
             ) as writer,
             _Recorder(model, layers, ids, decoding, last_state=last_state) as recorder,
         ):
-            for positions in _batches(prompts, batch_size):
+            for positions in batches:
                 batch = [prompts[i] for i in positions]
-                for position, trace in zip(
-                    positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
-                ):
+                found = recorder.run(batch, max_new_tokens, fuse_with, work.ran)
+                for position, trace in zip(positions, found, strict=True):
                     writer.add(trace, position=position)
-                done += len(batch)
-                on_progress(done, len(prompts))
+                work.end_batch()
     return TraceFolder.open(out)
+
+
+class _Work:
+    """How much a recording has computed of what it will at most, in tokens.
+
+    A run of the target on few tokens takes about as long as one on `_LEAST` more: it reads all the
+    weights. So a batch of one prompt is no thirty-second part of a batch of 32.
+    """
+
+    _LEAST = 32
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        batches: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        def work(batch: Sequence[int]) -> int:
+            fed = len(batch) * (len(prompts[batch[0]].token_ids) + max_new_tokens - 1)
+            return max_new_tokens * self._LEAST + fed
+
+        self._until = list(accumulate(map(work, batches)))
+        self._total, self._done = self._until[-1], 0
+        self._on_progress = on_progress
+
+    def ran(self, num_tokens: int) -> None:
+        """The target ran on so many."""
+        self._done += self._LEAST + num_tokens
+        if self._done < self._until[0]:  # whose last run is its end
+            self._on_progress(self._done, self._total)
+
+    def end_batch(self) -> None:
+        """What was not needed, because every prompt of the batch ended earlier, is done too."""
+        self._done = self._until.pop(0)
+        self._on_progress(self._done, self._total)
 
 
 @dataclass(slots=True)
@@ -184,9 +220,13 @@ class _Recorder:
 
     @torch.inference_mode()
     def run(
-        self, prompts: Sequence[Prompt], max_new_tokens: int, fuse_with: LoadedDraft | None
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        fuse_with: LoadedDraft | None,
+        on_run: Callable[[int], None],
     ) -> Iterator[PromptTrace]:
-        """Continue prompts of equal length together."""
+        """Continue prompts of equal length together; `on_run` hears of how many tokens ran."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config)
@@ -198,6 +238,7 @@ class _Recorder:
         chosen: list[ChosenTokens] = []
         for _ in range(max_new_tokens):
             fed.extend(self._feed(unread, cache))
+            on_run(unread.numel())
             chosen.append(chooser.choose(fed[-1].last_logits).cpu())
             unread = chosen[-1].token_ids[:, None]
             token_ids = torch.cat((token_ids, unread), dim=1)

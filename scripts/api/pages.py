@@ -17,6 +17,7 @@ from .option import Option
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from ...validate.judging.published import Texts
     from ...validate.report.document import Document
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -30,10 +31,14 @@ class Pages(Settings):
     """Which report files a verb writes for people and for CI, beside its result."""
 
     html: Annotated[
-        AnyPath | None, Option("write the report as one self-contained page", "F.html")
+        AnyPath | None, Option("write the report as a self-contained HTML page", "F.html")
     ] = None
-    markdown: Annotated[AnyPath | None, Option("write it for a pull request", "F.md")] = None
-    junit: Annotated[AnyPath | None, Option("write it as test cases for CI", "F.xml")] = None
+    markdown: Annotated[
+        AnyPath | None, Option("write the report as Markdown, for a pull request", "F.md")
+    ] = None
+    junit: Annotated[
+        AnyPath | None, Option("write the report as JUnit test cases, for CI", "F.xml")
+    ] = None
     junit_inconclusive: Annotated[
         Literal["error", "skipped"],
         Option(
@@ -44,15 +49,23 @@ class Pages(Settings):
     github: Annotated[
         bool,
         Option(
-            "in a step of GitHub Actions: the Markdown in its summary, the verdict as annotation"
+            "in GitHub Actions: add the Markdown to the step's summary and the "
+            "verdict as an annotation"
         ),
     ] = False
     overwrite: Overwrite = False
+    log_to: Annotated[
+        str | None,
+        Option(
+            "also log verdict, figures and report files to MLflow or Weights & Biases",
+            "mlflow[:URI]|wandb[:PROJECT]",
+        ),
+    ] = None
 
     @property
     def wants_pages(self) -> bool:
-        """Whether there is anything to write but JSON."""
-        return self.github or bool(self._pages())
+        """Whether there is anything to do with the report but write its JSON."""
+        return self.github or bool(self._pages()) or self.log_to is not None
 
     def check_pages(self, report: AnyPath | None = None) -> None:
         """Check all report files that are asked for.
@@ -62,7 +75,12 @@ class Pages(Settings):
 
         Raises:
             OutputError: one of them cannot be written, or no step of GitHub Actions runs.
+            TrackingError: the tracker is not known, or not installed.
         """
+        from ...validate.tracking.trackers import find_tracker
+
+        if self.log_to is not None:
+            find_tracker(self.log_to)
         check_reports({**given({"report": report}), **self._pages()}, overwrite=self.overwrite)
         if self.github and not os.environ.get(SUMMARY):
             raise OutputError(
@@ -100,8 +118,54 @@ class Pages(Settings):
             self.watch.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
         return tuple(files)
 
+    def log(self, document: "Document", files: Sequence[Path]) -> None:
+        """Tell the tracker that is asked for, last of all.
+
+        Args:
+            document: of the gate.
+            files: that are logged too, the JSON report first.
+
+        Raises:
+            TrackingError: it does not take the run; the verdict is in the message.
+        """
+        from ...validate.tracking.tracked_run import tracked_run
+        from ...validate.tracking.trackers import find_tracker
+
+        if self.log_to is not None:
+            tracker = find_tracker(self.log_to)
+            place = tracker.log(tracked_run(document, tuple(files)))
+            self.watch.note(f"logged to {tracker.name}: {place}")
+
     def _pages(self) -> dict[ReportFormat, Path]:
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
+
+
+def texts_of(text: str) -> "Texts":
+    """What makes the files of a report, of the text of its JSON."""
+    forms: Mapping[ReportFormat, Callable[..., str]]
+    forms = {"report": str, "html": _html, "markdown": _markdown, "junit": _junit}
+    return {kind: functools.partial(form, text) for kind, form in forms.items()}
+
+
+def _html(text: str) -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.html_report import page
+
+    return page(parse_report(text, "gate"))
+
+
+def _markdown(text: str) -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.markdown_report import markdown
+
+    return markdown(parse_report(text, "gate"))
+
+
+def _junit(text: str, inconclusive: Literal["error", "skipped"] = "error") -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.junit_report import junit
+
+    return junit(parse_report(text, "gate"), inconclusive=inconclusive)
 
 
 def given(files: Mapping[ReportFormat, AnyPath | None]) -> dict[ReportFormat, Path]:

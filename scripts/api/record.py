@@ -1,6 +1,7 @@
 """`record`: what a target does on prompts, for calibration and replay."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from . import reports
 from .opening import folder_of
 from .record_settings import RecordSettings
 from .verb import verb
+from .watch import Unit, beyond_kept
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 @verb(RecordSettings)
 def record(settings: RecordSettings) -> "reports.TraceFolder | str":
-    """Let a target continue prompts, and keep what a draft would have seen of it.
+    """Let a target continue prompts, and record the hidden states that a draft reads.
 
     Example:
         >>> traces = dq.record(
@@ -39,11 +41,12 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
         (2, True)
 
     Returns:
-        The folder that was written, opened: its length is the number of traces. With
-        `print_server_args` the command that starts a vLLM server to be recorded from.
+        The folder that was written, opened; its length is the number of traces. With
+        `print_server_args=True` it is the command that starts a vLLM server to record from.
 
     Raises:
-        DraftQuantError: target, prompts or settings are not usable, or `out` exists.
+        DraftQuantError: the target, the draft, the prompts or a setting cannot be used, or the
+            folder exists already.
     """
     from transformers.utils import logging
 
@@ -56,12 +59,17 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
         plan = _vllm_plan(settings, how, fitted)
         return plan.setup(Path(settings.shared), dict(settings.engine_args or {})).command()
     assert settings.out is not None  # likewise
-    with settings.watch.bar("record", len(fitted.prompts)) as bar:
+    unit: Unit = "items" if settings.engine == "vllm" else "work"
+    turns = itertools.count(1)
+    with settings.watch.bar("record", len(fitted.prompts), unit) as bar:
 
         def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
             by = _by_vllm if settings.engine == "vllm" else _by_transformers
             these = dataclasses.replace(fitted, prompts=tuple(some))
-            return by(settings, how, these, folder, bar.set)
+            if settings.turns == "all":
+                bar.phase(f"record turn {next(turns)}", len(some), unit)
+            show = beyond_kept(bar) if settings.engine == "vllm" else bar.set
+            return by(settings, how, these, folder, show)
 
         if settings.turns == "all":
             return _all_turns(settings, fitted.prompts, records)

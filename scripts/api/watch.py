@@ -11,13 +11,14 @@ from typing_extensions import override
 
 from ...recipes.errors import DraftQuantWarning
 
-Unit = Literal["bytes", "items"]
+Unit = Literal["bytes", "items", "work"]
+"""What a bar counts: work has no unit that people know, and is shown as a share."""
 LOG = logging.getLogger("draftquant")
 LOG.addHandler(logging.NullHandler())  # as libraries do: who wants to see it configures logging
 
 
 class Bar(Protocol):
-    """How far something is, phase by phase."""
+    """The progress of a run, phase by phase."""
 
     @property
     def measured(self) -> bool:
@@ -49,7 +50,7 @@ class Watch:
 
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        """Something of `total` items or bytes begins; None = nobody knows of how many.
+        """Something of `total` items or bytes begins; None = the number is not known.
 
         It ends with the block.
         """
@@ -62,7 +63,7 @@ class Watch:
         LOG.debug("%s", name)
 
     def line(self, text: str) -> None:
-        """Something to show; what it quotes may hold any character."""
+        """A line to show; what it quotes may hold any character."""
         LOG.info("%s", text)
 
     def warning(self, text: str) -> None:
@@ -83,7 +84,7 @@ class ProgressWatch(Watch):
     @override
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        """As of `Watch`, and shown."""
+        """Something of `total` items or bytes begins, and a bar shows how far it is."""
         if in_notebook():
             from .notebook import cell_bar as shown
         else:
@@ -112,6 +113,21 @@ def verifying(bar: Bar) -> Callable[[str], None]:
             bar.phase("verify")
 
     return begin
+
+
+def beyond_kept(bar: Bar) -> Callable[[int, int], None]:
+    """For progress of a run that goes on with what an earlier one kept, as its first call says.
+
+    That took no time now: the bar shows what is left to do.
+    """
+    kept: int | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal kept
+        kept = done if kept is None else kept
+        bar.set(done - kept, total - kept)
+
+    return show
 
 
 class _NoBar(Bar):
