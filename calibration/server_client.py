@@ -110,11 +110,8 @@ class ServerClient:
         if not re.match(r"https?://[^/]", url):
             raise ServerError("--server", f"expected an address, got {short(url)}", fix=_ADDRESS)
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise ServerError(
-                KEY_VARIABLE,
-                "holds characters that are not allowed in an HTTP header",
-                fix="set it to the key of the server",
-            )
+            raise ServerError(KEY_VARIABLE, "holds characters that an HTTP header cannot hold",
+                               fix="set it to the key of the server")  # fmt: skip
         try:
             self._http = httpx2.AsyncClient(
                 base_url=self.url,

@@ -63,25 +63,13 @@ class WeightFormat:
             wanted = _either(sizes) if sizes else "none"
             return f"group_size: {self.dtype} per {self.granularity} needs {wanted}"
         if self.scale_dtype and number.scale_dtype is not None:
-            return (
-                f"scale_dtype: leave it out, because the scales of {self.dtype} always have"
-                " the same dtype"
-            )
+            return f"scale_dtype: leave it out, because {self.dtype} has scales of one dtype only"
         if self.first_stage and self.granularity not in number.second_stage:
-            return (
-                "first_stage: leave it out, because only int4 per channel can be rounded in"
-                f" two stages, not {self}"
-            )
+            return f"first_stage: leave it out: only int4 per channel has two stages, not {self}"
         if self.carrier and self.granularity not in number.carried:
-            return (
-                "carrier: leave it out, because only int4 per channel can be stored in a"
-                f" wider dtype, not {self}"
-            )
+            return f"carrier: leave it out: only int4 per channel fits a wider dtype, not {self}"
         if self.carrier and self.first_stage:
-            return (
-                "carrier: values rounded in two stages cannot be stored in a wider dtype:"
-                " leave out 'carrier' or 'first_stage'"
-            )
+            return "carrier: values rounded in two stages do not fit a wider dtype: leave it out"
         if self.first_stage and self.scale_dtype:
             return "scale_dtype: leave it out, because the scales of two stages are float32"
         return None
@@ -136,10 +124,7 @@ class ActivationFormat:
         if self.granularity == "tensor" and self.dynamic:
             return "dynamic: expected false, because activation scales per tensor are static here"
         if self.granularity != "tensor" and not self.dynamic:
-            return (
-                f"dynamic: expected true, because scales per {self.granularity} are computed"
-                " at run time"
-            )
+            return f"dynamic: expected true: scales per {self.granularity} are computed at run time"
         return None
 
     def __str__(self) -> str:
@@ -243,10 +228,7 @@ class Rule:
         if bool(self.role) == bool(self.tensor):
             return "expected exactly one of 'role' and 'tensor'"
         if self.action == "keep" and self.format is not None:
-            return (
-                "format: a kept tensor is not quantized: leave out 'format', or write"
-                " 'action: quantize'"
-            )
+            return "format: leave it out, because a kept tensor is not quantized"
         if self.action == "keep" and not self.why:
             return "why: it is missing: a kept tensor costs bytes, so write down why it is kept"
         return self._drop_problem() if self.action == "drop" else None
@@ -254,10 +236,7 @@ class Rule:
     def _drop_problem(self) -> str | None:
         others = [role for role in self.role if role not in SHARED_ROLES]
         if others:
-            return (
-                f"role: engines do not take the {others[0]} of a draft from its target:"
-                " write 'action: keep'"
-            )
+            return f"role: engines do not take the {others[0]} of a draft from its target: keep it"
         if self.format is not None:
             return "format: leave it out, because a dropped tensor is not stored"
         if not self.why:
@@ -310,15 +289,9 @@ class Recipe(Brief):
     def _format_problem(self) -> str | None:
         for index, rule in enumerate(self.rules):
             if rule.format == self._own_format:
-                return (
-                    f"rules[{index}].format: leave it out, because it equals the recipe's own"
-                    " format"
-                )
+                return f"rules[{index}].format: leave it out, because it is the recipe's own"
         if all(rule.format for rule in self.rules if rule.action == "quantize"):
-            return (
-                "weights: no rule uses it, because every rule that quantizes has a format"
-                " of its own: leave out the format of one rule"
-            )
+            return "weights: no rule uses it, because each has its own format: leave one format out"
         return None
 
     @property

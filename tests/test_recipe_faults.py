@@ -119,7 +119,7 @@ FAULTS = {
         "int4, granularity: channel",
         "fp8_e4m3, scale_dtype: float16, granularity: channel",
         7,
-        "scale_dtype: leave it out, because the scales of fp8_e4m3",
+        "scale_dtype: leave it out, because fp8_e4m3",
         "README",
     ),
     "mxfp4 per token": Fault(
@@ -134,7 +134,7 @@ FAULTS = {
         "activations: null",
         "activations: {dtype: fp8_e4m3, granularity: token, dynamic: false}",
         8,
-        "activations: dynamic: expected true, because scales per token",
+        "activations: dynamic: expected true: scales per token",
         "README",
     ),
     "dynamic per tensor": Fault(
@@ -148,7 +148,7 @@ FAULTS = {
         "action: keep",
         f"action: keep, format: {FP8}",
         12,
-        "rules[1]: format: a kept tensor is not quantized",
+        "rules[1]: format: leave it out",
         "README",
     ),
     "format without activations": Fault(
