@@ -33,7 +33,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("batch_size", "device", "device_map", "dtype"),
     "files to write": (
         "github", "html", "junit", "junit_inconclusive", "markdown", "out", "overwrite",
-        "plot", "report",
+        "plot", "report", "trend",
     ),
 }  # fmt: skip
 """Heading -> names of options; what stands nowhere comes first, under `options`."""

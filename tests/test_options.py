@@ -65,6 +65,7 @@ def pages() -> tuple[Row, ...]:
             "--junit r.xml",
         ),
         Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
+        Row("--trend", "t.jsonl", "path", Path("t.jsonl"), "scripts.api.pages.check_place"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
     )
 

@@ -17,6 +17,7 @@ _LEFT_OUT = {
     "--html": "--ht",
     "--markdown": "--mar",
     "--junit": "--ju",
+    "--trend": "--tre",
     "--token": "--to",
 }
 """Options that are left out with their value -> the shortest spelling that argparse takes."""

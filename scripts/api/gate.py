@@ -203,9 +203,10 @@ def judged(settings: GateSettings) -> Judged:
     argv = asked_for(running_argv())
     document = document_of(report, argv=argv, drafts=drafts, engines=engines, date=date)
     text = document_text(document)
-    if report_file or settings.wants_pages:
-        beside = {report_file: text} if report_file else {}
-        settings.write_pages(parse_report(text, "gate"), beside=beside)
+    if report_file or settings.wants_pages or settings.trend:
+        read = parse_report(text, "gate")
+        settings.write_pages(read, beside={report_file: text} if report_file else {})
+        settings.append_to_trend(read)
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 
 

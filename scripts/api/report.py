@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from ...validate.errors import GateError
 from . import reports
 from .arguments import AnyPath
 from .option import Argument
 from .pages import Pages
 from .verb import verb
+
+if TYPE_CHECKING:
+    from ...validate.report.trend import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +24,10 @@ class ReportSettings(Pages):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenReport:
-    """What the gate found, and the files that were written of it."""
+    """What the gate found, with the history that was asked for, and the files that were written."""
 
     document: "reports.Document"
+    history: "History | None"
     written: tuple[Path, ...]
 
 
@@ -40,4 +45,12 @@ def report(settings: ReportSettings) -> WrittenReport:
 
     settings.check_pages()
     document = read_report(Path(settings.gate))
-    return WrittenReport(document=document, written=settings.write_pages(document))
+    if settings.trend is not None and not Path(settings.trend).exists():
+        raise GateError(
+            settings.trend, "no such history", fix="give what 'gate --trend' wrote, or leave it out"
+        )
+    return WrittenReport(
+        document=document,
+        history=settings.history(document),
+        written=settings.write_pages(document),
+    )

@@ -124,7 +124,7 @@ def draft_agreement(
     if not 1 <= top <= baseline.forward.num_logits:
         most = baseline.forward.num_logits
         raise ParityError("--top", f"expected 1 to {most:,} (the drafts' vocabulary), got {top}",
-                          fix=f"leave it out for {DEFAULT_TOP}")  # fmt: skip
+                          fix=f"leave it out for the default, {DEFAULT_TOP}")  # fmt: skip
     found = []
     for done, entry in enumerate(traces.manifest.prompts, start=1):
         trace = traces.load(entry)
