@@ -161,7 +161,7 @@ def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="token_logprob: expected none, because none were asked"):
         read_measurement(path)
     path = edited(tmp_path, 1, "speculation", None)
-    with pytest.raises(MeasureError, match="histogram: expected none, for the server drafts"):
+    with pytest.raises(MeasureError, match="histogram: expected none, because the server uses"):
         read_measurement(path)
     stopped = tuple(replace(record, ended="stop") for record in RECORDS)
     asked = replace(SETUP.asked, ignore_eos=True)
