@@ -1,1 +1,1 @@
-"""Traces of a target, and what is measured of a draft along them before it is quantized."""
+"""Traces of a target, and what a draft computes along them before it is quantized."""

@@ -12,7 +12,11 @@ class PromptError(DraftQuantError):
 
 
 class LineProblem(Exception):  # noqa: N818 - collected, never seen by a user as an exception
-    """What is wrong with one line of a prompt file."""
+    """What is wrong with one line of a prompt file, and its own fix where there is one."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(what)
+        self.fix = fix
 
 
 class CalibrationError(DraftQuantError):

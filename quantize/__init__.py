@@ -1,1 +1,1 @@
-"""Quantizing drafts: families, plan, numerics, backends, layouts, writer and verification."""
+"""Quantizing drafts: families, plan, numerics, backends, layouts, writing and verification."""

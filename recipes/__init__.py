@@ -1,8 +1,8 @@
-"""Recipes: what becomes of each tensor of a draft, as data. Imports nothing else of draftquant."""
+"""Recipes say, as data, what becomes of each tensor of a draft. Imports no other package."""
 
 from .errors import DraftQuantError, RecipeError
 from .expectations import Expectation, GateChoice
-from .library import aliases, built_in_recipes, load_recipe
+from .library import aliases, built_in_recipes, load_recipe, recipe_of_alias
 from .schema import (
     ActivationFormat,
     Algorithm,
@@ -28,6 +28,7 @@ __all__ = [
     "aliases",
     "built_in_recipes",
     "load_recipe",
+    "recipe_of_alias",
     "recipe_sha256",
     "to_mapping",
 ]

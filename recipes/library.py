@@ -11,15 +11,24 @@ from .errors import RecipeError
 from .recipe_file import Problem, RecipeFileError, compose, decode, merge
 from .refused import REFUSED, refusal
 from .schema import Recipe
+from .schemes import DIFFERENT, SAME, spelled
 
 _FOLDER = Path(__file__).parent
 _ALIASES: Mapping[str, str] = {
     "b200": "blackwell-fp8-mla",
+    "gb200": "blackwell-fp8-mla",
+    "gh200": "fp8-ptpc",
+    "h100": "fp8-ptpc",
     "h200": "fp8-ptpc",
+    "mi300x": "mi325x-fp8",
     "mi325x": "mi325x-fp8",
+    "mi350x": "mi325x-fp8",
+    "mi355x": "mi325x-fp8",
 }
 """GPU -> the recipe to begin with there: engines load its result for every family, and nothing has
 to be recorded before; a test asks `loads_on`."""
+_OTHER_GPUS = ("a100", "l40s", "gfx942", "gfx950", "sm80", "sm89", "sm90", "sm100")
+"""Of which none is the one to begin with."""
 _SUFFIXES = (".yaml", ".yml")
 _ALGORITHM_KEYS = ("algorithm.scale", "algorithm.rounding")
 
@@ -34,8 +43,16 @@ def aliases() -> Mapping[str, str]:
     return _ALIASES
 
 
+def recipe_of_alias(name: str) -> str | None:
+    """The built-in recipe that a GPU's name or another tool's scheme is; None = `name` is neither.
+
+    In any case of letters: `MI325X`, `FP8_DYNAMIC`, `mtq.NVFP4_DEFAULT_CFG`.
+    """
+    return _ALIASES.get(name.lower()) or SAME.get(spelled(name))
+
+
 def load_recipe(reference: str | Path) -> Recipe:
-    """Load a recipe by built-in name (`mi325x-w4a8`), alias (`mi325x`) or path (`mine.yaml`).
+    """Load a recipe by built-in name (`mi325x-w4a8`), alias (`mi325x`, `W4A16`) or path.
 
     Raises:
         RecipeError: no such recipe; RecipeFileError with every fault of the file if it is wrong.
@@ -71,7 +88,7 @@ def load_recipe(reference: str | Path) -> Recipe:
 
 def _locate(reference: str | Path) -> Path:
     text = str(reference)
-    text = _ALIASES.get(text.lower(), text)
+    text = recipe_of_alias(text) or text
     if text in built_in_recipes():
         return _FOLDER / f"{text}.yaml"
     path = Path(text)
@@ -88,12 +105,16 @@ def _locate(reference: str | Path) -> Path:
 
 
 def _nearest_recipe(name: str) -> str:
-    """What was probably meant: a recipe that is spelled alike, or those that have the word."""
+    """What was probably meant: a near scheme, a recipe that is spelled alike, or with the word."""
+    if spelled(name) in DIFFERENT:
+        return DIFFERENT[spelled(name)]
+    if name.lower() in _OTHER_GPUS:
+        return f"'draftquant recipes list --arch {name}' lists the recipes that load there"
     names = *_ALIASES, *built_in_recipes()
     holding = [each for each in built_in_recipes() if name.lower() in each]
     close = difflib.get_close_matches(name.lower(), names, n=1)
     if close or not holding:
-        return nearest(name.lower(), names)
+        return nearest(name.lower(), names if close else built_in_recipes())
     return f"did you mean one of: {', '.join(holding)}?"
 
 
@@ -123,6 +144,8 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
             f"extends: {named!r} extends another recipe itself",
             "extend that one directly: one level is allowed",
         )
+    if _find(node, "name")[0] is None:
+        raise _at(path, 0, "name: it is missing", f"add 'name: {path.stem}'")
     own = MappingNode(
         node.tag,
         [(k, v) for k, v in node.value if k.value != "extends"],

@@ -199,6 +199,10 @@ class _YamlTree:
         value = self._scalar(kind)
         if value is None:
             wanted = _SCALARS[kind][1]
+            if kind is str and (read := self._read_by_yaml()):
+                text = self.node.value
+                fix = f"quote it ('{text}'): YAML reads {text} as {read}"
+                raise MisfitError(f"expected text, got {text}", fix)
             raise MisfitError(f"expected {wanted}, got {self._got()}", f"write {wanted}")
         return value
 
@@ -232,6 +236,15 @@ class _YamlTree:
         except ValueError:  # 0x_
             return None
         return value
+
+    def _read_by_yaml(self) -> str | None:
+        """What YAML 1.1 takes an unquoted word for; None where it is no word, or text."""
+        if not isinstance(self.node, ScalarNode) or not self.node.value:
+            return None
+        tag = self.node.tag.rpartition(":")[2]
+        if tag == "bool":
+            return str(self._scalar(bool)).lower()
+        return {"int": "a number", "float": "a number", "timestamp": "a date"}.get(tag)
 
     def _got(self) -> str:
         if isinstance(self.node, ScalarNode):

@@ -56,7 +56,7 @@ def open_stream(path: Path) -> io.BufferedReader:
 
 
 def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
-    """Read a whole file of UTF-8 text.
+    """Read a whole file of UTF-8 text; a byte order mark in front, as Windows writes, is skipped.
 
     Args:
         path: the file.
@@ -70,7 +70,7 @@ def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
     if len(content) > limit:
         raise OSError(f"more than {limit:,} bytes, which nothing of its kind has")
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise OSError(str(exc)) from exc
 

@@ -1,1 +1,1 @@
-"""The command line of draftquant and the benchmarks; `training`, `real_shapes`: checkout only."""
+"""The public functions and the command line of draftquant; developers' tools in a clone only."""

@@ -34,6 +34,7 @@ from .console import (
 )
 from .examples import EXAMPLES
 from .parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
+from .progress import heartbeat
 
 COMMANDS = {
     "recipes": "list, show or check recipes",
@@ -122,7 +123,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         options.settings = dataclasses.replace(options.settings, watch=OnTerminal())
         options.settings.check_bounds(spelling)
         options.settings.check()
-    with _unwinding_signals(), command_line(options.argv):
+    with _unwinding_signals(), command_line(options.argv), heartbeat(options.command):
         command = importlib.import_module(f".commands.{options.command}", __package__)
         return int(command.run(options))
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..recipes.errors import visible
-from .api.watch import Watch
-from .progress import Bar, Unit, progress_bar
+from .api.watch import Unit, Watch
+from .progress import Bar, progress_bar
 from .tables import ResultTable
 from .terminal import SPEECH, discard, speak, terminal, width_is_known
 
@@ -62,7 +62,8 @@ def stdout() -> Output:
 
 
 def stderr() -> Output:
-    """For warnings and errors."""
+    """For warnings and errors; who asks for it says something."""
+    SPEECH.spoke()
     return Output(terminal(sys.stderr))
 
 

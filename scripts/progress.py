@@ -1,7 +1,8 @@
-"""Progress on stderr, phase by phase: how much, how fast, how long it still takes.
+"""Progress on stderr, phase by phase: how much is done, how fast, and how much time is left.
 
-A terminal shows a bar. A log gets a line when a phase ends, one about every tenth of a phase that
-takes long, and one of a phase whose end nobody knows, such as a toolkit that is loaded.
+A terminal shows a bar. A log gets a line when a phase ends, and lines in between: the longer a
+phase runs, the fewer, but at least one every 30 seconds while anything runs (`heartbeat`), also
+inside one long item.
 """
 
 import math
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
@@ -17,11 +19,60 @@ from rich.text import Text
 from ..recipes.errors import visible
 from .terminal import SPEECH, can_redraw, stderr_stream, terminal
 
-Unit = Literal["bytes", "items"]
+Unit = Literal["bytes", "items", "work"]
 PATIENCE = 5.0
 """Seconds after which a log hears of a phase that goes on."""
+EVERY = 25.0
+"""Seconds of silence after which a log gets a line: below 30, whatever the machine is busy with."""
+LEAST_SHARE = 0.01
+"""Of a phase that must be done before its pace says anything."""
 SHORT = 1.0
 """Seconds of a phase that no log needs to hear of."""
+
+
+@dataclass(slots=True)
+class Phase:
+    """One phase of a run, and its clock: how much of it is done, and since when it runs."""
+
+    label: str
+    total: int = 0
+    unit: Unit = "items"
+    since: float = field(default_factory=lambda: time.perf_counter())
+    done: int = 0
+    moved_at: float = 0.0
+
+    def move(self, done: int, total: int) -> None:
+        """So much of `total` is done now."""
+        self.done, self.total, self.moved_at = done, total, time.perf_counter()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the phase began."""
+        return time.perf_counter() - self.since
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds until it ends, by the pace so far; None = no estimate yet."""
+        if not LEAST_SHARE * self.total <= self.done < self.total or not self.done:
+            return None
+        pace = (self.moved_at - self.since) / self.done
+        left = pace * (self.total - self.done) - (time.perf_counter() - self.moved_at)
+        return left if left > 0 else None  # the next item takes longer than those before
+
+    def so_far(self) -> str:
+        """How far it is, for a log."""
+        if not self.total:
+            return f"{self.label}: running for {seconds(self.spent)}"
+        amount = "" if self.unit == "work" else f" of {amount_of(self.total, self.unit)}"
+        text = f"{self.label}: {self.done / self.total:.0%}{amount} after {seconds(self.spent)}"
+        return text if self.left is None else f"{text}, about {seconds(self.left)} left"
+
+    def result(self) -> str:
+        """How long it took, for a log."""
+        if not self.done or self.unit == "work":
+            return f"{self.label}: done in {seconds(self.spent)}"
+        pace = speed(self.done / max(self.spent, 1e-9), self.unit)
+        return f"{self.label}: {amount_of(self.done, self.unit)} in {seconds(self.spent)}, {pace}"
 
 
 class Bar:
@@ -33,104 +84,99 @@ class Bar:
         self._console = terminal(stderr_stream()) if progress is None else progress.console
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._label, self._total, self._done = "", 0, 0
-        self._unit: Unit = "items"
-        self._since = self._said_at = time.perf_counter()
+        self.now = Phase("")
 
     def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
         """End the phase that runs and begin the next; without a total it is not known how long."""
         self.end()
         with self._lock:
-            self._label, self._unit, self._total, self._done = label, unit, total or 0, 0
-            self._since = self._said_at = time.perf_counter()
+            self.now = Phase(label, total or 0, unit)
         if self._progress is not None and self._task is not None:
-            self._progress.reset(self._task, total=total, description=visible(label), unit=unit)
+            self._progress.reset(
+                self._task, total=total, description=visible(label), phase=self.now
+            )
         elif total is None:
             self._timer = threading.Timer(SHORT, self._say, [f"{label} ..."])
             self._timer.daemon = True
             self._timer.start()
 
     def advance(self, by: int = 1) -> None:
-        """Move on by some items or bytes."""
+        """Move on by some items, bytes or work."""
         with self._lock:
-            self._done += by
-            done = self._done
-        self.set(done, self._total)
+            done = self.now.done + by
+            self.now.move(done, self.now.total)
+        self._show()
 
     def label(self, text: str) -> None:
         """Say something else before the bar."""
-        self._label = text
+        self.now.label = text
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=visible(text))
 
     def set(self, done: int, total: int) -> None:
         """Move to `done` of `total`."""
         with self._lock:
-            self._done, self._total = done, total
-            now = time.perf_counter()
-            tell = now - self._said_at >= max(PATIENCE, (now - self._since) / 10)
-            if tell:
-                self._said_at = now
+            self.now.move(done, total)
+        self._show()
+
+    def _show(self) -> None:
+        now = self.now
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, total=total)
-        elif tell and 0 < done < total:
-            spent = time.perf_counter() - self._since
-            left = spent / done * (total - done)
-            self._say(f"{self._label}: {done / total:.0%} of {self._amount(total)},"
-                      f" {self._speed(spent)}, {seconds(left)} left")  # fmt: skip
+            self._progress.update(self._task, completed=now.done, total=now.total)
+        elif 0 < now.done < now.total and now.spent >= PATIENCE:
+            self.beat(min(max(PATIENCE, now.spent / 10), EVERY))
+
+    def beat(self, patience: float | None = None) -> None:
+        """Tell a log how far the phase is, unless something was said less than `patience` ago."""
+        with self._lock:
+            silent = SPEECH.silence() >= (EVERY if patience is None else patience)
+            tell = bool(self.now.label) and silent
+            if tell:
+                SPEECH.spoke()
+        if tell:
+            self._say(self.now.so_far())
 
     @property
     def measured(self) -> bool:
         """Whether it is known how long the phase that runs is."""
-        return self._total > 0
+        return self.now.total > 0
 
     def end(self) -> None:
         """End the phase that runs: a log hears how long it took, a terminal with `--verbose`."""
-        label, self._label = self._label, ""
+        with self._lock:
+            ended, self.now = self.now, Phase("")
         self.stop()
-        if not label or (self._progress is not None and not SPEECH.verbose):
+        if not ended.label or (self._progress is not None and not SPEECH.verbose):
             return
-        spent = time.perf_counter() - self._since
-        if spent < SHORT and not SPEECH.verbose:
-            return
-        if self._done:
-            amount = f"{self._amount(self._done)} in {seconds(spent)}, {self._speed(spent)}"
-            self._say(f"{label}: {amount}")
-        else:
-            self._say(f"{label}: {seconds(spent)}")
+        if ended.spent >= SHORT or SPEECH.verbose:
+            self._say(ended.result())
 
     def stop(self) -> None:
         """Say no more of the phase that runs."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _amount(self, count: int) -> str:
-        return f"{count / 1e6:,.1f} MB" if self._unit == "bytes" else f"{count:,}"
-
-    def _speed(self, spent: float) -> str:
-        return speed(self._done / max(spent, 1e-9), self._unit)
-
     def _say(self, text: str) -> None:
+        SPEECH.spoke()
         if not SPEECH.quiet:
             self._console.print(Text(visible(text)), soft_wrap=True)
 
 
 class Figures(ProgressColumn):
-    """How much, how fast, how long it still takes."""
+    """How much is done, how fast, and how much time is left."""
 
     def render(self, task: Task) -> Text:
         """The figures of a phase, those that are known."""
-        if task.total is None:
+        phase: Phase | None = task.fields.get("phase")
+        if phase is None or not phase.total:
             return Text(seconds(task.elapsed or 0))
-        unit: Unit = task.fields.get("unit", "items")
-        done, total = int(task.completed), int(task.total)
-        parts = [f"{done:,} of {total:,}"]
-        if unit == "bytes":
-            parts = [f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"]
-        if task.speed:
-            parts.append(speed(task.speed, unit))
-        if task.time_remaining is not None and not task.finished:
-            parts.append(f"{seconds(task.time_remaining)} left")
+        parts = [f"{phase.done / phase.total:.0%}"]
+        if phase.unit != "work":
+            parts = [f"{amount_of(phase.done, phase.unit)} of {amount_of(phase.total, phase.unit)}"]
+        if phase.unit != "work" and phase.done:
+            parts.append(speed(phase.done / max(phase.moved_at - phase.since, 1e-9), phase.unit))
+        if phase.left is not None:
+            parts.append(f"{seconds(phase.left)} left")
         return Text(", ".join(parts))
 
 
@@ -141,10 +187,12 @@ def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterato
     if SPEECH.quiet or not can_redraw(stream):
         bar = Bar(None)
         bar.phase(label, total, unit)
+        _IN_LOGS.append(bar)
         try:
             yield bar
             bar.end()
         finally:
+            _IN_LOGS.remove(bar)
             bar.stop()
         return
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Figures()
@@ -153,6 +201,42 @@ def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterato
         bar.phase(label, total, unit)
         yield bar
         bar.end()
+
+
+_IN_LOGS: list[Bar] = []
+"""Bars of which a log hears, the innermost last."""
+
+
+@contextmanager
+def heartbeat(name: str) -> Iterator[None]:
+    """Tell a log at least every 30 seconds that `name` still runs, and how far it is.
+
+    A terminal needs it not: its bar moves. Nothing is said after the block.
+    """
+    if SPEECH.quiet or can_redraw(stderr_stream()):
+        yield
+        return
+    whole, over = Bar(None), threading.Event()
+    whole.now = Phase(name)
+    SPEECH.spoke()
+
+    def beats() -> None:
+        while not over.wait(max(EVERY - SPEECH.silence(), SHORT / 10)):
+            bars = [whole, *_IN_LOGS]
+            next(bar for bar in reversed(bars) if bar.now.label).beat()
+
+    thread = threading.Thread(target=beats, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def amount_of(count: int, unit: Unit) -> str:
+    """Megabytes or items."""
+    return f"{count / 1e6:,.1f} MB" if unit == "bytes" else f"{count:,}"
 
 
 def speed(per_second: float, unit: Unit) -> str:

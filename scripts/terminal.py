@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from typing import IO, Any
 
 from rich.console import Console
@@ -47,10 +48,19 @@ def discard(stream: IO[str]) -> None:
 
 
 class _Speech:
-    """How much is said on stderr: by `-q` and `-v`, for one run of the command."""
+    """How much is said on stderr, by `-q` and `-v`, for one run of the command; and when it was."""
 
     quiet = False
     verbose = False
+    _spoke_at = 0.0
+
+    def spoke(self) -> None:
+        """Something is said now."""
+        self._spoke_at = time.perf_counter()
+
+    def silence(self) -> float:
+        """Seconds since something was said."""
+        return time.perf_counter() - self._spoke_at
 
 
 SPEECH = _Speech()

@@ -138,7 +138,7 @@ def test_it_quantizes_verifies_asks_judges_uploads_and_comments(
     written = (workspace.folder / "draftquant/gate.md").read_text(encoding="utf-8")
     assert "INCONCLUSIVE" in written
     assert (workspace.folder / "summary.md").read_text(encoding="utf-8").strip() == written.strip()
-    assert "LOADS in sglang" in run.log
+    assert "LOADS: SGLang" in run.log
     ask, post = workspace.calls
     assert ask[:3] == ["api", "--paginate", "repos/owner/drafts/issues/7/comments"]
     assert post[:4] == ["api", "--method", "POST", "repos/owner/drafts/issues/7/comments"]

@@ -75,7 +75,7 @@ def test_a_default_that_is_the_drafts_own_is_right(layers: int | None) -> None:
     assert said is not None
     assert "V1 model runner" in said
     assert said.endswith(
-        "captures the inputs of layers [1, 3, 4]; the draft reads those of [2, 4, 5]"
+        "the target's layers [1, 3, 4], and the draft was trained on the inputs of layers [2, 4, 5]"
     )
 
 
@@ -91,14 +91,14 @@ def test_the_default_of_another_target_is_wrong() -> None:
     (second, _) = vllm_captures(config(nested=DEFAULT))
     said = misread_layers(second, DEFAULT, 12)
     assert said is not None
-    assert "its default, the inputs of layers [2, 6, 9]" in said
+    assert "layers [2, 6, 9], its default" in said
 
 
 def test_ids_that_are_no_targets_default_are_wrong_whatever_the_target() -> None:
     (second, _) = vllm_captures(config(nested=OTHER))
     said = misread_layers(second, OTHER, None)
     assert said is not None
-    assert "[2, L/2, L - 3] of L layers; the draft reads those of [1, 2, 3]" in said
+    assert "layers 2, L/2 and L - 3 of L, its default, and the draft was trained on" in said
 
 
 def draft(folder: Path, nested: list[int], top: list[int] | None = None) -> Path:
@@ -112,7 +112,7 @@ def test_check_says_which_runner_reads_what(tmp_path: Path) -> None:
     answer = check_draft(draft(tmp_path / "a", OTHER), engine="vllm", arch="sm90")
     assert answer.verdict == "LOADS BUT WRONG"
     assert answer.error is not None
-    assert answer.error.startswith("vLLM's V2 model runner captures its default")
+    assert answer.error.startswith("vLLM's V2 model runner hands the draft the inputs of")
     assert "V1 model runner" in answer.notes[0]
     both = check_draft(draft(tmp_path / "b", OTHER, [1, 2, 3]), engine="vllm", arch="sm90")
     assert (both.verdict, both.notes) == ("LOADS", ())
@@ -132,7 +132,7 @@ def test_ids_at_the_top_only_are_not_read_by_sglang(tmp_path: Path) -> None:
     assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
     answer = check_draft(folder, engine="sglang", arch="gfx942")
     assert answer.verdict == "LOADS BUT WRONG"
-    assert "SGLang captures its default" in str(answer.error)
+    assert "SGLang hands the draft the inputs of the target's layers 2, L/2" in str(answer.error)
 
 
 def test_a_dflash_draft_is_captured_as_it_says(tmp_path: Path) -> None:

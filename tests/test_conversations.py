@@ -199,12 +199,12 @@ def test_rows_that_are_no_prompts_have_their_number(target: Path, tmp_path: Path
     path = parquet(tmp_path / "test.parquet", rows)
     with pytest.raises(PromptError) as caught:
         read_prompts(path, target=target)
-    assert f"{path}:2: id 'q0' stands on an earlier line too" in caught.value.details
+    assert f"{path}:2: id 'q0' stands on line 1 too" in caught.value.details
     assert f"{path}:3: turns: expected texts of the user, at least one" in caught.value.details
-    other = parquet(tmp_path / "other.parquet", [{"question": "Hi"}])
+    other = parquet(tmp_path / "other.parquet", [{"query": "Hi"}])
     with pytest.raises(PromptError) as caught:
         read_prompts(other)
-    assert "unknown key 'question'; known: " in caught.value.details[0]
+    assert "unknown key 'query'; known: " in caught.value.details[0]
     assert (
         "forms: token_ids, text, messages, turns, conversations, prompt"
         in (caught.value.details[0])

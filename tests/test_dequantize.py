@@ -377,7 +377,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "missing scale": (lambda f: drop(f, f"{UP}.weight_scale"), f"{UP}.weight_scale: .* got none"),
     "missing codes": (lambda f: drop(f, f"{UP}.weight_packed"), f"{UP}.weight_packed: .* got none"),
-    "missing kept tensor": (lambda f: drop(f, "norm.weight"), "missing, first norm.weight"),
+    "missing kept tensor": (lambda f: drop(f, "norm.weight"), "missing: norm.weight"),
     "mixed dtypes": (float32_norms, "kept weights of one dtype, got BF16 and F32"),
     "changed codes": (
         lambda f: flip(f, f"{UP}.weight_packed", 3),

@@ -188,7 +188,7 @@ def test_tensors_without_the_marks_of_any_family(draft: Path) -> None:
     tensors = read_tensors(draft)
     del tensors["fc.weight"], tensors["midlayer.hidden_norm.weight"]
     write_tensors(draft, tensors)
-    with pytest.raises(CheckpointError, match=r"2 tensor.s. of eagle3-llama are missing, first fc"):
+    with pytest.raises(CheckpointError, match=r"2 tensor.s. of eagle3-llama are missing: fc"):
         read_draft(Checkpoint.open(draft))
 
 

@@ -159,10 +159,10 @@ def test_nested_aux_layer_ids_give_the_width_of_fc(draft: Path) -> None:
 def test_norms_before_fc(option: str, draft: Path) -> None:
     edit_json(draft / "config.json", **{option: True})
     if option == "fc_norm":
-        refused(draft, "3 tensor(s) of eagle3-llama are missing, first fc_norm.0.weight")
+        refused(draft, "3 tensor(s) of eagle3-llama are missing: fc_norm.0.weight")
         change(draft, **{f"fc_norm.{i}.weight": bf16(64) for i in range(3)})
     else:
-        refused(draft, "1 tensor(s) of eagle3-llama are missing, first input_norm.weight")
+        refused(draft, "1 tensor(s) of eagle3-llama are missing: input_norm.weight")
         change(draft, input_norm__weight=bf16(192))
     assert getattr(geometry(draft), option) is True
 
@@ -240,14 +240,14 @@ def test_pruned_head_without_draft_vocab_size(tmp_path: Path) -> None:
 def test_pruned_vocabulary_needs_its_map(tmp_path: Path) -> None:
     folder = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
     change(folder, d2t=None)
-    refused(folder, "1 tensor(s) of eagle3-llama are missing, first d2t")
+    refused(folder, "1 tensor(s) of eagle3-llama are missing: d2t")
 
 
 @pytest.mark.parametrize("name", ["norm.weight", "midlayer.mlp.up_proj.weight"])
 def test_absent_tensor(name: str, draft: Path) -> None:
     change(draft, **{name: None})
     first = name.replace("midlayer", "layers.0")
-    refused(draft, f"1 tensor(s) of eagle3-llama are missing, first {first}", "export the draft")
+    refused(draft, f"1 tensor(s) of eagle3-llama are missing: {first}", "export the draft")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from draftquant.quantize import checks
 from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -148,13 +149,14 @@ def test_without_its_head_config_json_says_so_to_sglang(
         answer = check_draft(out, engine=engine, arch="sm90")  # type: ignore[arg-type]
         assert answer.verdict == "LOADS"
         embedding, head = answer.notes[-2:]
-        assert embedding.startswith("embed_tokens is not stored: the target's is served")
-        assert head == "lm_head is not stored: the target's is served"
+        said = f"is not stored, so {TITLES[engine]} serves the target's"  # type: ignore[index]
+        assert embedding.startswith(f"embed_tokens {said}")
+        assert head == f"lm_head {said}"
     edit_json(out / "config.json", draft_vocab_size=96)
     assert "draft_vocab_size: expected null, got 96" in faults_of(verify(out, source))
     answer = check_draft(out, engine="sglang", arch="sm90")
     assert answer.verdict == "LOADS BUT WRONG"
-    assert str(answer.error).startswith("never written: lm_head, for it is not stored")
+    assert str(answer.error).startswith("lm_head stays uninitialised: it is not stored")
     assert not any("lm_head" in note for note in answer.notes)
 
 

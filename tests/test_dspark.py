@@ -18,6 +18,7 @@ from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import load_recipe
 from engines.dspark_variants import TABLE, VARIANTS, write_variant
+from reasons import own_text
 from tiny import edit_json, read_tensors
 from tiny_dspark import Layout, tiny_dspark
 
@@ -84,7 +85,7 @@ def test_the_anchor_proposes_unless_it_is_said_otherwise(tmp_path: Path) -> None
         ({"markov_head_type": ["rnn"]}, "markov_head_type: expected vanilla, gated, rnn, got ['rn"),
         (
             {"markov_head_type": "gated"},
-            "2 tensor(s) of dspark are missing, first markov_head.gate",
+            "2 tensor(s) of dspark are missing: markov_head.gate",
         ),
         ({"confidence_head_with_markov": False}, "expected shape [1, 64], got [1, 80]"),
         ({"confidence_head_with_markov": 1}, "confidence_head_with_markov: expected true or false"),
@@ -186,14 +187,14 @@ def test_check_says_what_the_engines_own_loader_says(
     said = check_draft(write_variant(tmp_path / "d", name), engine=engine, arch="sm90")
     assert said.verdict == executed["verdict"], said.error
     if executed["error"]:
-        assert (said.error or "")[:60] == executed["error"][:60]
+        assert own_text(said.error)[:60] == executed["error"][:60]
 
 
 def test_vllm_takes_a_draft_of_another_type_for_deepseeks_own(tmp_path: Path) -> None:
     changes = {"architectures": ["DSparkDraftModel"], "model_type": "llama"}
     said = check_draft(tiny_dspark(tmp_path / "d", config=changes, **SMALL), engine="vllm")
     assert said.verdict == "UNKNOWN"
-    assert said.error == "model_type llama: vLLM takes the draft for DeepSeek-V4's own"
+    assert said.error == "vLLM takes a draft of model_type llama for DeepSeek-V4's own"
 
 
 def test_commands_that_serve_it(tmp_path: Path) -> None:

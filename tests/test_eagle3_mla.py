@@ -279,7 +279,7 @@ def test_later_layers_read_rows_of_the_draft_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LAYER_ROLES)
 def test_absent_tensor(name: str, draft: Path) -> None:
     change(draft, **{f"midlayer.{name}": None})
-    refused(draft, f"1 tensor(s) of eagle3-mla are missing, first layers.0.{name}", "export the")
+    refused(draft, f"1 tensor(s) of eagle3-mla are missing: layers.0.{name}", "export the")
 
 
 def test_tensors_of_another_family_than_the_config(draft: Path, tmp_path: Path) -> None:

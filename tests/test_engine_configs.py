@@ -79,7 +79,7 @@ def test_a_name_that_an_engine_has_not(name: str, engine: str, remedy: str, make
 def test_a_name_of_which_nothing_is_known_is_unknown(name: str, make: Maker) -> None:
     answer = check_draft(make(named(name)), engine="sglang", arch="sm90")
     assert answer.verdict == "UNKNOWN"
-    assert answer.error == f"architectures [{name!r}]: never executed"
+    assert answer.error == f"Loading a draft of architectures [{name!r}] was never executed"
 
 
 def changed(**keys: object) -> Edit:

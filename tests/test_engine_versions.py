@@ -101,7 +101,9 @@ def test_check_uses_the_version_that_is_asked_for(
     assert "must be a positive int, got None" in said["0.33.0"][1]["error"]
     assert said["0.34.0"][1]["version"] == "0.34.0"
     assert said["0.34.0"][1]["evidence"] == "made up for a test"
-    assert said["0.35.0"][1]["error"] == ("version 0.35.0: known is 0.4.0, 0.33.0, 0.34.0 only")
+    assert said["0.35.0"][1]["error"] == (
+        "The rules of vLLM 0.35.0 are not known, only those of 0.4.0, 0.33.0, 0.34.0"
+    )
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out) == said["0.34.0"][1]  # 0.34 is newer than 0.4
 
@@ -110,8 +112,10 @@ def test_without_the_files_the_versions_are_not_known(draft: Path) -> None:
     answer = check_draft(draft, engine="vllm", version="0.34.0", arch="sm90")
     assert (answer.verdict, answer.version) == ("UNKNOWN", "0.34.0")
     assert answer.evidence == "this version was never executed"
-    assert answer.error == "version 0.34.0: known is 0.33.0 only"
-    assert answer.remedy == "known: vllm 0.33.0 on sm90, sm100, sm80, gfx942"
+    assert answer.error == "The rules of vLLM 0.34.0 are not known, only those of 0.33.0"
+    assert answer.remedy == (
+        "ask for vLLM 0.33.0 on one of H200 (sm90), B200 (sm100), A100 (sm80), MI325X (gfx942)"
+    )
 
 
 @pytest.mark.usefixtures("two_more")

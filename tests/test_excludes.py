@@ -104,7 +104,7 @@ def test_plain_fp8_on_mla_loads_where_the_target_is_known(
     assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "LOADS"
     other = on_vllm(folder, NUM_TARGET_LAYERS + 1)  # another target than it was made for
     assert other.verdict == "LOADS BUT WRONG"
-    assert "kv_b_proj.weight: BF16 -> F8_E4M3" in (other.error or "")
+    assert "kv_b_proj.weight from BF16 to F8_E4M3" in (other.error or "")
     unknown = on_vllm(folder, None)
     assert unknown.verdict == "UNKNOWN"
     assert "--target-layers" in (unknown.error or "")

@@ -102,13 +102,13 @@ def test_sizes_have_several_names(keys: dict[str, int], heads: int, tmp_path: Pa
     [
         ({"medusa_num_heads": 2}, "num_heads 3 and medusa_num_heads 2 contradict each other"),
         ({"num_heads": 2}, r"lm_heads.2.weight: no tensor of medusa|blocks.2.layers.0.weight: no"),
-        ({"num_heads": 4}, "of medusa are missing, first blocks.3.layers.0.weight"),
+        ({"num_heads": 4}, "of medusa are missing: blocks.3.layers.0.weight"),
         ({"num_heads": 10**9}, "num_heads or num_hidden_layers: 1000000000 layers, but 6 tensors"),
         ({"num_heads": None}, "num_heads: missing key"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected a positive whole number, got 0"),
         ({"vocab_size": None}, "vocab_size: missing key"),
         ({"hidden_size": 32}, r"expected shape \[32, 32\], got \[64, 64\]"),
-        ({"medusa_fc_bias": True}, "of medusa are missing, first blocks.0.layers.0.bias"),
+        ({"medusa_fc_bias": True}, "of medusa are missing: blocks.0.layers.0.bias"),
         ({"medusa_fc_bias": 1}, "medusa_fc_bias: expected true or false, got 1"),
         ({"logit_scale": 0.5}, "logit_scale: expected 1, got 0.5: scaled logits"),
         ({"truncated_vocab_size": 97}, r"truncated_vocab_size: 97 of 96 tokens\n"),
@@ -195,7 +195,7 @@ def test_heads_that_read_the_targets_own_head_are_incomplete(tmp_path: Path) -> 
     folder = tiny_medusa(tmp_path / "draft")
     tensors = {name: t for name, t in read_tensors(folder).items() if "lm_heads" not in name}
     write_tensors(folder, tensors)
-    refused(folder, "of medusa are missing, first lm_heads.0.weight")
+    refused(folder, "of medusa are missing: lm_heads.0.weight")
 
 
 # ---- forward

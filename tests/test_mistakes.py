@@ -1,6 +1,7 @@
 """Mistakes of people who are new here: each exits with 2, is named, and has a way out."""
 
 import errno
+import gzip
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from draftquant.scripts.cli import main
+from safetensors.torch import load_file, save_file
 
 PAIRS = Path(__file__).parent / "pairs"
 DISK_USAGE = "draftquant.quantize.files.staging.shutil.disk_usage"
@@ -62,8 +64,18 @@ MISTAKES = {
     "recipes": (
         Mistake("quantize draft --recipe mi325 --out o", "no built-in recipe", "mean 'mi325x'?"),
         Mistake("quantize draft --recipe fp8-ptcp --out o", "no built-in", "mean 'fp8-ptpc'?"),
-        Mistake("quantize draft --recipe w4a8 --out o", "no built-in", "hopper-w4a8, hopper"),
-        Mistake("quantize draft --recipe NVFP4 --out o", "no built-in", "blackwell-nvfp4, bl"),
+        Mistake("quantize draft --recipe w4a8 --out o", "no built-in", "their inputs are FP8"),
+        Mistake("quantize draft --recipe INT8 --out o", "no built-in", "has no INT8"),
+        Mistake("quantize draft --recipe FP8 --out o", "no built-in", "use 'fp8-ptpc' (one"),
+        Mistake("quantize draft --recipe W4A16_ASYM --out o", "no built-in", "zero points"),
+        Mistake("quantize draft --recipe learned --out o", "no built-in", "mi355-mxfp4-learned?"),
+        Mistake("quantize draft --recipe NVFP4 --out o", "a static scale", "pass --traces"),
+        Mistake("quantize draft --recipe a100 --out o", "no built-in", "list --arch a100"),
+        Mistake("quantize draft --recipe bare.yaml --out o", "bare.yaml:1: name: it is missing",
+                "add 'name: bare'"),
+        Mistake("quantize draft --recipe on.yaml --out o", "on.yaml:2: name: expected text, got on",
+                "quote it ('on'): YAML reads on as true"),
+        Mistake("quantize draft --recipe 0123.yaml --out o", "0123.yaml:2: name", "as a number"),
         Mistake("quantize draft --recipe draft --out o", "is a folder, not a recipe", "use one of"),
         Mistake("quantize draft --recipe draft/config.json --out o", "a .yaml file", "use one of"),
         Mistake("quantize draft --recipe nope.yaml --out o", "no such recipe file", "the path"),
@@ -92,6 +104,19 @@ MISTAKES = {
     "drafts": (
         Mistake("inspect zzz", "zzz: no such folder", "a Hub id (owner/name)"),
         Mistake("inspect drfat", "drfat: no such folder", "did you mean draft?"),
+        Mistake("inspect gone", "is a link to nowhere, which does not exist", "another folder"),
+        Mistake("inspect models--me--draft", "is a folder of the Hub's cache",
+                "give me/draft, or models--me--draft/snapshots/123abc"),
+        Mistake("inspect https://huggingface.co/me/draft", "is a web address", "id: me/draft"),
+        Mistake("inspect hf.co/me/draft/tree/main", "is a web address", "id: me/draft@main"),
+        Mistake("inspect me/draft:main", "and no Hub id", "behind @: me/draft@main"),
+        Mistake("inspect ''", "DRAFT: expected a folder, a file or a Hub id, got an empty text",
+                "a variable of the shell that is not set"),
+        Mistake("quantize draft --recipe h200 --out ''", "--out: expected a path", "a variable"),
+        Mistake("record --target '' --prompts prompts.jsonl --out o", "--target: e", "a variable"),
+        Mistake("gate draft quant --traces traces --report ''", "--report: expected", "a variable"),
+        Mistake("inspect nofc", "1 tensor(s) of eagle3-llama are missing: fc.weight",
+                "export the draft again, with all of its tensors\n"),
         Mistake("inspect parent", "1 folder(s) in it have", "did you mean parent/draft?"),
         Mistake("inspect draft/model.safetensors", "is a file, not a draft", "folder: draft"),
         Mistake("inspect draft/config.json", "is a file, not a draft folder", "folder: draft"),
@@ -137,11 +162,31 @@ MISTAKES = {
         Mistake("record --target target --draft draft --prompts empty.jsonl --out o",
                 "holds no prompt", 'one prompt per line: {"id"'),
         Mistake("record --target target --draft draft --prompts prompts.csv --out o",
-                "line(s) are no prompts", ".csv is not read: write JSON lines"),
+                "line(s) are not prompts", "write JSON lines instead of .csv"),
         Mistake("record --target target --draft draft --prompts list.json --out o",
-                "expected a JSON object", ".json is not read: write JSON lines"),
+                "expected a JSON object", "jq -c '.[]' list.json > NEW.jsonl"),
+        Mistake("record --target target --draft draft --prompts utf16.jsonl --out o",
+                "it is UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8 utf16.jsonl > NEW.jsonl"),
+        Mistake("record --target target --draft draft --prompts latin.jsonl --out o",
+                "latin.jsonl:1: not UTF-8: byte 0xe9", "save the file as UTF-8 text"),
+        Mistake("record --target target --draft draft --prompts prompts.jsonl.gz --out o",
+                "it is compressed by gzip", "unpack it: gunzip -k prompts.jsonl.gz"),
+        Mistake("record --target target --draft draft --prompts twice.jsonl --out o",
+                "stands on line 1 too", "give each prompt an id of its own"),
+        Mistake("record --target target --draft draft --prompts alpaca.jsonl --out o",
+                "tokenizer has no chat template", "give the prompts as text"),
+        Mistake("record --target target --draft draft --prompts query.jsonl --out o",
+                "unknown key 'query'", "the prompt: --prompts-column query"),
+        Mistake("record --target target --draft draft --prompts noid.jsonl --out o",
+                "noid.jsonl:1: id: it is missing", "add an id"),
+        Mistake("record --target target --draft draft --prompts pretty.jsonl --out o",
+                "pretty.jsonl:1: not JSON", "jq -c . pretty.jsonl > NEW.jsonl"),
+        Mistake("record --target target --draft draft --prompts prompt.jsonl --out o",
+                "cannot be read: No such file", "did you mean prompts.jsonl?"),
         Mistake("record --target target --draft draft --prompts odd.jsonl --out o",
-                "odd.jsonl:1:", "'draftquant record --help' names the other forms"),
+                "odd.jsonl:1:", "one prompt per line"),
+        Mistake("record --target target --draft draft --prompts keys.jsonl --out o",
+                "unknown key 'answer'", "'draftquant record --help' names the other forms"),
         Mistake("record --target target --draft draft --prompts none.jsonl --out o",
                 "none.jsonl: cannot be read: No such file or directory\n", "one prompt per line"),
         Mistake("record --target target --draft draft --prompts traces --out o",
@@ -222,6 +267,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder(here / "parent" / "draft", config__json=config, model__safetensors=weights)
     folder(here / "gguf", model__gguf=b"GGUF" + struct.pack("<IQQ", 3, 1, 1))
     folder(here / "lora", adapter_config__json="{}", adapter_model__safetensors=weights)
+    folder(here / "models--me--draft" / "snapshots" / "123abc", config__json=config)
+    folder(here / "models--me--draft" / "refs", main="123abc")
+    (here / "gone").symlink_to("nowhere")
+    without = load_file(weights)
+    del without["fc.weight"]
+    folder(here / "nofc", config__json=config)
+    save_file(without, here / "nofc" / "model.safetensors")
     folder(here / "bin", config__json=config)
     torch.save({"fc.weight": torch.zeros(2, 2)}, here / "bin" / "pytorch_model.bin")
     folder(here / "noweights", config__json=config)
@@ -238,12 +290,24 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("empty.jsonl", ""),
         ("prompts.csv", "id,text\n1,hello\n"),
         ("list.json", '[{"text": "hello"}]'),
+        ("twice.jsonl", lines[0] + lines[0]),
+        ("alpaca.jsonl", '{"instruction": "Say hello", "input": "", "output": "hello"}\n'),
+        ("query.jsonl", '{"query": "hello"}\n'),
+        ("noid.jsonl", '{"text": "hello"}\n'),
+        ("pretty.jsonl", json.dumps({"id": "1", "text": "hello"}, indent=1)),
+        ("keys.jsonl", '{"answer": 7}\n'),
         ("odd.jsonl", '{"question": 7}\n'),
         ("mine.yaml", "extends: fp8-ptpc\nname: mine\nlayuot: quark\n"),
+        ("bare.yaml", "extends: fp8-ptpc\n"),
+        ("on.yaml", "extends: fp8-ptpc\nname: on\n"),
+        ("0123.yaml", "extends: fp8-ptpc\nname: 0123\n"),
         ("tab.yaml", "extends: fp8-ptpc\n\tname: tab\n"),
         ("int5.yaml", "extends: int4-channel\nname: int5\nweights: {dtype: int5}\n"),
     ):
         (here / name).write_text(content, encoding="utf-8")
+    (here / "utf16.jsonl").write_text("".join(lines[:4]), encoding="utf-16")
+    (here / "latin.jsonl").write_text('{"id": "1", "text": "caf\xe9"}', encoding="latin-1")
+    (here / "prompts.jsonl.gz").write_bytes(gzip.compress("".join(lines[:4]).encode()))
     before = Path.cwd()
     os.chdir(here)
     try:
@@ -369,11 +433,45 @@ def test_an_interrupted_run_leaves_nothing(
 def test_an_unknown_version_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "quant", "--engine", "vllm", "--version", "0.10"]) == 3
     said = capsys.readouterr().out
-    assert said.startswith("UNKNOWN in vllm 0.10 on any GPU")
-    assert "known: vllm 0.33.0" in said
+    assert said.startswith("UNKNOWN: it is not known what vLLM 0.10 does with this draft")
+    assert "ask for vLLM 0.33.0" in said
 
 
 @pytest.mark.usefixtures("scene")
 def test_an_alias_says_which_recipe_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "draft", "--recipe", "MI325X"]) == 0
     assert capsys.readouterr().err.startswith("recipe MI325X is mi325x-fp8: ")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_byte_order_mark_is_no_mistake(
+    scene: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Editors of Windows write one in front of UTF-8."""
+    mark = b"\xef\xbb\xbf"
+    weights = scene / "draft" / "model.safetensors"
+    folder(tmp_path / "bom", config__json=mark + (scene / "draft" / "config.json").read_bytes(),
+           model__safetensors=weights)  # fmt: skip
+    prompts = tmp_path / "bom.jsonl"
+    prompts.write_bytes(mark + (scene / "prompts.jsonl").read_bytes())
+    recipe = tmp_path / "bom.yaml"
+    recipe.write_bytes(mark + b"extends: fp8-ptpc\nname: bom\n")
+    assert main(["inspect", str(tmp_path / "bom")]) == 0
+    assert main(["plan", str(tmp_path / "bom"), "--recipe", str(recipe)]) == 0
+    record = ["record", "--target", "target", "--draft", str(tmp_path / "bom"), "--prompts"]
+    out = str(tmp_path / "traces")
+    assert main([*record, str(prompts), "--out", out, "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("MI355X", "mi325x-fp8"), ("h100", "fp8-ptpc"), ("FP8_DYNAMIC", "fp8-ptpc"),
+     ("W4A16", "int4-group128"), ("mtq.FP8_PER_CHANNEL_PER_TOKEN_CFG", "blackwell-fp8-mla")],
+)  # fmt: skip
+def test_the_name_of_a_gpu_or_of_a_scheme_of_others_is_a_recipe(
+    name: str, recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "draft", "--recipe", name]) == 0
+    assert capsys.readouterr().err.startswith(f"recipe {name} is {recipe}: ")

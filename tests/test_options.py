@@ -18,7 +18,8 @@ FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 
 
 OPEN = "calibration.traces.trace_folder.TraceFolder.open"
 MEASURED = "validate.measure.measurement_file.read_measurement"
-PROMPTS = "calibration.prompts.prompt_file.read_prompts"
+PROMPTS = "calibration.prompts.prompt_source.prompts_of"
+PROMPT_FILE = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
 PAGES = "scripts.api.pages.write_reports"
 FINDINGS = "validate.parity.finding.write_findings"
@@ -50,8 +51,23 @@ def replayed(at: str, spy: str = "") -> tuple[Row, ...]:
     )
 
 
-def pages() -> tuple[Row, ...]:
-    """Of `Pages`."""
+def chosen_prompts(at: str = "", spy: str = "") -> tuple[Row, ...]:
+    """Of `ChosenPrompts`."""
+    split, column, number, seed = (
+        ("prompts_split", "prompts_column", "num_prompts", "prompts_seed")
+        if at
+        else ("choice.split", "choice.column", "choice.num_prompts", "choice.seed")
+    )
+    return (
+        Row("--prompts-split", "hard/test", f"{at}{split}", "hard/test", spy),
+        Row("--prompts-column", "ask", f"{at}{column}", "ask", spy),
+        Row("--num-prompts", "7", f"{at}{number}", 7, spy),
+        Row("--prompts-seed", "5", f"{at}{seed}", 5, spy),
+    )
+
+
+def pages(beside: str = "") -> tuple[Row, ...]:
+    """Of `Pages`; beside `--log-to` stands what is logged."""
     return (
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
@@ -67,6 +83,14 @@ def pages() -> tuple[Row, ...]:
         Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
         Row("--trend", "t.jsonl", "path", Path("t.jsonl"), "scripts.api.pages.check_place"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
+        Row(
+            "--log-to",
+            "mlflow:file:r",
+            "asked",
+            "mlflow:file:r",
+            "validate.tracking.trackers.find_tracker",
+            beside,
+        ),
     )
 
 
@@ -278,6 +302,7 @@ COMMANDS = (
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record.run", (
         Row("--target", "other", "settings.target", Path("other")),
         Row("--prompts", "other", "settings.prompts", Path("other")),
+        *chosen_prompts("settings."),
         Row("--too-long", "skip", "settings.too_long", "skip"),
         Row("--turns", "all", "settings.turns", "all"),
         Row("--out", "other", "settings.out", Path("other")),
@@ -319,7 +344,7 @@ COMMANDS = (
         Row("--leave-out-off-policy", "", "leave_out_off_policy"),
         Row("--tables", "", "table_ids", ()),
         Row("--table-ids", "3,4", "table_ids", (3, 4), beside="--tables"),
-    ), stubs(PROMPTS, "calibration.traces.target_tables.TargetTables.find")),
+    ), stubs(PROMPT_FILE, "calibration.traces.target_tables.TargetTables.find")),
     Command("traces info TRACES", OPEN, (Row("TRACES", "other", "folder", Path("other")),)),
     Command("traces split TRACES --out A B --count 3", "calibration.traces.sets.split_traces", (
         Row("TRACES", "other", "traces.given", Path("other")),
@@ -354,7 +379,8 @@ COMMANDS = (
             "--launch M.yaml", ("--server", "--engine", "--prompts")),
         Row("--server", "http://i", "server.url", "http://i"),
         Row("--engine", "sglang", "protocol.given", "sglang"),
-        Row("--prompts", "other", "path", Path("other"), PROMPTS),
+        Row("--prompts", "other", "reference", Path("other"), PROMPTS),
+        *chosen_prompts(spy=PROMPTS),
         Row("--out", "other.jsonl", "out", Path("other.jsonl")),
         Row("--show", "R", "path", Path("R"), MEASURED),
         Row("--tokenizer", "M", "target", Path("M"),
@@ -376,7 +402,8 @@ COMMANDS = (
         Row("--timeout", "33", "server.patience.seconds", 33),
         Row("--attempts", "2", "server.patience.attempts", 2),
     ), {
-        **stubs(PROMPTS, "calibration.prompts.prompt_file.PromptEncoder",
+        PROMPTS: MagicMock(passed_over=()),
+        **stubs("calibration.prompts.prompt_file.PromptEncoder",
                 "validate.measure.measuring.measure", "scripts.commands.measure._print",
                 "validate.measure.protocols.get_protocol",
                 "scripts.api.measure.draft_identity", "validate.launch.matrix.load_matrix",
@@ -436,11 +463,11 @@ COMMANDS = (
             **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
         Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
-        *pages(),
+        *pages("--report r.json"),
     ), {
         "scripts.api.gate._judged_drafts": TWO,
         **WRITERS,
-        **stubs(MEASURED, "scripts.api.gate.judge_on_traces",
+        **stubs(MEASURED, PAGES, "scripts.api.gate.judge_on_traces",
                 "validate.served.joint_report.judge_measured",
                 "validate.report.document.document_of",
                 "validate.report.document.document_text", "validate.report.document.parse_report",
@@ -552,8 +579,10 @@ COMMANDS = (
             "validate.parity.sampled_findings.sampled_finding", (
         Row("PLAIN", "other", "plain.given", Path("other")),
         Row("SPECULATIVE", "other", "speculative.given", Path("other")),
-        Row("--prompts", "other", "path", Path("other"), PROMPTS),
-        Row("--tokenizer", "K", "target", Path("K"), PROMPTS),
+        Row("--prompts", "other", "reference", Path("other"), PROMPTS),
+        *chosen_prompts(spy=PROMPTS),
+        Row("--tokenizer", "K", "target", Path("K"),
+            "calibration.prompts.prompt_file.PromptEncoder"),
         Row("--target", "other", "target", Path("other"),
             "validate.parity.text_scores.score_by_target"),
         Row("--score-server", "http://h", "url", "http://h",
@@ -573,7 +602,9 @@ COMMANDS = (
         "validate.parity.sampled_findings.sampled_finding": FINDING,
         "validate.parity.sampled_findings.texts_of": [],
         "validate.parity.text_scores.score_by_target": [],
-        **stubs(MEASURED, PROMPTS, DEVICE, "validate.parity.sampled_findings.check_sampled",
+        PROMPTS: MagicMock(passed_over=()),
+        **stubs(MEASURED, DEVICE, "validate.parity.sampled_findings.check_sampled",
+                "calibration.prompts.prompt_file.PromptEncoder",
                 "scripts.commands.parity._print"),
     }),
     Command("parity draft BF16 QUANT --traces TRACES",

@@ -88,7 +88,7 @@ def test_the_layout_of_speculators_says_the_same(tmp_path: Path) -> None:
 
 def test_without_its_mask_the_draft_is_incomplete(tmp_path: Path) -> None:
     folder = tiny_eagle3_llama(tmp_path / "draft", config={"architectures": ["PEagleDraftModel"]})
-    with pytest.raises(CheckpointError, match="missing, first mask_hidden"):
+    with pytest.raises(CheckpointError, match="missing: mask_hidden"):
         read_draft(Checkpoint.open(folder))
 
 
@@ -180,7 +180,7 @@ def test_check_says_what_the_engines_did(tmp_path: Path) -> None:
     assert '"parallel_drafting": true' in (answer.launch or "")
     dropped = check_draft(folder, engine="sglang")
     assert dropped.verdict == "LOADS BUT WRONG"
-    assert "dropped: mask_hidden" in (dropped.error or "")
+    assert "SGLang drops mask_hidden" in (dropped.error or "")
     for name in ("PEagleDraftModel", "PeagleLlamaForCausalLM"):
         edit_json(folder / "config.json", architectures=[name])
         assert check_draft(folder, engine="vllm").verdict == "REFUSED"

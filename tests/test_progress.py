@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from draftquant.scripts import progress
-from draftquant.scripts.progress import progress_bar, seconds, speed
-from draftquant.scripts.terminal import speak
+from draftquant.scripts.progress import heartbeat, progress_bar, seconds, speed
+from draftquant.scripts.terminal import SPEECH, speak
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which a test sets."""
     now = [100.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    SPEECH.spoke()
     return now
 
 
@@ -50,15 +51,102 @@ def test_a_long_phase_says_about_every_tenth_how_long_it_still_takes(
             clock[0] += 0.5
             bar.advance()
     lines = said(capsys)
-    assert lines[0] == "replay: 1% of 1,000, 2.0/s, 8 min 15 s left"
+    assert lines[0] == "replay: 1% of 1,000 after 5.0 s, about 8 min 15 s left"
     assert lines[-1] == "replay: 1,000 in 8 min 20 s, 2.0/s"
-    assert 8 <= len(lines) <= 40
+    assert 500 / 30 <= len(lines) <= 40
+
+
+def test_work_has_no_unit_and_is_shown_as_a_share(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress_bar("replay", 1, "work") as bar:
+        for done in (250, 500, 1000):
+            clock[0] += 10
+            bar.set(done, 1000)
+    assert said(capsys) == [
+        "replay: 25% after 10 s, about 30 s left",
+        "replay: 50% after 20 s, about 20 s left",
+        "replay: done in 30 s",
+    ]
+
+
+def test_an_estimate_that_has_run_out_is_not_repeated(clock: list[float]) -> None:
+    phase = progress.Phase("write", 4)
+    assert phase.left is None  # nothing is known yet
+    clock[0] += 10
+    phase.move(2, 4)
+    assert phase.left == 10
+    clock[0] += 4
+    assert phase.left == 6  # the clock goes on inside an item
+    clock[0] += 7
+    assert phase.left is None
+    assert phase.so_far() == "write: 50% of 4 after 21 s"
+
+
+def beaten(clock: list[float], seconds_passed: int) -> None:
+    """Let time pass in a run, and the thread of its heartbeat have a look after every second."""
+    for _ in range(seconds_passed):
+        clock[0] += 1
+        for bar in reversed(progress._IN_LOGS):
+            bar.beat()
+
+
+def test_a_log_hears_of_one_long_item_every_30_seconds(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress_bar("replay", 4, "work") as bar:
+        beaten(clock, 20)
+        bar.advance()
+        beaten(clock, 55)
+    assert said(capsys) == [
+        "replay: 25% after 20 s, about 60 s left",
+        "replay: 25% after 45 s, about 35 s left",
+        "replay: 25% after 70 s, about 10 s left",
+        "replay: done in 75 s",
+    ]
+
+
+def test_a_command_beats_outside_of_phases_too_and_not_after_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.1)
+    monkeypatch.setattr(progress, "SHORT", 0.1)
+    with heartbeat("gate"):
+        lines = wait_for_lines(capsys, 2)
+        with progress_bar("replay", 10):
+            inside = wait_for_lines(capsys, 2)
+    after = said(capsys)
+    assert all(re.fullmatch(r"gate: running for [0-9.]+ s", line) for line in lines)
+    assert all(re.fullmatch(r"replay: 0% of 10 after [0-9.]+ s", line) for line in inside[1:])
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    time.sleep(0.3)
+    assert said(capsys) == []
+    every = [*lines, *inside, *after]
+    assert len(set(every)) == len(every)  # no line twice
+
+
+def wait_for_lines(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
+    lines: list[str] = []
+    deadline = time.monotonic() + 600
+    while len(lines) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+        lines += said(capsys)
+    return lines
+
+
+def test_a_quiet_command_has_no_heartbeat() -> None:
+    speak(quiet=True, verbose=False)
+    with heartbeat("gate"):
+        assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
 
 
 def test_short_phases_say_nothing_unless_asked(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for verbose, lines in ((False, []), (True, ["write: 1 in 0.1 s, 10.0/s", "sync: 0.0 s"])):
+    for verbose, lines in (
+        (False, []),
+        (True, ["write: 1 in 0.1 s, 10.0/s", "sync: done in 0.0 s"]),
+    ):
         speak(quiet=False, verbose=verbose)
         with progress_bar("write", 1) as bar:
             bar.advance()
@@ -85,7 +173,7 @@ def test_a_phase_without_an_end_is_said_while_it_goes_on(
         while not (lines := said(capsys)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert lines == ["load AMD Quark ..."]
-    assert re.fullmatch(r"load AMD Quark: [0-9.]+ (s|min.*)", said(capsys)[0])
+    assert re.fullmatch(r"load AMD Quark: done in [0-9.]+ (s|min.*)", said(capsys)[0])
 
 
 def test_an_error_ends_a_phase_without_a_word(

@@ -48,6 +48,13 @@ PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
         ),
         # instruction sets; mt_bench_prompts
         ({"prompt": "Hi"}, None, "all", [USER], 0),
+        # Alpaca; GSM8K
+        ({"instruction": "Hi", "input": "", "output": "Hello"}, None, "all", [USER], 0),
+        (
+            {"instruction": "Add.", "input": "1 2"}, None, "all",
+            [{"role": "user", "content": "Add.\n\n1 2"}], 0,
+        ),
+        ({"question": "Hi", "answer": "#### 3"}, None, "all", [USER], 0),
         (
             {"prompt": ["Hi", "again", "more"], "prompt_id": 5, "category": "math"},
             "5", "math", [USER], 2,
@@ -78,7 +85,10 @@ def test_forms_of_others(
         ({"conversations": [{"from": "human"}]}, "objects with from and value"),
         ({"conversations": [{"role": "assistant", "content": "a"}]}, "no turn of the user"),
         ({"turns": ["a"], "level": 3}, "forms: token_ids, text, messages, turns, conv"),
-        ({"question": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt"),
+        ({"query": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt, instr"),
+        ({"question": 3}, "question: expected texts of the user"),
+        ({"instruction": " "}, "instruction: expected text, and text or nothing as input"),
+        ({"instruction": "a", "input": 3}, "instruction: expected text, and text or nothing"),
         ({"id": "a"}, "expected one of token_ids, text, messages, turns, conversations, prompt"),
     ],
 )

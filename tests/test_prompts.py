@@ -96,7 +96,7 @@ def test_line_separators_inside_strings_end_no_line(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[1]", "expected a JSON object"),
         ({"id": "x", "tokens": [1]}, "unknown key 'tokens'"),
-        ({"token_ids": [1]}, "id: expected"),
+        ({"token_ids": [1]}, "id: it is missing"),
         ({"id": "x\n", "token_ids": [1]}, "printable"),
         ({"id": "x", "token_ids": []}, "at least one whole number"),
         ({"id": "x", "token_ids": [1, True]}, "whole number"),
@@ -107,7 +107,7 @@ def test_line_separators_inside_strings_end_no_line(tmp_path: Path) -> None:
         ({"id": "x", "text": "a", "messages": []}, "one of token_ids, text, messages"),
         ({"id": "x", "messages": [{"role": "user"}]}, "role and content"),
         ({"id": "x", "text": "a"}, "need the target's tokenizer"),
-        ({"id": "good", "token_ids": [1]}, "'good' stands on an earlier line"),
+        ({"id": "good", "token_ids": [1]}, "'good' stands on line 1 too"),
     ],
 )
 def test_each_problem_has_its_line(tmp_path: Path, line: Any, message: str) -> None:

@@ -51,9 +51,9 @@ FAULTS = {
         "activations: null\n", "", 1, "activations: missing key", "add 'activations:'"
     ),
     "list for text": Fault("a test", "[a]", 3, "summary: expected text, got a list", "write text"),
-    "number for text": Fault("a test", "7", 3, "summary: expected text, got '7'", "write text"),
+    "number for text": Fault("a test", "7", 3, "summary: expected text, got 7", "quote it ('7')"),
     "null for text": Fault("a test", "null", 3, "summary: expected text, got 'null'", "write text"),
-    "date for text": Fault("a test", "2026-01-01", 3, "expected text, got '2026-01-01'", "write"),
+    "date for text": Fault("a test", "2026-01-01", 3, "expected text, got 2026-01-01", "as a date"),
     "yes for a number": Fault(
         "layer: 7", "layer: yes", 13, "layer: expected a whole number, got 'yes'", "a whole number"
     ),
@@ -254,7 +254,7 @@ def test_path_without_a_recipe(name: str, said: str, tmp_path: Path) -> None:
     ("name", "fix"),
     [
         ("fp8-ptcp", "did you mean 'fp8-ptpc'"),
-        ("zzz", "use one of: b200, h200, mi325x, blackwell-fp8"),
+        ("zzz", "use one of: blackwell-fp8, blackwell-fp8-mla, "),
     ],
 )
 def test_unknown_name(name: str, fix: str) -> None:

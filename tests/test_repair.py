@@ -595,7 +595,7 @@ def test_the_command(bare: Case, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "before LOADS BUT WRONG, after LOADS" in printed
     assert "GOOD" in printed
-    assert "vllm takes model.fc as codes" in printed
+    assert "vLLM takes model.fc as quantized" in printed
     assert fix(bare, "--out", str(bare.out) + "-2", folder=bare.out) == 0
     assert "nothing to repair in its config: no folder was written" in capsys.readouterr().out
     assert not Path(f"{bare.out}-2").exists()
@@ -714,4 +714,6 @@ def test_kept_linears_are_excluded_by_the_names_engines_give_them(
         "quantization_config"
     ]
     assert "re:.*o_proj$" in declared["exclude"]
-    assert plan.repairs[0].wrong.startswith("vllm takes model.layers.0.self_attn.o_proj as codes")
+    assert plan.repairs[0].wrong.startswith(
+        "vLLM takes model.layers.0.self_attn.o_proj as quantized"
+    )

@@ -257,7 +257,10 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
         num_draft_tokens=3,
         on_progress=lambda *call: calls.append(call),
     )
-    assert calls == [(4, 4)]  # one batch: all of its prompts are done at once
+    done, total = calls[0]
+    assert calls == [(done, total), (2 * done, total)]  # one batch of two drafts: equal steps
+    assert total == 2 * done
+    calls.clear()
     replay_drafts(
         [made["bf16"][0]],
         traces,
@@ -265,7 +268,7 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
         batch_size=3,
         on_progress=lambda *call: calls.append(call),
     )
-    assert calls[1:] == [(3, 4), (4, 4)]
+    assert calls == [(done * 3 // 4, done), (done, done)]
     assert first.traces.sha256 == second.traces.sha256 == traces.sha256
     assert first.first_step.share == 1
     assert first.first_step.num_only_this_hits == first.first_step.num_only_reference_hits == 0

@@ -34,7 +34,7 @@ VALIDATE = (
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),
-    ("card", "comparison"),
+    ("card", "comparison", "tracking"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

@@ -248,7 +248,7 @@ def test_faults_of_the_layers_name_their_section(
 def test_qwen3_and_llama_layers_are_told_apart(tmp_path: Path) -> None:
     llama = tiny_speculators_eagle3(tmp_path / "llama")
     change_layers(llama, model_type="qwen3")
-    refused(llama, "2 tensor(s) of eagle3-llama are missing, first layers.0.self_attn.q_norm")
+    refused(llama, "2 tensor(s) of eagle3-llama are missing: layers.0.self_attn.q_norm")
     qwen3 = tiny_speculators_eagle3(tmp_path / "qwen3", layer_type="qwen3")
     change_layers(qwen3, model_type="llama")
     refused(qwen3, "layers.0.self_attn.k_norm.weight: no tensor of eagle3-llama has this name")

@@ -65,7 +65,7 @@ def test_keys_that_are_not_written_are_those_of_a_llama_config(tmp_path: Path) -
             {"transformer_layer_architecture": "MistralDecoderLayer"},
             "transformer_layer_architecture: expected 'LlamaDecoderLayer', got 'Mistral",
         ),
-        ({"fusion_bias": True}, "of eagle1-llama are missing, first fc.bias"),
+        ({"fusion_bias": True}, "of eagle1-llama are missing: fc.bias"),
         ({"fusion_bias": 1}, "fusion_bias: expected true or false, got 1"),
         ({"architectures": ["EagleSpeculator", "Other"]}, r"architectures: expected \['EagleSpec"),
         ({"architectures": ["Eagle3Speculator"]}, r"architectures: expected \['EagleSpeculator'\]"),

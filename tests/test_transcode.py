@@ -353,7 +353,7 @@ def test_the_command(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     command = ["transcode", str(first), "--layout", "compressed-tensors", "--carrier", "fp8_e4m3"]
     assert main([*command, "--out", str(tmp_path / "second")]) == 0
     said = capsys.readouterr().out
-    assert "7 linears with the same codes and scales" in said
+    assert "7 linears with the same quantized values and scales" in said
     assert "-> compressed-tensors fp8_e4m3 per channel, activations token-dynamic" in said
     assert main([*command, "--out", str(tmp_path / "second")]) == 2
     assert "already exists" in capsys.readouterr().err

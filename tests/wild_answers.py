@@ -1,4 +1,4 @@
-"""What each command says of a published draft, and the table of that: `wild/README.md`.
+"""What each command does with a published draft, and the table of it: `wild/README.md`.
 
 Usage: `.venv/bin/python tests/wild_answers.py` writes the table anew; `test_wild.py` holds it.
 
@@ -42,16 +42,19 @@ _NUM_TARGET_LAYERS = 128
 _NUM_TOKENS = 12
 _MOST_OF_AN_ERROR = 300
 _VERDICTS = ("refused", "loads but wrong", "unknown")
-HEAD = """# What is said of published drafts
+HEAD = """# What draftquant does with {count} published drafts
 
-Written by `tests/wild_answers.py`, held by `tests/test_wild.py`. {count} drafts as they are
-published, or as the configs of their trainers make them: their config.json and the names and shapes
-of their tensors, nothing else of theirs. {planned} are planned, {quantized} quantized and verified,
-{decided} decided by `check` for both engines, {replayed} replayed; {named} are read, or refused
-with the name of what they are.
+Of these {count} drafts, draftquant plans {planned}, quantizes and verifies {quantized}, and replays
+{replayed}. `check` decides {decided} for both engines. {named} are read, or refused with the
+name of what they are.
 
-`inspect` names family and lints, the recipes the share of bytes that stays, `vllm` and `sglang`
-what `check` says of BF16; a number is an error below.
+The drafts are as they are published, or as the configs of their trainers make them. Only their
+config.json and the names and shapes of their tensors were taken. `tests/wild_answers.py` writes
+this page, and `tests/test_wild.py` keeps it current.
+
+The column `inspect` has the family and the lints. The columns of the recipes have the share of
+bytes that remains. `vllm` and `sglang` have the answer of `check` for the BF16 draft. A number
+refers to the messages below.
 """
 
 
@@ -195,9 +198,9 @@ def table(answers: Sequence[Answers]) -> str:
     for each in answers:
         cells = [_cell(each.said[column], errors) for column in columns]
         lines.append(f"| {each.draft.name} | {' | '.join(cells)} |")
-    lines += ["", "## What they say", ""]
+    lines += ["", "## Messages", ""]
     lines += [f"{number}. {text}" for text, number in errors.items()]
-    lines += ["", "## Where the facts are from", ""]
+    lines += ["", "## Sources", ""]
     lines += [f"- {each.draft.name}: {each.draft.source}" for each in answers]
     return "\n".join(lines) + "\n"
 

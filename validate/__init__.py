@@ -1,1 +1,1 @@
-"""Whether a quantized draft is as good as its baseline: replay, statistics, policy and gate."""
+"""Deciding whether a quantized draft is as good as its baseline: replay, statistics, gate."""

@@ -27,5 +27,9 @@ class CompareError(DraftQuantError):
     """Drafts cannot be compared with each other, or not for the traffic that was asked about."""
 
 
+class TrackingError(DraftQuantError):
+    """An experiment tracker is not known, not installed, or does not take a run."""
+
+
 class CardError(DraftQuantError):
     """A model card lacks what it must say, or is given figures of another draft."""

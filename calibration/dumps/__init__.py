@@ -1,6 +1,6 @@
-"""Hidden states that trainers dumped: one module a layout, and one that makes traces.
+"""Hidden states that trainers dumped: one module per layout, and one that makes traces of them.
 
-A layout's module gives `Sample`s: tokens, what the dump calls answers, aux features, last hidden
-state. Which layers they are, whether the norm was applied and which token a row belongs to is not
-believed but settled: `head`, `recomputed` and `draft_steps` hold the evidence.
+A layout's module gives `Sample`s: tokens, answers as the dump marks them, aux features, and the
+last hidden state. Three facts are verified, not taken from the dump: the layers, whether the norm
+was applied, and the token of each row. `head`, `recomputed` and `draft_steps` hold the evidence.
 """

@@ -1,1 +1,1 @@
-"""What the linears of a draft read along traces: ranges, scales, second moments."""
+"""Inputs of the linears of a draft along traces: ranges, scales, second moments."""

@@ -50,7 +50,7 @@ def measure_ranges(
         draft: in BF16 or wider values.
         traces: recorded for calibration.
         num_draft_tokens: K, as it will be served.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work).
 
     Raises:
         TraceError: the traces do not fit the draft.

@@ -87,7 +87,7 @@ def measure_input_scales(
         num_draft_tokens: K, as it will be served.
         activations: the format that the scales are stored for.
         others: "fc" or "lm_head", where they store a scale too.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work).
 
     Returns:
         Canonical module name -> scale, for every linear of `draft.linears` and `others`.

@@ -103,7 +103,7 @@ def measured_inputs(
         num_draft_tokens: K, as it will be served.
         spool: existing folder for second moments; see `MomentsAlongTraces`.
         static: scales that are given and not measured.
-        on_progress: called with (prompts done, prompts) while scales are measured.
+        on_progress: called with (work done, work) while scales are measured.
         on_stage_progress: called so while the moments of a stage are.
 
     Raises:

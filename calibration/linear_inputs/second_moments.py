@@ -49,7 +49,7 @@ class MomentsAlongTraces(Statistics):
         num_draft_tokens: K, as it will be served.
         spool: existing folder for the matrices, 4 in^2 bytes each.
         rounding: how the inputs are rounded when served; what it returns is measured and goes on.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work).
     """
 
     def __init__(

@@ -77,7 +77,7 @@ def calibrated_scales(
         draft: to quantize, in BF16 or wider values.
         traces: recorded for calibration.
         num_draft_tokens: K, as it will be served.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work).
 
     Raises:
         BackendError: the recipe stores no static scales.

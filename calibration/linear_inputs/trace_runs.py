@@ -1,12 +1,14 @@
 """Running a draft over recorded traces for the sake of what its linears read."""
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 
 from ...quantize.drafts.forward import DraftForward, DraftPass, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
+from ..passes.batches import work_of
 from ..passes.draft_inputs import check_trace_fits, first_hidden
 from ..passes.predictions import num_draft_tokens_fault
 from ..traces.trace_folder import TraceFolder
@@ -32,7 +34,7 @@ def run_over_traces(
         num_draft_tokens: K, as it will be served.
         row_stride: distance of the rows that draft, from the first on; the others are context.
         on_pass: called after every pass; what `OnInput` saw since the call before belongs to it.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work) after each prompt; see `work_of`.
 
     Raises:
         TraceError: the traces do not fit the draft.
@@ -43,7 +45,8 @@ def run_over_traces(
     if fault:
         raise CalibrationError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
     check_trace_fits(draft, traces)
-    for done, trace in enumerate(traces, start=1):
+    work = [work_of([entry], num_draft_tokens) for entry in traces.manifest.prompts]
+    for done, trace in zip(accumulate(work), traces, strict=True):
         rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
         rows = rows[::row_stride]
         with torch.inference_mode():
@@ -56,7 +59,7 @@ def run_over_traces(
             for one in passes:
                 forward.head_input(one.hidden)
                 on_pass(one)
-        on_progress(done, len(traces))
+        on_progress(done, sum(work))
 
 
 def never_run(traces: TraceFolder, name: str, num_draft_tokens: int) -> CalibrationError:

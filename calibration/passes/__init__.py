@@ -1,1 +1,1 @@
-"""A draft's passes along traces: chains or blocks, several prompts together, on any device."""
+"""Forward passes of a draft along traces: chains or blocks, several prompts at once, any device."""

@@ -48,6 +48,16 @@ def batches_of(
     return batches
 
 
+def work_of(entries: Sequence[TraceEntry], num_draft_tokens: int) -> int:
+    """Positions that a draft computes along prompts that go through it together, for progress.
+
+    Every prompt is as long as the longest; behind each token of its continuation stand K - 1 more.
+    """
+    tokens = max(entry.num_tokens for entry in entries)
+    rows = tokens - min(entry.prompt_length for entry in entries)
+    return len(entries) * (tokens + rows * (num_draft_tokens - 1))
+
+
 def proposals_of_batch(
     draft: LoadedDraft,
     traces: TraceFolder,

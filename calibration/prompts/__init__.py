@@ -1,1 +1,1 @@
-"""Prompts as users have them."""
+"""Reading prompt files in the forms that users have."""

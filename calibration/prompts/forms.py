@@ -6,9 +6,11 @@
 | MT-Bench, Spec-Bench, SPEED-Bench | `turns` | the first; others follow the target's answer |
 | ShareGPT, SpecForge, TorchSpec | `conversations` | all up to the last turn of the user |
 | instruction sets, mt_bench_prompts | `prompt` | one turn of the user; of a list the first |
+| Alpaca | `instruction`, `input` | one turn of the user: both, with an empty line between |
+| GSM8K and other tasks | `question` | one turn of the user |
 
-Sources: `question.jsonl` of FastChat and Spec-Bench, the dataset card of SPEED-Bench,
-`scripts/prepare_data.py` of SpecForge.
+Sources: `question.jsonl` of FastChat and Spec-Bench, the dataset cards of SPEED-Bench, Alpaca and
+GSM8K, `scripts/prepare_data.py` of SpecForge.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +31,8 @@ _IDS = ("id", "question_id", "prompt_id")
 _BESIDE = {*_IDS, "category", "cluster"}
 _SPEED = {"sub_category", "source", "src_id", "difficulty", "multiturn"}
 """What SPEED-Bench says beside its turns."""
+_OF_DATA_SETS = ("query", "input", "content", "problem", "user")
+"""Where data sets of other forms have the user's turn."""
 _OURS = _BESIDE | {"token_ids", "text", "messages"}
 
 
@@ -63,10 +67,12 @@ def read_form(value: Mapping[str, Any]) -> Form:
         raise LineProblem(f"expected one form of prompt, got {', '.join(sorted(value))}")
     allowed, read = _FORMS[marks[0]] if marks else (_OURS, _ours)
     unknown = sorted(value.keys() - allowed)
+    foreign = [key for key in _OF_DATA_SETS if key in unknown]
     if unknown:
         raise LineProblem(
-            f"unknown key {short(unknown[0])}; known: {', '.join(sorted(allowed))}; forms:"
-            f" token_ids, text, messages, {', '.join(_FORMS)}"
+            f"unknown key {short((foreign or unknown)[0])}; known: {', '.join(sorted(allowed))};"
+            f" forms: token_ids, text, messages, {', '.join(_FORMS)}",
+            f"name the key that holds the prompt: --prompts-column {foreign[0]}" if foreign else "",
         )
     found = next((value[key] for key in _IDS if key in value), None)
     named = str(found) if type(found) is int else found
@@ -111,6 +117,17 @@ def _first_turn(turns: object, key: str) -> Read:
     return "messages", [{"role": "user", "content": turns[0]}], tuple(turns[1:])
 
 
+def _instruction(value: Mapping[str, Any]) -> Read:
+    parts = [value["instruction"], value.get("input") or ""]
+    if not all(isinstance(part, str) for part in parts) or not parts[0].strip():
+        raise LineProblem("instruction: expected text, and text or nothing as input")
+    return _first_turn(["\n\n".join(part for part in parts if part.strip())], "instruction")
+
+
+def _question(value: Mapping[str, Any]) -> Read:
+    return _first_turn([value["question"]], "question")
+
+
 def _conversations(value: Mapping[str, Any]) -> Read:
     given = value["conversations"]
     first = given[0] if isinstance(given, list) and given and isinstance(given[0], dict) else {}
@@ -139,5 +156,14 @@ _FORMS: Mapping[str, tuple[set[str], Callable[[Mapping[str, Any]], Read]]] = {
     "turns": (_BESIDE | _SPEED | {"turns", "reference"}, _turns),
     "conversations": (_BESIDE | {"conversations"}, _conversations),
     "prompt": (_BESIDE | {"prompt", "reference"}, _prompt),
+    "instruction": (_BESIDE | {"instruction", "input", "output"}, _instruction),
+    "question": (_BESIDE | {"question", "answer"}, _question),
 }
 """Key that marks a form of others -> the keys that it may have, and its reader."""
+
+CONVERSATIONS = ("messages", "conversations", "conversation")
+KNOWN_COLUMNS = (
+    ("token_ids",), *((name,) for name in CONVERSATIONS), ("turns",), ("prompt",),
+    ("instruction", "input"), ("question",), ("text",),
+)  # fmt: skip
+"""Columns of a data set that a prompt is made of: the first ones that are there."""

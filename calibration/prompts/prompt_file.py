@@ -13,6 +13,7 @@ the id, and lines are numbered then. Prompts that share a document, a task or a 
 `forms`. A column of a parquet file that is null in a row is absent there.
 """
 
+import codecs
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,13 @@ from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import LineProblem, PromptError
-from ..traces.manifest import is_printable_name
+from ..traces.names import is_printable_name
 from .forms import Form, Message, read_form
+from .mistaken_prompts import EXAMPLE, FORM, missing_file, mistaken_bytes, mistaken_lines
 from .parquet import parquet_rows
+from .prompt_choice import EVERY_PROMPT, PromptChoice, of_column
 
 _LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
-_FORM = 'one prompt per line: {"id": "1", "category": "chat", "text": "Hello"}'
 _MOST_PROBLEMS = 20
 Line = bytes | Mapping[str, Any]
 """Of a JSON lines file, or a row of a parquet file."""
@@ -55,7 +57,11 @@ class Prompt:
 
 
 def read_prompts(
-    path: Path, *, target: Path | None = None, encoder: "PromptEncoder | None" = None
+    path: Path,
+    *,
+    target: Path | None = None,
+    encoder: "PromptEncoder | None" = None,
+    choice: PromptChoice = EVERY_PROMPT,
 ) -> tuple[Prompt, ...]:
     """Read a prompt file.
 
@@ -64,6 +70,7 @@ def read_prompts(
         target: folder of the target, whose tokenizer is used for "text" and "messages" (never
             remote code); not needed for "token_ids".
         encoder: of the target instead, which its caller asks afterwards what it has used.
+        choice: which of the lines; others are not looked at.
 
     Returns:
         The prompts in the order of the file, at least one.
@@ -74,28 +81,35 @@ def read_prompts(
     """
     encoder = encoder or PromptEncoder(target)
     prompts: dict[str, Prompt] = {}
+    numbers: dict[str, int] = {}
     problems: list[str] = []
+    fixes: list[str] = []
+    first = ""
     lines: Iterator[tuple[int, Line]]
     lines = parquet_rows(path) if path.suffix == ".parquet" else _lines(path)
-    for number, line in lines:
+    for number, line in _chosen(lines, choice, path):
+        first = first or (line.decode(errors="replace") if isinstance(line, bytes) else "row")
         try:
-            prompt = _prompt(_parsed(line), number, encoder)
+            row = of_column(_parsed(line), choice.column)
+            prompt = prompt_of(row, number, encoder)
             if prompt.id in prompts:
-                raise LineProblem(f"id {prompt.id!r} stands on an earlier line too")
-            prompts[prompt.id] = prompt
+                what = f"id {prompt.id!r} stands on line {numbers[prompt.id]} too"
+                raise LineProblem(what, "give each prompt an id of its own")
+            prompts[prompt.id], numbers[prompt.id] = prompt, number
         except LineProblem as exc:
             problems.append(f"{path}:{number}: {exc}")
+            fixes.append(exc.fix)
             if len(problems) == _MOST_PROBLEMS:
                 break
     if problems:
         raise PromptError(
             path,
-            f"{len(problems)} line(s) are no prompts:",
+            f"{len(problems)} line(s) are not prompts:",
             details=problems,
-            fix=_fix(path),
+            fix=next(filter(None, fixes), "") or mistaken_lines(path, first),
         )
     if not prompts:
-        raise PromptError(path, "holds no prompt", fix=f"write {_FORM}")
+        raise PromptError(path, "holds no prompt", fix=f"write {FORM}")
     return tuple(prompts.values())
 
 
@@ -103,25 +117,18 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every line that is not blank, with its number; U+2028 is no line end in JSON."""
     try:
         with open_stream(path) as stream:
+            if found := mistaken_bytes(path, stream.peek(4)[:4]):
+                raise PromptError(path, found[0], fix=found[1])
             number = 0
             while line := stream.readline(_LONGEST_LINE + 1):
                 number += 1
                 if len(line) > _LONGEST_LINE:
                     what = f"line {number} has more than {_LONGEST_LINE:,} bytes"
                     raise PromptError(path, what, fix="give one prompt per line")
-                if line.strip():
-                    yield number, line
+                if line.removeprefix(codecs.BOM_UTF8).strip():
+                    yield number, line.removeprefix(codecs.BOM_UTF8)
     except OSError as exc:
-        raise PromptError(
-            path, f"cannot be read: {reason(exc)}", fix=f"give a file with {_FORM}"
-        ) from exc
-
-
-def _fix(path: Path) -> str:
-    """How to mend a file of which some lines are no prompts."""
-    if path.suffix in (".json", ".csv", ".txt", ".tsv"):
-        return f"{path.suffix} is not read: write JSON lines, {_FORM}"
-    return f"write {_FORM}; 'draftquant record --help' names the other forms"
+        raise PromptError(path, f"cannot be read: {reason(exc)}", fix=missing_file(path)) from exc
 
 
 class PromptEncoder:
@@ -152,7 +159,8 @@ class PromptEncoder:
         """
         tokenizer = self._loaded()
         if not tokenizer.chat_template:
-            raise LineProblem("messages: the target's tokenizer has no chat template; give text")
+            what = "messages: the target's tokenizer has no chat template"
+            raise LineProblem(what, f"give the prompts as text: {EXAMPLE}")
         from jinja2 import TemplateError
 
         try:
@@ -194,16 +202,43 @@ def _parsed(line: Line) -> Mapping[str, Any]:
         return line
     try:
         value = parse_json(line.decode("utf-8"))
-    except (UnicodeDecodeError, JsonProblem) as exc:
+    except UnicodeDecodeError as exc:
+        what = f"not UTF-8: byte {hex(line[exc.start])}"
+        raise LineProblem(what, "save the file as UTF-8 text") from exc
+    except JsonProblem as exc:
         raise LineProblem(str(exc)) from exc
     if not isinstance(value, dict):
         raise LineProblem("expected a JSON object")
     return value
 
 
-def _prompt(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Prompt:
+def _chosen(
+    lines: Iterator[tuple[int, Line]], choice: PromptChoice, path: Path
+) -> Iterator[tuple[int, Line]]:
+    if choice.num_prompts is None:
+        yield from lines
+        return
+    there = list(lines)
+    choice.check(path, len(there))
+    for place in sorted(choice.order(len(there))[: choice.num_prompts]):
+        yield there[place]
+
+
+def prompt_of(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Prompt:
+    """The prompt of a line.
+
+    Args:
+        value: its keys.
+        number: of the line, for forms of others without an id.
+        encoder: of the target.
+
+    Raises:
+        LineProblem: the line is no prompt.
+    """
     form = read_form(value)
     prompt_id = f"line-{number}" if form.id is None and form.of_others else form.id
+    if prompt_id is None:
+        raise LineProblem("id: it is missing", f"add an id, as in {EXAMPLE}")
     if not is_printable_name(prompt_id):
         raise LineProblem(f"id: expected 1 to 200 printable characters, got {short(prompt_id)}")
     if not is_printable_name(form.category) or not form.category.strip():

@@ -1,1 +1,1 @@
-"""Recording traces: how text is continued, and a transformers target that continues it."""
+"""Recording traces: settings of decoding, and a transformers target that continues prompts."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
+from ..traces.dataset_source import DatasetSource
 from ..traces.too_long import TooLong, TooLongPrompts
 from .target_shape import TargetShape
 
@@ -20,10 +21,12 @@ class FittedPrompts:
     Attributes:
         prompts: at least one.
         too_long: those that were left out or cut; None where all of them fit.
+        dataset: that they were taken out of, for trace.json.
     """
 
     prompts: tuple[Prompt, ...]
     too_long: TooLongPrompts | None
+    dataset: DatasetSource | None = None
 
 
 def fitted_prompts(

@@ -6,6 +6,7 @@ It knows the target; of drafts it knows only which layers they read and how they
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ...recipes.bounds import AT_LEAST_1
 from ..errors import TraceError
 from ..passes.draft_inputs import fused_features
 from ..prompts.prompt_file import Prompt
+from ..traces.dataset_source import DatasetSource
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.target_tables import TargetTables
@@ -54,6 +56,7 @@ def record_traces(
     placement: Placement = ON_CPU,
     table_ids: Collection[int] | None = None,
     too_long: TooLongPrompts | None = None,
+    dataset: DatasetSource | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
     """Continue every prompt and write the trace folder `out`.
@@ -75,7 +78,8 @@ def record_traces(
         table_ids: carry the target's embedding and head, for drafts without their own; with the
             embeddings of the recorded tokens and of these. None = carry no tables.
         too_long: prompts that were left out or cut before, for trace.json.
-        on_progress: called with (prompts done, prompts).
+        dataset: that the prompts were taken out of, for trace.json.
+        on_progress: called with (work done, work) whenever the target has run; see `_Work`.
 
     Returns:
         The written folder, opened. Two runs with the same arguments write the same bytes.
@@ -97,7 +101,8 @@ def record_traces(
         ids = chosen_layers(aux_layer_ids, fuse_with, shape)
         spec = feature_spec(shape, ids, fuse_with, dtype)
         last_state = fuse_with is not None and not fuse_with.geometry.reads_layers
-        done = 0
+        batches = list(_batches(prompts, batch_size))
+        work = _Work(prompts, batches, max_new_tokens, on_progress)
         with (
             trace_output(
                 out,
@@ -110,18 +115,53 @@ def record_traces(
                 tables=tables,
                 table_ids=table_ids or (),
                 too_long=too_long,
+                datasets=(dataset,) if dataset else None,
             ) as writer,
             _Recorder(model, layers, ids, decoding, last_state=last_state) as recorder,
         ):
-            for positions in _batches(prompts, batch_size):
+            for positions in batches:
                 batch = [prompts[i] for i in positions]
-                for position, trace in zip(
-                    positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
-                ):
+                found = recorder.run(batch, max_new_tokens, fuse_with, work.ran)
+                for position, trace in zip(positions, found, strict=True):
                     writer.add(trace, position=position)
-                done += len(batch)
-                on_progress(done, len(prompts))
+                work.end_batch()
     return TraceFolder.open(out)
+
+
+class _Work:
+    """How much a recording has computed of what it will at most, in tokens.
+
+    A run of the target on few tokens takes about as long as one on `_LEAST` more: it reads all the
+    weights. So a batch of one prompt is no thirty-second part of a batch of 32.
+    """
+
+    _LEAST = 32
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        batches: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        def work(batch: Sequence[int]) -> int:
+            fed = len(batch) * (len(prompts[batch[0]].token_ids) + max_new_tokens - 1)
+            return max_new_tokens * self._LEAST + fed
+
+        self._until = list(accumulate(map(work, batches)))
+        self._total, self._done = self._until[-1], 0
+        self._on_progress = on_progress
+
+    def ran(self, num_tokens: int) -> None:
+        """The target ran on so many."""
+        self._done += self._LEAST + num_tokens
+        if self._done < self._until[0]:  # whose last run is its end
+            self._on_progress(self._done, self._total)
+
+    def end_batch(self) -> None:
+        """What was not needed, because every prompt of the batch ended earlier, is done too."""
+        self._done = self._until.pop(0)
+        self._on_progress(self._done, self._total)
 
 
 @dataclass(slots=True)
@@ -180,9 +220,13 @@ class _Recorder:
 
     @torch.inference_mode()
     def run(
-        self, prompts: Sequence[Prompt], max_new_tokens: int, fuse_with: LoadedDraft | None
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        fuse_with: LoadedDraft | None,
+        on_run: Callable[[int], None],
     ) -> Iterator[PromptTrace]:
-        """Continue prompts of equal length together."""
+        """Continue prompts of equal length together; `on_run` hears of how many tokens ran."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config)
@@ -194,6 +238,7 @@ class _Recorder:
         chosen: list[ChosenTokens] = []
         for _ in range(max_new_tokens):
             fed.extend(self._feed(unread, cache))
+            on_run(unread.numel())
             chosen.append(chooser.choose(fed[-1].last_logits).cpu())
             unread = chosen[-1].token_ids[:, None]
             token_ids = torch.cat((token_ids, unread), dim=1)

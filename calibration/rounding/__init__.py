@@ -1,1 +1,1 @@
-"""Learned rounding: codes and scales found along traces, by the gradient of the draft's output."""
+"""Learned rounding: quantized values and scales trained along traces on the draft's output."""

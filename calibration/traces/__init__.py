@@ -1,1 +1,1 @@
-"""What a target did on prompts: the trace format, its files, and the evidence that they hold."""
+"""Traces (what a target did on prompts): the format, its files, and checks of their contents."""

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal
 
 from ...recipes.decode import encode
 from ...recipes.errors import short
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import TraceError
+from .dataset_source import DatasetSource, datasets_problem
+from .names import LONGEST_NAME, is_printable_name
 from .too_long import TooLongPrompts
 
 MANIFEST_FILE = "trace.json"
@@ -23,7 +25,6 @@ LogprobKind = Literal["processed", "raw"]
 
 _SHARD_FILE = re.compile(r"traces-\d{5}\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +172,7 @@ class TraceManifest:
         target: the target that was recorded. features: what is stored for each position.
         logprobs: None if none are recorded; sampled traces have them.
         too_long: prompts that were left out or cut; None if there were none.
+        datasets: data sets of the Hub that prompts were taken out of; None if there are none.
         num_tokens: sum over the prompts.
         prompts: prompts in the order of recording. shards: files that hold their tensors.
         tables: the file with the target's embedding and head; None if the folder has none.
@@ -186,6 +188,7 @@ class TraceManifest:
     features: FeatureSpec
     logprobs: LogprobSpec | None = None
     too_long: TooLongPrompts | None = None
+    datasets: tuple[DatasetSource, ...] | None = None
     num_tokens: int
     prompts: tuple[TraceEntry, ...]
     shards: tuple[Shard, ...]
@@ -237,6 +240,7 @@ def check_manifest(manifest: TraceManifest, where: Path) -> None:
         or _shard_problem(manifest.shards)
         or _prompt_problem(manifest)
         or _tables_problem(manifest)
+        or datasets_problem(manifest.datasets)
     )
     if problem:
         raise TraceError(where, problem, fix="record the traces again")
@@ -280,7 +284,7 @@ def _decoding_problem(manifest: TraceManifest) -> str | None:
     if logprobs is not None and not 0 <= logprobs.num_top <= manifest.target.vocab_size:
         return f"logprobs.num_top: expected 0 to {manifest.target.vocab_size}"
     if manifest.recorded_by is not None and not is_printable_name(manifest.recorded_by):
-        return f"recorded_by: expected 1 to {_LONGEST_NAME} printable characters"
+        return f"recorded_by: expected 1 to {LONGEST_NAME} printable characters"
     return None
 
 
@@ -302,7 +306,7 @@ def _prompt_problem(manifest: TraceManifest) -> str | None:
         names = (("id", entry.id), ("category", entry.category), ("cluster", entry.cluster or "-"))
         for key, name in names:
             if not is_printable_name(name):
-                return f"prompts[{i}].{key}: expected 1 to {_LONGEST_NAME} printable characters"
+                return f"prompts[{i}].{key}: expected 1 to {LONGEST_NAME} printable characters"
         if not 1 <= entry.prompt_length < entry.num_tokens:
             return (
                 f"prompts[{i}] ({entry.id}): expected 1 <= prompt_length < num_tokens, got"
@@ -337,11 +341,6 @@ def _tables_problem(manifest: TraceManifest) -> str | None:
     if tables.width < 1 or (features.kind == "aux" and features.width != aux_width):
         return f"tables.width: {tables.width} contradicts features of width {features.width}"
     return None
-
-
-def is_printable_name(value: object) -> TypeGuard[str]:
-    """True for text that can name a prompt or a category: 1 to 200 printable characters."""
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
 def _first_double(names: Iterable[str]) -> str | None:

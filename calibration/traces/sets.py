@@ -15,7 +15,9 @@ from ...recipes.decode import encode
 from ...recipes.errors import short
 from ..errors import TraceError
 from .carried_tables import CarriedTables
-from .manifest import Sampling, TraceManifest, is_printable_name
+from .dataset_source import DatasetSource
+from .manifest import Sampling, TraceManifest
+from .names import is_printable_name
 from .near_duplicates import independent_groups, prompt_text
 from .prompt_trace import PromptTrace
 from .too_long import TooLongPrompts
@@ -196,6 +198,7 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
         sampling=_common_sampling(folders),
         recorded_by=_recorders(folders),
         too_long=_too_long(folders),
+        datasets=_datasets(folders),
     )
     with _output_like(out, merged, folders if all_carry else ()) as writer:
         place = 0
@@ -308,6 +311,12 @@ def _too_long(folders: Sequence[TraceFolder]) -> TooLongPrompts | None:
     )
 
 
+def _datasets(folders: Sequence[TraceFolder]) -> tuple[DatasetSource, ...] | None:
+    """Of all folders, None where none has any."""
+    found = [one for folder in folders for one in folder.manifest.datasets or ()]
+    return tuple(dict.fromkeys(found)) or None
+
+
 def _output_like(
     out: Path, manifest: TraceManifest, folders: Sequence[TraceFolder]
 ) -> AbstractContextManager[TraceWriter]:
@@ -323,5 +332,6 @@ def _output_like(
         logprobs=manifest.logprobs,
         recorded_by=manifest.recorded_by,
         too_long=manifest.too_long,
+        datasets=manifest.datasets,
         carried=CarriedTables(carrying) if carrying else None,
     )

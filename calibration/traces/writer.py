@@ -18,6 +18,7 @@ from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import check_output, staged_output, write_text
 from ..errors import TraceError
 from .carried_tables import CarriedTables
+from .dataset_source import DatasetSource
 from .manifest import (
     MANIFEST_FILE,
     TABLES_FILE,
@@ -167,6 +168,7 @@ def trace_output(
     table_ids: Collection[int] = (),
     carried: CarriedTables | None = None,
     too_long: TooLongPrompts | None = None,
+    datasets: tuple[DatasetSource, ...] | None = None,
 ) -> Iterator[TraceWriter]:
     """Write a trace folder; leaving the block without an exception publishes it.
 
@@ -183,7 +185,8 @@ def trace_output(
         tables: also carry these tables of the target, see `tables`; None for none.
         table_ids: tokens whose embedding is carried beside those of the traces.
         carried: carry these tables instead, which other trace folders carry.
-        too_long: see `TraceManifest`.
+        too_long: see `TraceManifest`, and for the next one.
+        datasets: that prompts were taken out of.
 
     Raises:
         OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
@@ -202,6 +205,7 @@ def trace_output(
         features=features,
         logprobs=logprobs,
         too_long=too_long,
+        datasets=datasets,
         num_tokens=0,
         prompts=(),
         shards=(),

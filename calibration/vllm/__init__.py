@@ -1,4 +1,4 @@
-"""Recording from a real vLLM, in this process or served. `record` is where to begin.
+"""Recording from a real vLLM, in this process or behind a URL. Begin reading at `record`.
 
-`connector` and `scheduler` are loaded by the engine alone, by their names in `arguments`.
+Only the engine loads `connector` and `scheduler`, by their names in `arguments`.
 """

@@ -14,6 +14,7 @@ from ..prompts.prompt_file import Prompt
 from ..recording.decoding import GREEDY, Decoding
 from ..recording.prompt_fit import check_prompts
 from ..recording.target_shape import TargetShape, chosen_layers, feature_spec
+from ..traces.dataset_source import DatasetSource
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from ..traces.too_long import TooLongPrompts
 from .engine_arguments import EngineSetup
@@ -37,6 +38,7 @@ class RecordingPlan:
         dtype: the target computes in, and features are stored in.
         most_in_flight: prompts that the engine is given at a time.
         too_long: prompts that were left out or cut before, for trace.json.
+        dataset: that the prompts were taken out of, for trace.json.
     """
 
     target: Path
@@ -49,6 +51,7 @@ class RecordingPlan:
     dtype: FeatureDtype = "bfloat16"
     most_in_flight: int = 32
     too_long: TooLongPrompts | None = None
+    dataset: DatasetSource | None = None
 
     def __post_init__(self) -> None:
         """Check.

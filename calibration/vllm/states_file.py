@@ -17,7 +17,8 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.safetensors_header import read_header
 from ...recipes.errors import short
 from ..errors import TraceError
-from ..traces.manifest import FeatureDtype, is_printable_name
+from ..traces.manifest import FeatureDtype
+from ..traces.names import is_printable_name
 from ..traces.prompt_trace import FEATURE_DTYPES
 
 STATES_KEY = "draftquant_states"

@@ -152,6 +152,7 @@ def record_with_vllm(
             tables=tables,
             table_ids=table_ids or (),
             too_long=plan.too_long,
+            datasets=(plan.dataset,) if plan.dataset else None,
         ) as writer:
             read = _reading(plan, kept)
             for i in range(len(plan.prompts)):

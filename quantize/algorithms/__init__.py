@@ -1,4 +1,4 @@
-"""Algorithms: how the codes and scales of a linear are found. One module each, behind `base`."""
+"""Algorithms that find quantized values and scales of a linear. One module each, behind `base`."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Backends: who computes codes and scales. Vendor toolkits are imported only when they run."""
+"""Backends compute quantized values and scales. Vendor toolkits are imported only when they run."""
 
 from ...recipes.refused import refusal
 from ...recipes.schema import Algorithm, BackendName

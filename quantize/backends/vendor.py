@@ -47,13 +47,13 @@ def tested_version(backend: BackendName, package: str, wanted: str) -> str:
         raise BackendError(
             f"backend {backend}",
             f"expected the package {package}, which is not installed",
-            fix=f"{install_line(backend)}, or use 'backend: torch'",
+            fix=f"{install_line(backend)}, or let torch compute: --backend torch",
         ) from exc
     if not fnmatch.fnmatchcase(version, wanted):
         raise BackendError(
             f"backend {backend}",
             f"expected {package} {wanted}, got {version}: its bits are not verified",
-            fix=f"pip install '{package}=={wanted}', or use 'backend: torch'",
+            fix=f"pip install '{package}=={wanted}', or let torch compute: --backend torch",
         )
     return version
 

@@ -1,4 +1,4 @@
-"""Draft families: what each tensor of a draft is, its expected shape, and the forward maths."""
+"""Draft families: the role and expected shape of each tensor, and the forward pass."""
 
 from .families import FAMILIES
 from .family import Draft, Family, Row

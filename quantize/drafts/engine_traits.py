@@ -25,7 +25,8 @@ class Finding(NamedTuple):
 
     Attributes:
         stage: when it shows; the order in which stages decide is in `engines/contract.py`.
-        text: the engine's own error; of a silent fault or of what is unknown, what it is.
+        text: the engine's own error, which `engines/meanings.py` explains; of a silent fault or of
+            what is unknown, a sentence that says what it is.
         remedy: what to do about it.
     """
 
@@ -324,7 +325,7 @@ def refused_roots(class_name: str, *names: str) -> Roots:
 
 def dropped_roots(*roots: str) -> Roots:
     """Of SGLang, whose loaders skip what they have no parameter for."""
-    text = "dropped: every tensor whose name begins with {!r}"
+    text = "SGLang drops every tensor whose name begins with {!r}"
     return {root: Finding("wrong", text.format(root), _strip_root(root)) for root in roots}
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...recipes.errors import short
@@ -45,11 +45,24 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
     if missing:
         raise CheckpointError(
             checkpoint.folder,
-            f"{len(missing)} tensor(s) of {family.name} are missing, first {missing[0]}",
-            fix=f"export the draft again, or correct {family.layer_keys} in config.json",
+            f"{len(missing)} tensor(s) of {family.name} are missing: {_first(missing)}",
+            fix=f"export the draft again, or correct {family.layer_keys} in config.json"
+            if _are_whole_layers(missing, rows)
+            else "export the draft again, with all of its tensors",
         )
     ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join([*names[:3], "..."] if names[3:] else names)
+
+
+def _are_whole_layers(missing: Iterable[str], present: Iterable[str]) -> bool:
+    """Whether tensors that are missing are those of numbered layers that have no tensor at all."""
+    numbers = [_NUMBERED.match(name) for name in missing]
+    layers = tuple({number[0] for number in numbers if number})
+    return all(numbers) and not any(name.startswith(layers) for name in present)
 
 
 def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[Family, Geometry]:
@@ -150,6 +163,7 @@ def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
 _PROJECTORS = {kind: name for each in FAMILIES for kind, name in each.projectors.items()}
 _MOST_LAYERS = 256
 """That engines are asked about."""
+_NUMBERED = re.compile(r"(blocks|layers|modules|lm_heads)\.\d+\.")
 _LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
 
 

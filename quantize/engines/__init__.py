@@ -1,7 +1,7 @@
-"""What an engine will do with a draft folder, before anybody waits for a server to start.
+"""Predicting what an engine will do with a draft folder, without starting a server.
 
-`check_draft` reads config.json and the headers of the tensors, and applies what is known of one
-version of one engine. It runs no engine, needs no GPU and imports no torch.
+`check_draft` reads config.json and the headers of the tensors, and applies the rules of one version
+of one engine. It runs no engine, needs no GPU and imports no torch.
 """
 
 from ..drafts.engine_traits import Finding

@@ -82,10 +82,13 @@ def misread_layers(
     captured = list(default if capture.inputs is None else capture.inputs)
     if sorted(set(captured)) == read:
         return None
-    which = "its default, " if capture.inputs is None else ""
+    which = ", its default" if capture.inputs is None else ""
     known = capture.inputs is not None or num_target_layers is not None
-    shown = f"the inputs of layers {captured}" if known else "[2, L/2, L - 3] of L layers"
-    return f"{capture.runner} captures {which}{shown}; the draft reads those of {read}"
+    shown = str(captured) if known else "2, L/2 and L - 3 of L"
+    return (
+        f"{capture.runner} hands the draft the inputs of the target's layers {shown}{which}, and"
+        f" the draft was trained on the inputs of layers {read}"
+    )
 
 
 def _default(num_layers: int) -> tuple[int, ...]:

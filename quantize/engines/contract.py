@@ -15,6 +15,12 @@ from .declaration import Declaration
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
+TITLES: Mapping[EngineName, str] = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+}
+"""How people write the names of engines."""
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
 
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
@@ -183,10 +189,13 @@ class EngineCheck:
     """The answer of `check_draft`.
 
     Attributes:
-        error: the engine's own text where it refuses, else what goes wrong or is unknown.
+        gpu: the GPUs that the answer is for, with their architectures, as the user calls them.
+        error: why it does not load, in a sentence; where the engine refuses, its own text follows
+            in brackets.
         remedy: what to do; None where the draft loads.
         layers: empty where the engine never gets to build them.
-        launch: the command that serves the draft.
+        launch: the command that serves the draft. launch_note: what a flag of it does, where its
+            name misleads.
         findings: everything that was found, the deciding one first.
         captures: the target's layers that it hands to the draft, by its default runner first.
         notes: what another runner of it makes of the draft, as the verdict is the default one's;
@@ -196,6 +205,7 @@ class EngineCheck:
     engine: EngineName
     version: str
     arch: str | None
+    gpu: str
     tp: int
     verdict: Verdict
     evidence: str
@@ -203,9 +213,15 @@ class EngineCheck:
     remedy: str | None = None
     layers: tuple[Layer, ...] = ()
     launch: str | None = None
+    launch_note: str | None = None
     findings: tuple[Finding, ...] = ()
     captures: Captures = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The engine and its version, as people write them."""
+        return f"{TITLES[self.engine]} {self.version}"
 
 
 def shown(text: str) -> str:

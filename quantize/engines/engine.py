@@ -12,7 +12,7 @@ from typing import Any
 from ..drafts import FAMILIES
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from .captured_layers import Captures
-from .contract import EngineName, Module, Question, Scheme
+from .contract import TITLES, EngineName, Module, Question, Scheme
 from .declaration import Declaration
 from .linear_scheme import LinearScheme
 
@@ -164,6 +164,7 @@ class Engine:
         archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
         own: of the traits of a family, those that are this version's.
         launch: the command that serves a draft, given tokens per step and its folder, for a shell.
+        launch_note: what a flag of every such command does, where its name misleads.
     """
 
     name: EngineName
@@ -177,6 +178,12 @@ class Engine:
     linears: LinearRules
     tensors: TensorRules
     launch: Callable[[Question, int, str], str]
+    launch_note: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Its name, as people write it."""
+        return TITLES[self.name]
 
     @property
     def gpus(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """`check_draft`: one folder, one engine, one verdict."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..drafts.geometry import usual_draft_tokens
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
+from ..gpus import gpu_name, gpu_names
 from ..stored.declarations import HF_QUANT_CONFIG
 from .captured_layers import REMEDY, misread_layers
 from .contract import (
@@ -28,6 +29,7 @@ from .contract import (
 from .declaration import Declaration, read_declaration
 from .engine import Engine
 from .linear_findings import Walk
+from .meanings import explained
 from .parameters import without_bias_keys
 from .registry import choose, known_versions
 
@@ -40,6 +42,7 @@ def check_draft(
     arch: str | None = None,
     tp: int = 1,
     target_layers: int | None = None,
+    asked: str | None = None,
 ) -> EngineCheck:
     """Predict what an engine does with a draft folder, quantized or not.
 
@@ -51,6 +54,7 @@ def check_draft(
         tp: number of tensor-parallel shards, at least 1.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
             config.json says in num_target_layers, if it does.
+        asked: what the user called the GPU; the answer calls it so.
 
     Raises:
         CheckpointError: the folder cannot be read as a draft, there is no such engine, or
@@ -64,6 +68,7 @@ def check_draft(
         arch=arch,
         tp=tp,
         target_layers=target_layers,
+        asked=asked,
         has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
     )
 
@@ -76,6 +81,7 @@ def check_checkpoint(
     arch: str | None = None,
     tp: int = 1,
     target_layers: int | None = None,
+    asked: str | None = None,
     has_side_file: bool,
     served_as: str | None = None,
 ) -> EngineCheck:
@@ -83,30 +89,43 @@ def check_checkpoint(
 
     Args:
         checkpoint: config and headers.
-        engine: see `check_draft`, as `version`, `arch`, `tp` and `target_layers`.
-        version: likewise.
-        arch: likewise.
-        tp: likewise.
-        target_layers: likewise.
+        engine: see `check_draft`.
+        version: see `check_draft`.
+        arch: see `check_draft`.
+        tp: see `check_draft`.
+        target_layers: see `check_draft`.
+        asked: see `check_draft`.
         has_side_file: hf_quant_config.json stands beside config.json.
         served_as: what the launch command calls the draft; None = by its folder.
     """
     _check_asked(engine, tp)
     known = choose(engine, version)
     first = known_target_layers(checkpoint, target_layers)
+    gpu = gpu_name(arch, asked) if arch is not None else gpu_names(known.archs)
+    place = _Place(engine=known, arch=arch, tp=tp, gpu=gpu)
     if version not in (None, known.version):
         versions = ", ".join(each.version for each in known_versions(engine))
-        answer = _unknown(known, arch, tp, f"version {version}: known is {versions} only")
+        why = f"The rules of {known.title} {version} are not known, only those of {versions}"
+        answer = _unknown(place, why)
         return replace(answer, version=version, evidence="this version was never executed")
     if arch is None:
-        answers = [
-            _check(checkpoint, known, each, tp, first, has_side_file, served_as)
-            for each in known.archs
-        ]
-        return _agreed(known, answers, tp)
+        every = (replace(place, arch=each, gpu=gpu_name(each)) for each in known.archs)
+        return _agreed(
+            place, [_check(checkpoint, each, first, has_side_file, served_as) for each in every]
+        )
     if arch not in known.gpus:
-        return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
-    return _check(checkpoint, known, arch, tp, first, has_side_file, served_as)
+        return _unknown(place, f"Loading in {known.title} was never executed on {place.gpu}")
+    return _check(checkpoint, place, first, has_side_file, served_as)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a draft is to be served; `gpu` is the name of `arch` for people."""
+
+    engine: Engine
+    arch: str | None
+    tp: int
+    gpu: str
 
 
 def _check_asked(engine: str, tp: int) -> None:
@@ -120,24 +139,23 @@ def _check_asked(engine: str, tp: int) -> None:
 
 def _check(
     checkpoint: Checkpoint,
-    engine: Engine,
-    arch: str,
-    tp: int,
+    place: _Place,
     first_layer: int | None,
     has_side_file: bool,
     served_as: str | None,
 ) -> EngineCheck:
+    engine, arch = place.engine, place.arch or ""
     config = engine.config.plain(checkpoint.config)
     if isinstance(config, Finding):
-        return _answer(engine, arch, tp, [config])
+        return _answer(place, [config])
     checkpoint = replace(checkpoint, config=config)
     name = declared_architecture(config)
     problem = engine.config.architecture_problem(name)
     if problem is not None:
-        return _answer(engine, arch, tp, [problem])
+        return _answer(place, [problem])
     if name not in engine.architectures:
         declared = checkpoint.config.get("architectures")
-        return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
+        return _unknown(place, f"Loading a draft of architectures {declared!r} was never executed")
     checkpoint = replace(checkpoint, config=engine.declaration.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
     spelled = config.get("quantization_config")
@@ -145,11 +163,11 @@ def _check(
         declaration = replace(declaration, spelled=str(spelled.get("quant_method")))
     taken = declaration and engine.declaration.taken(declaration, arch)
     if isinstance(taken, Finding):
-        return _answer(engine, arch, tp, [taken])
+        return _answer(place, [taken])
     declaration = taken
     refused = _method_problem(engine, declaration)
     if refused is not None:
-        return _answer(engine, arch, tp, [refused])
+        return _answer(place, [refused])
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
     plain = replace(checkpoint, config=without_bias_keys(checkpoint.config))
@@ -168,7 +186,7 @@ def _check(
         normed_heads=getattr(geometry, "qk_norm", False),
         fuses=getattr(geometry, "fuses", True),
         arch=arch,
-        tp=tp,
+        tp=place.tp,
     )
     problem = engine.config.problem(question)
     walk = Walk(
@@ -187,7 +205,7 @@ def _check(
     named = served_as or str(checkpoint.folder)
     launch = engine.launch(question, usual_draft_tokens(geometry), named)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
-    answer = _answer(engine, arch, tp, findings, layers, launch or None)
+    answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]
     notes += _absent_tables(engine, question, family)
     return replace(answer, captures=captures, notes=tuple(notes))
@@ -236,66 +254,71 @@ def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:
 
 def _method_problem(engine: Engine, declaration: Declaration | None) -> Finding | None:
     """A quant_method that is missing, or that the engine has never heard of."""
+    rules = engine.declaration
     if declaration is None:
         return None
-    if declaration.method is None and engine.declaration.no_method is not None:
-        return Finding(
-            "config", engine.declaration.no_method, "add quant_method to quantization_config"
-        )
-    if declaration.method is not None and declaration.method not in engine.declaration.methods:
-        remedy = f"one of {', '.join(sorted(engine.declaration.methods))}"
-        if not engine.declaration.unknown_method:
-            return Finding("unknown", f"quant_method {declaration.method}: not read", remedy)
-        return Finding(
-            "config", engine.declaration.unknown_method.format(declaration.method), remedy
-        )
-    return None
+    if declaration.method is None and rules.no_method is not None:
+        return Finding("config", rules.no_method, "add quant_method to quantization_config")
+    if declaration.method is None or declaration.method in rules.methods:
+        return None
+    remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(rules.methods))}"
+    if rules.unknown_method:
+        return Finding("config", rules.unknown_method.format(declaration.method), remedy)
+    text = f"What {engine.title} makes of the quant_method {declaration.method} was not read"
+    return Finding("unknown", text, remedy)
 
 
 def _answer(
-    engine: Engine,
-    arch: str | None,
-    tp: int,
+    place: _Place,
     findings: Sequence[Finding],
     layers: Sequence[Layer] = (),
     launch: str | None = None,
 ) -> EngineCheck:
-    """The verdict of what decides; findings in that order."""
-    readable = dict.fromkeys(Finding(f.stage, shown(f.text), shown(f.remedy)) for f in findings)
+    """The verdict of what decides; findings in that order, each as a person reads it."""
+    engine = place.engine
+    readable = dict.fromkeys(
+        Finding(
+            each.stage,
+            explained(shown(each.text), engine=engine.title, gpu=place.gpu),
+            shown(each.remedy),
+        )
+        for each in findings
+    )
     ordered = sorted(readable, key=lambda finding: STAGES.index(finding.stage))
     first = ordered[0] if ordered else None
     return EngineCheck(
         engine=engine.name,
         version=engine.version,
-        arch=arch,
-        tp=tp,
+        arch=place.arch,
+        gpu=place.gpu,
+        tp=place.tp,
         verdict=VERDICTS[first.stage] if first else "LOADS",
         evidence=engine.evidence,
         error=first.text if first else None,
         remedy=first.remedy if first else None,
         layers=tuple(layers),
         launch=launch,
+        launch_note=engine.launch_note if launch else None,
         findings=tuple(ordered),
     )
 
 
-def _unknown(engine: Engine, arch: str | None, tp: int, why: str) -> EngineCheck:
-    archs = ", ".join(engine.gpus)
-    remedy = f"known: {engine.name} {engine.version} on {archs}"
-    return _answer(engine, arch, tp, [Finding("unknown", why, remedy)])
+def _unknown(place: _Place, why: str) -> EngineCheck:
+    engine = place.engine
+    remedy = f"ask for {engine.title} {engine.version} on one of {gpu_names(engine.gpus)}"
+    return _answer(place, [Finding("unknown", why, remedy)])
 
 
-def _agreed(engine: Engine, answers: Sequence[EngineCheck], tp: int) -> EngineCheck:
+def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
     """One answer for all GPUs; where they differ, the GPU decides."""
     if len({answer.verdict for answer in answers}) == 1:
-        return replace(answers[0], arch=None)
-    each = ", ".join(f"{answer.arch} {answer.verdict}" for answer in answers)
+        return replace(answers[0], arch=None, gpu=place.gpu)
+    each = ", ".join(f"{answer.gpu} {answer.verdict}" for answer in answers)
     said = next(answer for answer in answers if answer.verdict != "LOADS")
-    finding = Finding("unknown", f"it depends on the GPU: {each}", "name it with --arch")
+    finding = Finding("unknown", f"The answer depends on the GPU: {each}", "name it with --arch")
     return replace(
-        _answer(engine, None, tp, [finding, *said.findings]),
+        _answer(place, [finding, *said.findings], launch=said.launch),
         verdict="UNKNOWN",
         error=finding.text,
         remedy=finding.remedy,
-        launch=said.launch,
     )

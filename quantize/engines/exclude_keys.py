@@ -68,7 +68,7 @@ def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns
 
 def _keys(question: Question) -> Mapping[str, Any]:
     if question.declaration is None or question.traits.is_mtp:
-        raise UnsureError(f"{question.method} of such a draft: loading was not executed")
+        raise UnsureError(f"Loading such a draft in {question.method} was never executed")
     return question.declaration.keys
 
 

@@ -29,9 +29,11 @@ class Misread(NamedTuple):
 
     def __str__(self) -> str:
         if self.as_floats is None:
-            return f"{self.engine} takes {shown(self.module)} in a way that is not known"
-        how = "floats, stored as codes" if self.as_floats else "codes, stored as floats"
-        return f"{self.engine} takes {shown(self.module)} as {how}"
+            return f"how {self.engine} takes {shown(self.module)} is not known"
+        taken, stored = "not quantized", "quantized values are stored"
+        if not self.as_floats:
+            taken, stored = "quantized", "floats are stored"
+        return f"{self.engine} takes {shown(self.module)} as {taken}, where {stored}"
 
 
 def misread_excludes(
@@ -102,8 +104,8 @@ def _misread(
         if not excluded and scheme_of(question, module) is None:
             return  # no target means it: whatever is excluded
     except UnsureError:
-        yield Misread(engine.name, module.name, None)
+        yield Misread(engine.title, module.name, None)
         return
     if isinstance(excluded, Finding) or excluded in kinds:
         as_floats = None if isinstance(excluded, Finding) else excluded
-        yield Misread(engine.name, module.name, as_floats)
+        yield Misread(engine.title, module.name, as_floats)

@@ -53,7 +53,7 @@ def folder_findings(
     spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
     unusual = {name for name in checkpoint.tensors if not spellings.match(_inner(name, roots))}
     for name in sorted(unusual):
-        text = f"{name}: loading of such a name was not executed"
+        text = f"Loading a tensor called {name} was never executed"
         yield Finding("unknown", text, "use the names of the published drafts")
     for module, tensors in stored.items():
         for suffix, tensor in tensors.items():
@@ -64,8 +64,11 @@ def folder_findings(
             if old or not (plain or known or tensor.name in unusual):
                 yield from strangers(engine, question, tensor.name)
             if plain and linears and module not in linears and tensor.dtype in _CODES:
-                what = f"cast to floats: {tensor.name}, which is stored as {tensor.dtype}"
-                yield Finding("wrong", what, f"keep {module} in BF16")
+                text = (
+                    f"{engine.title} reads {tensor.name}, which is stored as {tensor.dtype}, as"
+                    " plain numbers without scales"
+                )
+                yield Finding("wrong", text, f"keep {module} in BF16")
     yield from _other_vocabulary(engine, question, geometry, stored)
     yield from _later_norms(engine, question, stored)
     yield from bias_findings(engine, question, stored)
@@ -73,21 +76,31 @@ def folder_findings(
         module, _, suffix = name.rpartition(".")
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
             yield _absent_norm(question, name)
-    if question.own.shares_tables:
-        pruned = "d2t" in stored.get("", {})
-        if pruned:
-            text = "dropped: d2t and lm_head: tokens of the whole vocabulary are proposed"
-            yield Finding("wrong", text, "train the draft with the whole vocabulary")
-        for module in SHARED:
-            if module in stored and COMPANIONS & stored[module].keys():
-                text = f"dropped: {module}, which is quantized: the target's is served"
-                yield Finding("wrong", text, f"keep {module}, or drop it where the target has it")
-            elif module in stored and not pruned:
-                text = f"{module}: the target's is served, not the draft's own"
-                yield Finding("unknown", text, f"compare {module} with the target's")
+    yield from _shared_tables(engine, question, stored)
     if "lm_head" not in stored and (unshared := engine.tensors.unshared_head(question)) is not None:
         yield unshared
     yield from _uneven_shards(question)
+
+
+def _shared_tables(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
+    """An embedding and a head in the place of which the target's are always served."""
+    if question.own.shares_tables:
+        pruned = "d2t" in stored.get("", {})
+        if pruned:
+            text = (
+                f"{engine.title} drops d2t and lm_head: the draft then proposes tokens of the whole"
+                " vocabulary with the target's head"
+            )
+            yield Finding("wrong", text, "train the draft with the whole vocabulary")
+        for module in SHARED:
+            if module in stored and COMPANIONS & stored[module].keys():
+                text = f"{engine.title} drops {module}, which is quantized, and serves the target's"
+                yield Finding("wrong", text, f"keep {module}, or drop it where the target has it")
+            elif module in stored and not pruned:
+                text = (
+                    f"{engine.title} serves the target's {module} in the place of the draft's own"
+                )
+                yield Finding("unknown", text, f"compare {module} with the target's")
 
 
 def _inner(name: str, roots: Iterable[str]) -> str:
@@ -100,11 +113,12 @@ def _uneven_shards(question: Question) -> Iterator[Finding]:
     tp, heads = question.tp, question.config.get("num_attention_heads", 0)
     if heads % tp and question.own.uneven_heads:
         text = question.own.uneven_heads.format(heads=heads, tp=tp)
-        yield Finding("init", text, f"serve the draft with a number of shards that divides {heads}")
+        yield Finding("init", text, f"serve the draft on a number of GPUs that divides {heads}")
         return
     for key in ("num_attention_heads", "intermediate_size"):
         if question.config.get(key, 0) % tp:
-            yield Finding("unknown", f"{key}: not whole in each shard", "use fewer shards")
+            text = f"{key} of config.json cannot be shared equally by {tp} GPUs"
+            yield Finding("unknown", text, "serve the draft on fewer GPUs")
 
 
 def _other_vocabulary(
@@ -121,8 +135,8 @@ def _other_vocabulary(
     if not question.traits.drafts_blocks and own != vocab and "d2t" not in stored.get("", {}):
         yield Finding(
             "wrong",
-            f"never written: the map d2t of the {own} tokens of the head: what it proposes is"
-            " taken for other tokens of the target",
+            f"The head has {own} tokens and no map d2t is stored: {engine.title} takes the tokens"
+            " that the draft proposes for other tokens of the target",
             "export the draft with d2t",
         )
 
@@ -137,9 +151,9 @@ def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator
         if norm is not None and not norm.name.endswith(f".{wanted}.weight"):
             yield Finding(
                 "wrong",
-                f"never written: model.layers.{i}.{wanted}.weight, for the norm is stored as"
-                f" {norm.name}",
-                f"rename it to {wanted} for {engine.name}",
+                f"model.layers.{i}.{wanted}.weight stays uninitialised, because the norm is stored"
+                f" as {norm.name}",
+                f"rename it to {wanted} for {engine.title}",
             )
 
 
@@ -151,18 +165,19 @@ def strangers(engine: Engine, question: Question, name: str) -> Iterator[Finding
     if name.endswith(_OF_THE_CACHE):
         read = engine.tensors.reads_cache_scale(question, name)
         if read is None:
-            text = f"{name}: loading of such a tensor was not executed"
+            text = f"Loading a tensor called {name} was never executed"
             yield Finding("unknown", text, remedy)
         if read is not False:
             return
         remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
     elif name.endswith(_TAKEN_ELSEWHERE):
-        yield Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
+        yield Finding("unknown", f"Loading a tensor called {name} was never executed", remedy)
         return
     dropped = name.startswith(question.own.dropped)
     dropped = dropped or question.own.unknown_tensors == "dropped"
     if name.endswith((".bias", ".input_zero_point")) or dropped:
-        yield Finding("wrong", f"dropped: {name}", remedy)
+        text = f"{engine.title} drops {name}, because its model has no parameter for it"
+        yield Finding("wrong", text, remedy)
     else:
         yield no_such_name(name, remedy)
 
@@ -171,7 +186,8 @@ def _absent_norm(question: Question, name: str) -> Finding:
     if question.own.refuses_absent_norm:
         text = f"ValueError: Following weights were not initialized from checkpoint: {name!r}"
         return Finding("load", text, "export the draft again")
-    return Finding("wrong", f"never written: {name}", "export the draft again")
+    text = f"{name} stays uninitialised, because it is not stored"
+    return Finding("wrong", text, "export the draft again")
 
 
 def no_such_name(name: str, remedy: str) -> Finding:
@@ -183,7 +199,7 @@ def no_such_name(name: str, remedy: str) -> Finding:
 
 def never_written(module: Module, name: str) -> Finding:
     """A parameter of a module that no stored tensor fills."""
-    text = f"never written: {module.name}, for {name} is not stored"
+    text = f"{module.name} stays uninitialised, because {name} is not stored"
     return Finding("wrong", text, "the folder is incomplete: quantize or download it again")
 
 
@@ -192,13 +208,13 @@ def dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
     name = next(t.name for part in parts.values() for t in part.values())
     return Finding(
         "wrong",
-        f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
+        f"The zero points and scales of {name.rpartition('.')[0]} are dropped, because a row that"
+        " is split between GPUs has no whole group",
         "quantize with groups of 128, or serve on one GPU",
     )
 
 
 def not_executed(what: str) -> Finding:
     """A declaration of which nothing is known."""
-    return Finding(
-        "unknown", f"not in the table of what was executed: {what}", "quantize the draft again"
-    )
+    text = f"Loading this declaration was never executed: {what}"
+    return Finding("unknown", text, "quantize the draft again, by a built-in recipe")

@@ -10,12 +10,12 @@ from typing import Any
 from ..drafts import Family
 from ..drafts.engine_traits import Finding
 from ..drafts.family import TensorSpec
-from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS, FLOAT_DTYPES
 from .contract import Layer, Module, Question, Scheme, UnsureError
 from .engine import Engine
+from .float_findings import floats_into_codes
 from .folder_findings import (
     SHARED,
     Stored,
@@ -182,7 +182,7 @@ class Walk:
         weight: TensorInfo | None,
         shape: tuple[int, int],
     ) -> Finding:
-        remedy = f"declare {module.leaf} as quantized: {_why_plain(self, module)}"
+        engine, remedy = self.engine.title, _declare(self, module)
         if weight is not None and weight.shape != shape and self.engine.tensors.checks_shapes:
             return refused_shape(weight, shape, remedy)
         name = companions[0] if companions else f"{module.name}.weight"
@@ -191,9 +191,15 @@ class Walk:
             return no_such_name(name, remedy)
         casts = own.floats_into_fp8 != "unknown"  # a refusal is one of the other direction
         if casts and own.unknown_tensors == "dropped":
-            what = f"dropped: {name}" if companions else f"cast to floats: {name}"
-            return Finding("wrong", f"{what}, for {module.name} is not quantized", remedy)
-        return Finding("unknown", f"codes in {name}, which is served as floats", remedy)
+            what = (
+                f"drops {name}" if companions else f"reads {name} as plain numbers without scales"
+            )
+            text = f"{engine} {what}, because it takes {module.name} as not quantized"
+            return Finding("wrong", text, remedy)
+        text = (
+            f"{name} belongs to quantized values, and {engine} takes {module.name} as not quantized"
+        )
+        return Finding("unknown", text, remedy)
 
     def _quantized(
         self,
@@ -209,8 +215,14 @@ class Walk:
             if not tensors:
                 yield never_written(module, f"{part}.{scheme.suffix}")
             elif self._is_float(tensors):
-                yield self._floats_into_codes(
-                    module, scheme, tensors["weight"], shape, len(mixed) > 1
+                yield floats_into_codes(
+                    self.engine,
+                    self.question,
+                    module,
+                    scheme,
+                    tensors["weight"],
+                    shape,
+                    mixed=len(mixed) > 1,
                 )
             else:
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
@@ -262,55 +274,6 @@ class Walk:
         remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
         return Finding("load", self.engine.tensors.scale_shape, remedy)
 
-    def _floats_into_codes(
-        self,
-        module: Module,
-        scheme: LinearScheme,
-        weight: TensorInfo,
-        shape: tuple[int, int],
-        mixed: bool,
-    ) -> Finding:
-        """A stored float weight where the engine expects codes: an exclude does not match."""
-        own = self.question.own
-        unread = self.question.declaration and self.question.declaration.exclude_remedy
-        remedy = unread or (
-            f"exclude {module.leaf} so that {self.engine.name} matches it as {module.prefix!r}"
-            if not mixed
-            else f"quantize all parts of {module.leaf} or none: they are fused"
-        )
-        codes = scheme.parts(*shape).get("weight")
-        if scheme.weight_dtype in ("fp8_e4m3", "mxfp8", "int8") and codes is not None:
-            if own.floats_into_fp8 == "cast":
-                what = f"cast: {weight.name}: {weight.dtype} -> {codes.dtypes[0]}"
-                return Finding("wrong", f"{what}; its scale is never written", remedy)
-            if mixed and module.leaf in MLA_DOWN.names:
-                return Finding(
-                    "load",
-                    "RuntimeError: Promotion for Float8 Types is not supported, attempted to"
-                    " promote BFloat16 and Float8_e4m3fn",
-                    remedy,
-                )
-            if own.floats_into_fp8 == "refused":
-                text = "ValueError: Downcasting not allowed: target.dtype=torch.float8_e4m3fn,"
-                return Finding("load", f"{text} loaded_weight.dtype=torch.bfloat16", remedy)
-        elif scheme.suffix != "weight":
-            if own.unknown_tensors == "refused":
-                return no_such_name(weight.name, remedy)
-            if own.unknown_tensors == "dropped":
-                return Finding("wrong", f"dropped: {weight.name}; codes are never written", remedy)
-        elif module.leaf == "lm_head" and own.unknown_tensors == "dropped":  # FP4, in bytes
-            packed, columns = weight.shape[1] // 2, weight.shape[1]
-            text = f"RuntimeError: The size of tensor a ({packed}) must match the size of tensor b"
-            return Finding("load", f"{text} ({columns}) at non-singleton dimension 1", remedy)
-        elif scheme.weight_dtype == "int4" and own.unknown_tensors == "refused":
-            text = f"AssertionError: Tried to load weights of size torch.Size({list(weight.shape)})"
-            return Finding("load", text, remedy)
-        elif (
-            codes is not None and codes.shape != weight.shape and self.engine.tensors.checks_shapes
-        ):
-            return refused_shape(weight, codes.shape, remedy)
-        return Finding("unknown", f"{weight.name} is stored as {weight.dtype}", remedy)
-
     def _is_float(self, tensors: Mapping[str, TensorInfo]) -> bool:
         weight = tensors.get("weight")
         return weight is not None and weight.dtype in FLOAT_DTYPES
@@ -336,12 +299,14 @@ class Walk:
         return rows, columns
 
 
-def _why_plain(walk: Walk, module: Module) -> str:
+def _declare(walk: Walk, module: Module) -> str:
+    """What makes the engine take a module for quantized, or that nothing does."""
+    engine, declare = walk.engine, f"declare {module.leaf} as quantized"
     if walk.question.declaration is None:
-        return "there is no quantization_config that is read"
-    if module.leaf in walk.engine.linears.plain(walk.question):
-        never = f"{walk.engine.name} never quantizes it, so keep it in BF16"
-        return walk.engine.linears.plain_remedy(walk.question, module.leaf) or never
+        return f"{declare}: {engine.title} reads no quantization_config here"
+    if module.leaf in engine.linears.plain(walk.question):
+        asked = engine.linears.plain_remedy(walk.question, module.leaf)
+        return asked or f"keep {module.leaf} in BF16: {engine.title} never quantizes it"
     if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
-        return "no target names it, such as 're:.*lm_head$'"
-    return f"an exclude matches {module.prefix!r}"
+        return f"{declare}: no target names it, such as 're:.*lm_head$'"
+    return f"{declare}: an exclude matches {module.prefix!r}"

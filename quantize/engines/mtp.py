@@ -102,7 +102,7 @@ def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
         return problem
     if question.declaration is None or not any(map(is_expert, question.tensor_names)):
         return None
-    what = "experts of a mixture that are stored quantized: loading them was not executed"
+    what = "Loading quantized experts of a mixture was never executed"
     return Finding("unknown", what, "try it, or serve the layer in BF16")
 
 

@@ -67,7 +67,7 @@ def _matches(pattern: str, expression: str, name: str, *, whole: bool = False) -
     try:
         return matches(expression, name, whole=whole)
     except PatternProblem as exc:
-        what = f"the exclude {short(pattern)} is no regular expression that is understood: {exc}"
+        what = f"The exclude {short(pattern)} is no regular expression that is understood: {exc}"
         raise UnsureError(what) from exc
 
 

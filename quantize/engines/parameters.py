@@ -89,8 +89,11 @@ def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Fi
 
 def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
     """A tensor of which it is not known what a loader makes of its shape."""
-    text = f"{tensor.name}: {tensor.dtype} {list(tensor.shape)}, expected shape {list(shape)}"
-    return Finding("unknown", text, "the tensors are not those of the declaration or of the config")
+    text = (
+        f"{tensor.name} is stored as {tensor.dtype} {list(tensor.shape)}, where {list(shape)} is"
+        " expected"
+    )
+    return Finding("unknown", text, "make the tensors, quantization_config and config.json agree")
 
 
 def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
@@ -112,7 +115,8 @@ def one_global_scale(
     if taken.own_global_scales:
         yield Finding("after load", taken.own_global_scales, remedy)
     else:
-        yield Finding("wrong", f"one scale for several: {module.name}", remedy)
+        text = f"{module.name} gets one scale, although its parts were quantized with several"
+        yield Finding("wrong", text, remedy)
 
 
 def without_bias_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -133,14 +137,14 @@ def bias_findings(
     """Biases that are built and not stored, and keys of which nothing is known."""
     for leaves in _asked(engine, question):
         if leaves is None:
-            what = "attention_bias or mlp_bias: loading was not executed for such a draft"
+            what = "Loading such a draft with attention_bias or mlp_bias was never executed"
             yield Finding("unknown", what, "try it, or train the draft without biases")
     built = built_biases(engine, question)
     for module in engine.linears.modules(question) if built else ():
         for part in module.parts:
             biased = part.rpartition(".")[2] in built
             if biased and part in stored and "bias" not in stored[part]:
-                text = f"never written: {module.name}.bias, for {part}.bias is not stored"
+                text = f"{module.name}.bias stays uninitialised, because {part}.bias is not stored"
                 yield Finding("wrong", text, "correct attention_bias and mlp_bias of config.json")
 
 

@@ -21,6 +21,7 @@ from .contract import Module, Question, Scheme
 _USE = "use FP8 in layout modelopt: recipe blackwell-fp8, or NVFP4: blackwell-nvfp4"
 _NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"
 """`group_config["input_activations"]["strategy"]`, where a group has no activations."""
+_OF_BF16 = "Loading in TensorRT-LLM was never executed, and its source was read in part only"
 _BITS = "ValueError: Unsupported quant_bits: 4. Supported: 8 (FP8) or 4 (NVFP4)."
 _TENSOR = (
     "ValueError: Unsupported weights_quant_strategy: tensor."
@@ -76,23 +77,27 @@ def config_problem(question: Question) -> Finding | None:
     """All that is known of a draft: what its declaration is read as."""
     declared = question.declaration
     if declared is None:
-        return Finding("unknown", "loading was not executed, and read in part only", "try it")
+        return Finding("unknown", _OF_BF16, "try it")
     if question.has_side_file and declared.method not in _SIDE_FILE:
-        text = "TensorRT-LLM reads hf_quant_config.json first, which is there as well"
+        text = "TensorRT-LLM reads hf_quant_config.json first, and this folder has one"
         return Finding("unknown", text, "remove hf_quant_config.json")
     signature, method = question.signature, declared.method
     if signature in _REFUSED:
         return Finding("config", _REFUSED[signature], _USE)
     if signature in _READ_AS:
-        text = f"its declaration is read as {_READ_AS[signature]}; its loading was not executed"
+        text = (
+            f"TensorRT-LLM reads this declaration as {_READ_AS[signature]}, and loading such a"
+            " folder was never executed"
+        )
         return Finding("unknown", text, "try it")
     if signature not in _NOT_READ:
-        text = f"what it makes of quant_method {method} in this form was not read"
+        text = f"What TensorRT-LLM makes of the quant_method {method} in this form was not read"
         return Finding("unknown", text, _USE)
-    text = f"the quantization_config of {method} is not read"
+    text = f"TensorRT-LLM does not read the quantization_config of {method}"
     if question.traits.tensorrt_llm.read:
-        return Finding("wrong", f"{text}: FP8 codes are cast to floats without their scales", _USE)
-    return Finding("unknown", f"{text}; what loading then does was read for Llama only", _USE)
+        text = f"{text}: it takes the FP8 values as plain numbers without their scales"
+        return Finding("wrong", text, _USE)
+    return Finding("unknown", f"{text}; how it then loads was read for Llama only", _USE)
 
 
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:

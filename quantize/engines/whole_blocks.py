@@ -12,7 +12,7 @@ from .contract import Module, Question
 from .linear_scheme import LinearScheme
 
 BLOCK = 128
-_FEWER = "use fewer tensor-parallel shards, or smaller groups"
+_FEWER = "serve the draft on fewer GPUs (--tp), or quantize in smaller groups"
 
 
 def block_problem(
@@ -56,13 +56,17 @@ def group_problem(
         said = text.format(columns=columns, prefix=module.prefix, group_size=size)
         return Finding("init", said, remedy)
     if kind in dropped and columns < size:
-        return Finding("wrong", f"dropped: the scales of {module.name}", remedy)
-    return Finding("unknown", f"{module.name}: groups are split by shards", remedy)
+        text = (
+            f"The scales of {module.name} are dropped, because one GPU's share is less than a group"
+        )
+        return Finding("wrong", text, remedy)
+    text = f"The groups of {module.name} are split between GPUs, which was never executed"
+    return Finding("unknown", text, remedy)
 
 
 def _refused(module: Module, size: str, side: str) -> Finding:
     return Finding(
         "init",
         f"ValueError: Weight {size} is not divisible by weight quantization {side} = {BLOCK}.",
-        f"quantize {module.leaf} per channel, or use fewer tensor-parallel shards",
+        f"quantize {module.leaf} per channel, or serve the draft on fewer GPUs (--tp)",
     )

@@ -1,1 +1,1 @@
-"""Estimates from headers alone: what a draft step reads, how long it takes, whether that pays."""
+"""Estimates from headers only: bytes and time of a draft step, and whether quantizing pays."""

@@ -1,1 +1,1 @@
-"""Files of a draft folder: headers and bytes, read and written. Knows names, no meaning."""
+"""Reading and writing the files of a draft folder: headers and bytes, without their meaning."""

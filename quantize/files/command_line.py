@@ -18,6 +18,7 @@ _LEFT_OUT = {
     "--markdown": "--mar",
     "--junit": "--ju",
     "--trend": "--tre",
+    "--log-to": "--log-t",
     "--token": "--to",
 }
 """Options that are left out with their value -> the shortest spelling that argparse takes."""

@@ -9,7 +9,12 @@ from .checkpoint import Checkpoint
 from .not_a_draft import mistaken_file, near_folder
 
 _FETCH = "check the spelling and the network, or download the draft and give its folder"
-_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
+_NAMES = r"[\w][\w.-]*/[\w][\w.-]*"
+_HUB_ID = re.compile(rf"{_NAMES}(@[\w./-]+)?")
+_ADDRESS = re.compile(
+    rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf:/)/({_NAMES})(?:/\w+/([\w.-]+))?.*"
+)
+_COLON = re.compile(rf"({_NAMES}):([\w./-]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +64,8 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
         if folder.exists():
             what, fix = mistaken_file(folder)
             raise CheckpointError(reference, what, fix=fix)
-        near = near_folder(folder)
-        fix = f"did you mean {near}?" if near else "give a draft folder or a Hub id (owner/name)"
-        raise CheckpointError(reference, "no such folder", fix=fix)
+        what, fix = _no_folder(reference)
+        raise CheckpointError(reference, what, fix=fix)
     if subtree is not None:
         raise CheckpointError(
             reference,
@@ -69,6 +73,23 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
             fix="download config.json, the index and the shards of the layer, and give the folder",
         )
     return _download(reference)
+
+
+def _no_folder(reference: str) -> tuple[str, str]:
+    """What stands in the place of a folder or a Hub id, and the fix."""
+    folder = Path(reference)
+    if folder.is_symlink():
+        where = folder.readlink()
+        return f"is a link to {where}, which does not exist", "give another folder, or restore it"
+    if address := _ADDRESS.fullmatch(reference):
+        hub_id = "@".join(filter(None, address.groups()))
+        return "is a web address, not a folder", f"give the Hub id: {hub_id}"
+    if colon := _COLON.fullmatch(reference):
+        what = "no such folder, and no Hub id (owner/name@revision)"
+        return what, f"write the revision behind @: {colon[1]}@{colon[2]}"
+    near = near_folder(folder)
+    fix = f"did you mean {near}?" if near else "give a draft folder or a Hub id (owner/name)"
+    return "no such folder", fix
 
 
 def _download(reference: str) -> DraftSource:

@@ -1,12 +1,15 @@
 """What a path is that was given as a draft and is none: the kind of mistake, and the way out."""
 
 import difflib
+import re
 import shlex
 from pathlib import Path
 
 CONFIG_FILE = "config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 """Endings of what torch.save writes."""
+_CACHED = re.compile(r"models--(.+?)--(.+)")
+"""How huggingface_hub names the folder of owner/name."""
 _GGUF = "GGUF of llama.cpp, which holds other tensors than the draft that it was made from"
 _SAFETENSORS = "give the folder of safetensors that it was converted from"
 
@@ -48,6 +51,11 @@ def mistaken_folder(folder: Path) -> tuple[str, str] | None:
             "is an adapter (LoRA), not a draft",
             "merge it into the model that it adapts (peft: merge_and_unload), and give that folder",
         )
+    if (cached := _CACHED.fullmatch(folder.name)) and (folder / "snapshots").is_dir():
+        hub_id = f"{cached[1]}/{cached[2]}"
+        snapshots = sorted(path for path in (folder / "snapshots").iterdir() if path.is_dir())
+        fix = f"give {hub_id}" + (f", or {snapshots[-1]}" if snapshots else "")
+        return "is a folder of the Hub's cache, whose files lie below snapshots", fix
     if any(folder.glob("*.gguf")):
         return f"holds {_GGUF}", _SAFETENSORS
     if (folder / "trace.json").exists():

@@ -1,4 +1,4 @@
-"""Lints: what trainers and engines read differently in a draft that is otherwise well-formed."""
+"""Lints: config keys that trainers and engines interpret differently in a well-formed draft."""
 
 from ..drafts.lint import Level, Lint
 from .catalogue import config_changes, find_lints, fixed_config, output_changes

@@ -1,1 +1,1 @@
-"""From a weight to codes and scales, and packing them, in torch. Knows tensors, not names."""
+"""From a weight to quantized values and scales, and packing them, in torch. Knows no names."""

@@ -1,4 +1,4 @@
-"""Plugins that an engine loads where draftquant is installed beside it.
+"""Plugins that an engine loads if draftquant is installed beside it.
 
-Each imports its engine when the engine itself loads it; nothing else of draftquant imports them.
+Each imports its engine when the engine loads it. No other module of draftquant imports a plugin.
 """

@@ -1,1 +1,1 @@
-"""The reading side: what a folder declares and stores, decoded with nothing of what wrote it."""
+"""The reading side: what a folder declares and stores, decoded without any code of the writer."""

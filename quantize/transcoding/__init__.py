@@ -1,1 +1,1 @@
-"""Codes that are there already, written in another layout or carrier."""
+"""Writing existing quantized values in another layout or storage dtype."""

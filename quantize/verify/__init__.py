@@ -1,6 +1,6 @@
-"""Verification: a folder re-read and judged, with nothing of what wrote it, and without torch.
+"""Verification: a folder is read again and compared, without code of the writer and without torch.
 
-What is named here is all that the rest of quantize asks of it: answers, of which nothing is written
+The rest of `quantize` uses only the names below. They return answers, none of which is written
 into a tensor.
 """
 

@@ -1,1 +1,1 @@
-"""The Python API: a function for each verb that matters, which the command of its name calls."""
+"""The Python API: one function per verb, which the command of the same name calls."""

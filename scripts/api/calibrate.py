@@ -90,7 +90,7 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
     )
     measured = []
     for traces in folders:
-        with watch.bar("calibrate", len(traces)) as bar:
+        with watch.bar("calibrate", len(traces), "work") as bar:
             ranges = measure_ranges(
                 draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
             )
@@ -100,7 +100,7 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
     comparison = None
     if settings.compare:
         scales = {module: one.stored for module, one in errors.items()}
-        with watch.bar("compare", len(folders[0])) as bar:
+        with watch.bar("compare", len(folders[0]), "work") as bar:
             comparison = compare_scales(
                 draft, folders[0], scales, num_draft_tokens=num_draft_tokens, on_progress=bar.set
             )

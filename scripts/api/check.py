@@ -44,8 +44,8 @@ class CheckSettings(Settings):
     arch: Annotated[
         str | None,
         Option(
-            "gfx942, sm90, sm100, or as people say it (mi325x, h100, b200); default: all must"
-            " agree",
+            "such as mi325x, h200 or b200, or an architecture (gfx942, sm90, sm100); default: all"
+            " must agree",
             "GPU",
         ),
     ] = None
@@ -179,6 +179,7 @@ def _answer(folder: Path, settings: CheckSettings) -> EngineCheck:
         arch=architecture(settings.arch) if settings.arch else None,
         tp=settings.tp,
         target_layers=settings.target_layers,
+        asked=settings.arch,
     )
 
 

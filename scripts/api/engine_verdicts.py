@@ -37,15 +37,15 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
     lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
     lines += verdict_lines(verdicts)
     lines += dict.fromkeys(f"{one.engine}: {one.error}" for one in verdicts)
-    if _is_for_the_plugin(plan.recipe):
+    if is_for_the_plugin(plan.recipe):
         lines.append("with draftquant installed beside them (its plugin), vllm and sglang load it")
     for arch, recipes in _alternatives(plan).items():
         lines.append(f"on {gpu_name(arch)} these load: {', '.join(recipes)}")
     return "\n  ".join(lines)
 
 
-def _is_for_the_plugin(recipe: Recipe) -> bool:
-    """See `quantize/plugins`."""
+def is_for_the_plugin(recipe: Recipe) -> bool:
+    """Whether engines load its result with draftquant beside them: see `quantize/plugins`."""
     weights, inputs = recipe.weights, recipe.activations
     return (
         recipe.layout == "quark"

@@ -124,6 +124,12 @@ class GateSettings(GateOnTracesSettings, Pages):
                 "expected --measured A B beside it",
                 fix="add the two measurements",
             )
+        if self.log_to is not None and self.report is None:
+            raise GateError(
+                "--log-to",
+                "logs the report file, and none is asked for",
+                fix="add --report F.json, from which 'draftquant report' can log it again",
+            )
         idle = [name for name in OF_TRACES if getattr(self, name) is not None]
         if missing and idle:
             raise GateError(
@@ -153,7 +159,7 @@ def gate(
     Raises:
         GateError: the drafts do not belong together, or a limit is none.
         DraftQuantError: see `replay`; a file is no measurement or no report of parity; a report
-            file cannot be written.
+            file cannot be written; or a tracker does not take the run, when they are written.
     """
     return judged(settings).report
 
@@ -204,9 +210,11 @@ def judged(settings: GateSettings) -> Judged:
     document = document_of(report, argv=argv, drafts=drafts, engines=engines, date=date)
     text = document_text(document)
     if report_file or settings.wants_pages or settings.trend:
-        read = parse_report(text, "gate")
-        settings.write_pages(read, beside={report_file: text} if report_file else {})
-        settings.append_to_trend(read)
+        beside = {report_file: text} if report_file else {}
+        found = parse_report(text, "gate")
+        written = settings.write_pages(found, beside=beside)
+        settings.append_to_trend(found)
+        settings.log(found, written)
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 
 

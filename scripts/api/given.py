@@ -90,6 +90,7 @@ class _PythonValue:
 
     def scalar(self, kind: Any) -> object:
         kinds, value = members(kind), self._read()
+        _refuse_empty(value, kinds)
         if object in kinds or any(_fits(value, one) for one in kinds):
             return Path(value) if _are_paths(kinds) else value
         expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
@@ -120,6 +121,14 @@ _KINDS: Mapping[Any, str] = {
     os.PathLike[str]: "a path",
     Mapping[str, Any]: "a dict",
 }
+
+
+def _refuse_empty(value: object, kinds: Sequence[Any]) -> None:
+    """An empty text is no path, though Path takes it for the working folder."""
+    if value == "" and (_are_paths(kinds) or Path in kinds):
+        expected = "a path" if _are_paths(kinds) else "a folder, a file or a Hub id"
+        fix = "give one: an empty text often comes from a variable of the shell that is not set"
+        raise MisfitError(f"expected {expected}, got an empty text", fix)
 
 
 def members(kind: Any) -> tuple[Any, ...]:
@@ -193,6 +202,7 @@ class _Words:
         kinds = members(kind)
         if self.option.reads is not None:
             return self._read(self._word).scalar(kind)
+        _refuse_empty(self._word, kinds)
         if _are_paths(kinds):
             return Path(self._word)
         if kinds == (int,) or kinds == (float,):

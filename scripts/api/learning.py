@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.quantization_plan import Plan
-from .watch import Watch
+from .watch import Bar, Watch
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.static_scales import StaticScales
@@ -32,9 +32,10 @@ def learn(
 
     settings = LearningSettings()
     with watch.bar("learn", settings.steps) as bar:
+        shown = StepsShown(bar)
 
         def show(progress: "LearningProgress") -> None:
-            bar.set(progress.step, progress.steps)
+            shown(progress)
             if progress.validation.step == progress.step:
                 watch.note(_line(progress))
 
@@ -52,19 +53,39 @@ def learn(
         )
     origin = found.origin
     watch.note(
-        f"codes of step {origin.kept_step}: acceptance length {origin.acceptance_length:.3f} on"
-        f" {origin.validation_prompts} prompts that were held back, {origin.overlap:.2%} overlap"
-        f" with the unquantized draft; before: {origin.acceptance_length_before:.3f},"
-        f" {origin.overlap_before:.2%}; unquantized: {origin.acceptance_length_unquantized:.3f}"
+        f"learned rounding keeps step {origin.kept_step}: on {origin.validation_prompts} prompts"
+        f" held back the acceptance length is {origin.acceptance_length:.3f} (before learning"
+        f" {origin.acceptance_length_before:.3f}, unquantized"
+        f" {origin.acceptance_length_unquantized:.3f}) and the overlap with the unquantized draft"
+        f" {origin.overlap:.2%} (before {origin.overlap_before:.2%})"
     )
     return found
+
+
+class StepsShown:
+    """Shows the steps of this run: those that an earlier one did, and this goes on with, are not.
+
+    Args:
+        bar: in a phase of these steps, which begins before the first of them or right behind it.
+        behind_first: which of the two.
+    """
+
+    def __init__(self, bar: Bar, *, behind_first: bool = False) -> None:
+        self._bar, self._own = bar, 0 if behind_first else 1
+        self._before: int | None = None
+
+    def __call__(self, progress: "LearningProgress") -> None:
+        """A step is done."""
+        if self._before is None:
+            self._before = progress.step - self._own
+        self._bar.set(progress.step - self._before, progress.steps - self._before)
 
 
 def _line(progress: "LearningProgress") -> str:
     found = progress.validation
     return (
-        f"step {progress.step} of {progress.steps}: loss {progress.loss:.5f}, on prompts that are"
-        f" held back acceptance length {found.acceptance_length:.3f} (unquantized"
-        f" {found.unquantized:.3f}), {found.overlap:.2%} overlap; best so far: step"
-        f" {progress.best.step}"
+        f"step {progress.step} of {progress.steps}, loss {progress.loss:.5f}; on the prompts held"
+        f" back the acceptance length is {found.acceptance_length:.3f} (unquantized"
+        f" {found.unquantized:.3f}) and the overlap with the unquantized draft"
+        f" {found.overlap:.2%}; the best so far is step {progress.best.step}"
     )

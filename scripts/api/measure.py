@@ -13,10 +13,11 @@ from ...validate.measure.measurement import EngineName
 from . import reports
 from .arguments import AnyPath, SamplingSeed, Temperature, TopK, TopP
 from .opening import Reference, optional_path
-from .option import Option
-from .settings import Settings
+from .option import Option, spelling
+from .prompt_settings import ChosenPrompts
+from .settings import options_of
 from .verb import verb
-from .watch import Bar, Watch
+from .watch import Bar, Watch, beyond_kept
 
 if TYPE_CHECKING:
     from ...validate.launch.launch import Cell
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from ...validate.measure.served_draft import DraftIdentity
 
 _NEEDED = ("server", "engine", "prompts", "out")
-_OF_ONE_SERVER = ("server", "engine", "prompts")
+_OF_ONE_SERVER = (
+    "server", "engine", "prompts", "prompts_split", "prompts_column", "num_prompts",
+)  # fmt: skip
 """Fields that a matrix says itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureSettings(Settings):
+class MeasureSettings(ChosenPrompts):
     """Which server is asked what; or which matrix of servers; or which measurement is shown."""
 
     _: KW_ONLY
@@ -129,7 +132,8 @@ class MeasureSettings(Settings):
                 )
             for name in _OF_ONE_SERVER:
                 if getattr(self, name) is not None:
-                    raise MeasureError(f"--{name}", "is said by the matrix", fix="leave it out")
+                    option = spelling(name, options_of(type(self))[name])
+                    raise MeasureError(option, "is said by the matrix", fix="leave it out")
             return
         if self.plot is not None:
             raise MeasureError("--plot", "draws what --launch measures", fix="add --launch MATRIX")
@@ -187,7 +191,7 @@ def _address(settings: MeasureSettings, url: str) -> "ServerAddress":
 
 
 def _plan(settings: MeasureSettings) -> "Plan":
-    from ...calibration.prompts.prompt_file import PromptEncoder, read_prompts
+    from ...calibration.prompts.prompt_file import PromptEncoder
     from ...calibration.recording.decoding import Decoding
     from ...validate.measure.measure_plan import Plan
     from ...validate.measure.protocols.protocol import Ask
@@ -201,7 +205,7 @@ def _plan(settings: MeasureSettings) -> "Plan":
     )
     encoder, path = PromptEncoder(optional_path(settings.tokenizer)), settings.prompts
     assert path is not None  # see `check`
-    prompts = read_prompts(Path(path), encoder=encoder)
+    prompts = settings.read_prompts(path, encoder).prompts
     if longer := sum(bool(prompt.later_turns) for prompt in prompts):
         settings.watch.note(
             f"{path}: {longer} of {len(prompts)} prompts have later turns of the user,"
@@ -227,7 +231,7 @@ class _Teller:
 
     def __init__(self, bar: Bar, watch: Watch, concurrency: int) -> None:
         self._bar, self._watch = bar, watch
-        self._concurrency = concurrency
+        self._show, self._concurrency = beyond_kept(bar), concurrency
         self._has_begun = False
 
     def __call__(self, progress: "Progress") -> None:
@@ -236,7 +240,7 @@ class _Teller:
             self._say(progress)
         if progress.counts is not None and progress.counts.num_steps:
             self._bar.label(f"measure {progress.counts.mean_acceptance_length:.3f}")
-        self._bar.set(progress.num_done, progress.num_prompts)
+        self._show(progress.num_done, progress.num_prompts)
 
     def _say(self, progress: "Progress") -> None:
         setup = progress.setup
@@ -274,7 +278,8 @@ def _launched(settings: MeasureSettings) -> "reports.SpeedReport":
 
     def measure_cell(cell: "Cell", out: Path) -> None:
         with settings.watch.bar(cell.name, len(measurer.prompts)) as bar:
-            measurer.measure(cell, out, lambda seen: bar.set(seen.num_done, seen.num_prompts))
+            show = beyond_kept(bar)
+            measurer.measure(cell, out, lambda seen: show(seen.num_done, seen.num_prompts))
 
     launch_matrix(
         matrix,

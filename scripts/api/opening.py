@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
-from ...recipes import Recipe, aliases, load_recipe, to_mapping
+from ...recipes import Recipe, load_recipe, recipe_of_alias, to_mapping
 from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
@@ -85,7 +85,7 @@ def named_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> Recipe:
     if isinstance(reference, Mapping):
         return recipe_of_keys(reference)
     recipe = load_recipe(str(reference))
-    if str(reference).lower() in aliases():
+    if recipe_of_alias(str(reference)):
         watch.note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
     return recipe
 

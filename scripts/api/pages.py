@@ -62,11 +62,18 @@ class Pages(Settings):
         ),
     ] = None
     overwrite: Overwrite = False
+    log_to: Annotated[
+        str | None,
+        Option(
+            "also log verdict, figures and report files to MLflow or Weights & Biases",
+            "mlflow[:URI]|wandb[:PROJECT]",
+        ),
+    ] = None
 
     @property
     def wants_pages(self) -> bool:
-        """Whether there is anything to write but JSON."""
-        return self.github or bool(self._pages())
+        """Whether there is anything to do with the report but write its JSON."""
+        return self.github or bool(self._pages()) or self.log_to is not None
 
     def check_pages(self, report: AnyPath | None = None) -> None:
         """Check all report files that are asked for.
@@ -77,7 +84,12 @@ class Pages(Settings):
         Raises:
             OutputError: one of them cannot be written, or no step of GitHub Actions runs.
             GateError: the history has a line that is none.
+            TrackingError: the tracker is not known, or not installed.
         """
+        from ...validate.tracking.trackers import find_tracker
+
+        if self.log_to is not None:
+            find_tracker(self.log_to)
         asked = {**given({"report": report}), **self._pages()}
         check_reports(asked, overwrite=self.overwrite)
         if self.trend is not None:
@@ -140,6 +152,24 @@ class Pages(Settings):
             said = document.judgement
             self.watch.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
         return tuple(files)
+
+    def log(self, document: "Document", files: Sequence[Path]) -> None:
+        """Tell the tracker that is asked for, last of all.
+
+        Args:
+            document: of the gate.
+            files: that are logged too, the JSON report first.
+
+        Raises:
+            TrackingError: it does not take the run; the verdict is in the message.
+        """
+        from ...validate.tracking.tracked_run import tracked_run
+        from ...validate.tracking.trackers import find_tracker
+
+        if self.log_to is not None:
+            tracker = find_tracker(self.log_to)
+            place = tracker.log(tracked_run(document, tuple(files)))
+            self.watch.note(f"logged to {tracker.name}: {place}")
 
     def _check_trend(self, path: Path, others: Mapping[ReportFormat, Path]) -> None:
         from ...validate.report.trend import read_trend

@@ -90,7 +90,7 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
         batch_size=1,
     )
     loaded = load_for_replay([settings.baseline, settings.candidate], traces, how)
-    with settings.watch.bar("compare", len(traces)) as bar:
+    with settings.watch.bar("compare", len(traces), "work") as bar:
         prompts = draft_agreement(
             *loaded.both,
             traces,

@@ -13,6 +13,7 @@ from .arguments import AnyPath, ComputeDtype, Device
 from .findings import BoundedFindings, FindingsFile
 from .opening import optional_path
 from .option import Argument, Option
+from .prompt_settings import ChosenPrompts
 from .verb import verb
 from .watch import Bar
 
@@ -25,7 +26,7 @@ ScoringEngine = Literal["vllm", "sglang"]
 
 
 @dataclass(frozen=True, slots=True)
-class SampledSettings(BoundedFindings):
+class SampledSettings(BoundedFindings, ChosenPrompts):
     """Of which measurements, and who says how likely they are."""
 
     plain: Annotated[AnyPath, Argument("measured without a draft, with a --temperature", "PLAIN")]
@@ -78,7 +79,7 @@ def parity_sampled(settings: SampledSettings) -> "reports.Findings":
     Raises:
         DraftQuantError: the measurements do not fit each other, or nobody can score.
     """
-    from ...calibration.prompts.prompt_file import read_prompts
+    from ...calibration.prompts.prompt_file import PromptEncoder
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.limits import limits
     from ...validate.parity.sampled_findings import check_sampled, sampled_finding, texts_of
@@ -90,7 +91,7 @@ def parity_sampled(settings: SampledSettings) -> "reports.Findings":
     check_sampled(plain, speculative)
     engine = settings.score_engine or plain.setup.server.engine
     tokenizer = optional_path(settings.tokenizer) or optional_path(settings.target)
-    prompts = read_prompts(Path(settings.prompts), target=tokenizer)
+    prompts = settings.read_prompts(settings.prompts, PromptEncoder(tokenizer)).prompts
     texts = [texts_of(measured, prompts) for measured in (plain, speculative)]
     with settings.watch.bar("score", sum(map(len, texts))) as bar:
         score = _scorer(settings, engine, bar)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -96,14 +96,9 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             watch.warning(problem)
     check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
     with ExitStack() as stack:
-        measuring = _Measuring()
-        inputs = _Inputs(plan, settings).found(stack, measuring)
-        bar = measuring.bar = stack.enter_context(watch.bar("check", None))
-        begin = _Phases(bar, plan, watch)
-
-        def advance(step: Step) -> None:
-            bar.advance(step.bytes_before)
-
+        phases = _Phases(plan, watch)
+        inputs = _Inputs(plan, settings).found(stack, phases.measured)
+        bar = phases.bar = stack.enter_context(watch.bar("check", None))
         report = quantize_draft(
             plan,
             folder,
@@ -114,8 +109,8 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             fix_config=fix_config,
             target=own_target,
             proven=proven,
-            on_progress=advance,
-            on_stage=begin,
+            on_progress=phases.written,
+            on_stage=phases.begin,
             on_verified=bar.set,
         )
     if left := lints_left(settings.draft, lints, fix_config=fix_config):
@@ -152,7 +147,7 @@ class _Inputs:
     plan: Plan
     settings: QuantizeSettings
 
-    def found(self, stack: ExitStack, measuring: "_Measuring") -> "PlanInputs":
+    def found(self, stack: ExitStack, measuring: "Callable[[int, int], None]") -> "PlanInputs":
         """What the recipe needs, or what the algorithm does; there until the stack is left."""
         from ...calibration.linear_inputs.plan_inputs import (
             PlanInputs,
@@ -179,7 +174,7 @@ class _Inputs:
             num_draft_tokens=settings.num_draft_tokens,
         )
         spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
-        with watch.bar("calibrate", len(traces)) as bar:
+        with watch.bar("calibrate", len(traces), "work") as bar:
             found = measured_inputs(
                 plan,
                 draft,
@@ -210,32 +205,78 @@ class _Inputs:
         return dataclasses.replace(found, found=codes)
 
 
+_A_COLUMN = 3_000_000
+"""Multiplications that take as long as what a column costs GPTQ whatever its size."""
+
+
 class _Phases:
-    """Shows the stages of a run."""
+    """Shows the stages of a run, and how far each is.
 
-    def __init__(self, bar: Bar, plan: Plan, watch: Watch) -> None:
-        self._bar, self._plan, self._watch = bar, plan, watch
-
-    def __call__(self, stage: str) -> None:
-        """The next stage."""
-        self._watch.stage(stage)
-        if stage == "write":
-            self._bar.phase("quantize", self._plan.bytes_before, "bytes")
-        elif stage == "start":
-            self._bar.phase(f"load {TOOLKITS[self._plan.recipe.backend]}")
-        elif stage == "verify":
-            self._bar.phase("verify", self._plan.bytes_before + self._plan.bytes_after, "bytes")
-        else:
-            self._bar.phase("write to the disk")
-
-
-class _Measuring:
-    """Shows how far the measurement of a stage is, beside the tensors written."""
+    Attributes:
+        bar: that shows them; there is none before the run begins.
+    """
 
     bar: Bar | None = None
 
-    def __call__(self, done: int, total: int) -> None:
-        """So many prompts of all."""
-        if self.bar is not None:
-            measured = f", inputs of {done} of {total} prompts" if done < total else ""
-            self.bar.label(f"quantize{measured}")
+    def __init__(self, plan: Plan, watch: Watch) -> None:
+        self._plan, self._watch = plan, watch
+        self._left = sum(self._work(step) for step in plan.steps)
+        self._written: set[str] = set()
+        self._is_measuring = False
+
+    def begin(self, stage: str) -> None:
+        """The next stage."""
+        self._watch.stage(stage)
+        plan, bar = self._plan, self.bar
+        assert bar is not None  # the run has begun
+        if stage == "write" and plan.recipe.algorithm.rounding == "gptq":
+            self._measure()
+        elif stage == "write":
+            bar.phase("quantize", plan.bytes_before, "bytes")
+        elif stage == "start":
+            bar.phase(f"load {TOOLKITS[plan.recipe.backend]}")
+        elif stage == "verify":
+            bar.phase("verify", plan.bytes_before + plan.bytes_after, "bytes")
+        else:
+            bar.phase("write to the disk")
+
+    def measured(self, done: int, total: int) -> None:
+        """So much of the traces has run through the draft, for the inputs of its linears."""
+        if self.bar is None:
+            return
+        if not self._is_measuring:
+            self._measure()
+        self.bar.set(done, total)
+        if done == total:
+            self._is_measuring = False
+            self.bar.phase("quantize", self._left, "work")
+
+    def _measure(self) -> None:
+        assert self.bar is not None  # the run has begun
+        self._is_measuring = True
+        self.bar.phase("measure the linears' inputs", 1, "work")
+
+    def written(self, step: Step) -> None:
+        """A tensor is written; those that GPTQ rounds at the same time count when all are."""
+        assert self.bar is not None  # the run has begun
+        done = [step]
+        if self._plan.recipe.algorithm.rounding == "gptq":
+            done = self._finished_with(step)
+        if done:
+            work = sum(map(self._work, done))
+            self._left -= work
+            self.bar.advance(work)
+
+    def _finished_with(self, step: Step) -> list[Step]:
+        """The stage that ends with a step; nothing where one of its steps still runs."""
+        self._written.add(step.row.tensor.name)
+        stage = next(stage for stage in self._plan.stages() if step in stage)
+        is_over = all(one.row.tensor.name in self._written for one in stage)
+        return list(stage) if is_over else []
+
+    def _work(self, step: Step) -> int:
+        """Bytes; of a weight that GPTQ rounds, column by column, multiplications."""
+        if step.action != "quantize" or self._plan.recipe_of(step).algorithm.rounding != "gptq":
+            return step.bytes_before
+        rows, columns = step.row.tensor.shape
+        return step.bytes_before + columns * (_A_COLUMN + columns * (rows + columns))

@@ -1,6 +1,7 @@
 """`record`: what a target does on prompts, for calibration and replay."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ from . import reports
 from .opening import folder_of
 from .record_settings import RecordSettings
 from .verb import verb
+from .watch import Unit, beyond_kept
 
 if TYPE_CHECKING:
     import torch
 
     from ...calibration.prompts.prompt_file import Prompt
+    from ...calibration.prompts.prompt_source import ReadPrompts
     from ...calibration.recording.conversations import Record
     from ...calibration.recording.decoding import Decoding
     from ...calibration.recording.prompt_fit import FittedPrompts
@@ -55,12 +58,17 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
         plan = _vllm_plan(settings, how, fitted)
         return plan.setup(Path(settings.shared), dict(settings.engine_args or {})).command()
     assert settings.out is not None  # likewise
-    with settings.watch.bar("record", len(fitted.prompts)) as bar:
+    unit: Unit = "items" if settings.engine == "vllm" else "work"
+    turns = itertools.count(1)
+    with settings.watch.bar("record", len(fitted.prompts), unit) as bar:
 
         def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
             by = _by_vllm if settings.engine == "vllm" else _by_transformers
             these = dataclasses.replace(fitted, prompts=tuple(some))
-            return by(settings, how, these, folder, bar.set)
+            if settings.turns == "all":
+                bar.phase(f"record turn {next(turns)}", len(some), unit)
+            show = beyond_kept(bar) if settings.engine == "vllm" else bar.set
+            return by(settings, how, these, folder, show)
 
         if settings.turns == "all":
             return _all_turns(settings, fitted.prompts, records)
@@ -80,7 +88,8 @@ def _fitted(settings: RecordSettings) -> "FittedPrompts":
     """The prompts that are recorded, and a word on those that are too long."""
     from ...calibration.recording.prompt_fit import fitted_prompts
 
-    read, shape = _read(settings), _shape(settings)
+    found, shape = _read(settings), _shape(settings)
+    read = found.prompts
     fitted = fitted_prompts(read, shape, settings.max_new_tokens, settings.too_long)
     if long := fitted.too_long:
         done = "left out" if long.skipped else "cut to their last tokens"
@@ -90,18 +99,19 @@ def _fitted(settings: RecordSettings) -> "FittedPrompts":
             f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
             f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
         )
-    return fitted
+    return dataclasses.replace(fitted, dataset=found.dataset)
 
 
-def _read(settings: RecordSettings) -> "Sequence[Prompt]":
-    from ...calibration.prompts.prompt_file import read_prompts
+def _read(settings: RecordSettings) -> "ReadPrompts":
+    from ...calibration.prompts.prompt_file import PromptEncoder
 
-    read = read_prompts(Path(settings.prompts), target=Path(settings.target))
-    longer = sum(bool(prompt.later_turns) for prompt in read)
+    read = settings.read_prompts(settings.prompts, PromptEncoder(Path(settings.target)))
+    longer = sum(bool(prompt.later_turns) for prompt in read.prompts)
     if longer and settings.turns == "first":
         settings.watch.note(
-            f"{settings.prompts}: {longer} of {len(read)} prompts have later turns of the user,"
-            " which follow the target's answer: the first turn is recorded (--turns all: each)"
+            f"{settings.prompts}: {longer} of {len(read.prompts)} prompts have later turns of the"
+            " user, which follow the target's answer: the first turn is recorded (--turns all:"
+            " each)"
         )
     return read
 
@@ -181,6 +191,7 @@ def _by_transformers(
         placement=Placement(device=how.device, device_map=settings.device_map),
         table_ids=how.table_ids,
         too_long=fitted.too_long,
+        dataset=fitted.dataset,
         on_progress=on_progress,
     )
 
@@ -212,6 +223,7 @@ def _vllm_plan(
         shape=_shape(settings),
         prompts=fitted.prompts,
         too_long=fitted.too_long,
+        dataset=fitted.dataset,
         max_new_tokens=settings.max_new_tokens,
         decoding=how.decoding,
         aux_layer_ids=how.aux_layer_ids,

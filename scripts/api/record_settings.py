@@ -13,7 +13,8 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from . import arguments
 from .opening import Reference
 from .option import Option, spelling
-from .settings import Settings, options_of
+from .prompt_settings import ChosenPrompts
+from .settings import options_of
 
 _SGLANG = (
     # 0.5.23, srt/arg_groups/fields/exec_.py:130 and validation_hook.py:697 (no pipeline stages);
@@ -37,7 +38,7 @@ def _assignment(text: str) -> Mapping[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordSettings(Settings):
+class RecordSettings(ChosenPrompts):
     """Which target on which prompts, what is kept of it, and who runs it."""
 
     target: Annotated[
@@ -48,7 +49,8 @@ class RecordSettings(Settings):
         arguments.AnyPath,
         Option(
             'JSON lines: {"id", "category", and token_ids, text or messages}; also files of'
-            " MT-Bench, ShareGPT and SPEED-Bench (parquet too)",
+            " MT-Bench, ShareGPT, Alpaca and SPEED-Bench (parquet too); or a data set of the Hub,"
+            " OWNER/NAME[@REVISION]",
             "PROMPTS",
         ),
     ]

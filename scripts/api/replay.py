@@ -170,7 +170,7 @@ def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
-    with settings.watch.bar("replay", len(loaded.traces)) as bar:
+    with settings.watch.bar("replay", len(loaded.traces), "work") as bar:
         replays = replay_drafts(
             loaded.drafts,
             loaded.traces,

@@ -40,6 +40,7 @@ def report(settings: ReportSettings) -> WrittenReport:
 
     Raises:
         DraftQuantError: it is no report of the gate, or a file cannot be written; then none is.
+            Or the tracker does not take it; then they are.
     """
     from ...validate.report.document import read_report
 
@@ -49,8 +50,7 @@ def report(settings: ReportSettings) -> WrittenReport:
         raise GateError(
             settings.trend, "no such history", fix="give what 'gate --trend' wrote, or leave it out"
         )
-    return WrittenReport(
-        document=document,
-        history=settings.history(document),
-        written=settings.write_pages(document),
-    )
+    history = settings.history(document)
+    written = settings.write_pages(document)
+    settings.log(document, (Path(settings.gate), *written))
+    return WrittenReport(document=document, history=history, written=written)

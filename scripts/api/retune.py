@@ -1,6 +1,7 @@
 """`retune`: a quantized draft taught by its target, and the BF16 draft taught alike."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from .arguments import (
     Target,
     TargetLayers,
 )
+from .learning import StepsShown
 from .opening import AnyRecipe, Reference, draft_on_traces, named_recipe, open_draft, optional_path
 from .option import Argument, Option
 from .settings import Settings
@@ -84,7 +86,7 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
         target=optional_path(settings.target),
         num_draft_tokens=settings.num_draft_tokens,
     )
-    with settings.watch.bar("retune", 2 * learning.RETUNING.steps) as bar:
+    with settings.watch.bar("fine-tune", learning.RETUNING.steps) as bar:
         report = retune_draft(
             plan,
             loaded,
@@ -111,22 +113,34 @@ def retuned_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> Recipe:
     return dataclasses.replace(recipe, algorithm=algorithm, backend="torch")
 
 
+_SIDES: "Mapping[Side, str]" = {"baseline": "BF16 control", "quantized": "quantized draft"}
+
+
 class _Shown:
-    """Both sides in one bar, and a line for every look at the prompts that are held back."""
+    """Each side as a phase of the bar, and a line for every validation on prompts held back."""
 
     def __init__(self, bar: Bar, watch: Watch) -> None:
         self._bar, self._watch = bar, watch
+        self._sides: dict[Side, StepsShown] = {}
 
     def __call__(self, side: "Side", progress: "LearningProgress") -> None:
-        done = progress.step if side == "baseline" else progress.steps + progress.step
-        self._bar.set(done, 2 * progress.steps)
+        if side not in self._sides:
+            what = f"fine-tune the {_SIDES[side]}"
+            is_second = bool(self._sides)
+            if is_second:
+                self._bar.phase(what, progress.steps)
+            else:
+                self._bar.label(what)
+            self._sides[side] = StepsShown(self._bar, behind_first=is_second)
+        self._sides[side](progress)
+        if progress.step == progress.steps:
+            self._bar.phase(f"write the {_SIDES[side]}")
         found = progress.validation
         if found.step != progress.step:
             return
-        name = "BF16 baseline" if side == "baseline" else "quantized"
         self._watch.note(
-            f"{name}, step {progress.step} of {progress.steps}: loss {progress.loss:.4f}, on"
-            f" prompts that are held back acceptance length {found.acceptance_length:.3f} (as"
-            f" released {found.unquantized:.3f}), {found.overlap:.2%} overlap with the draft as"
-            f" released; best so far: step {progress.best.step}"
+            f"{_SIDES[side]}: step {progress.step} of {progress.steps}, loss {progress.loss:.4f};"
+            f" on the prompts held back its acceptance length is {found.acceptance_length:.3f}"
+            f" (released draft: {found.unquantized:.3f}) and its overlap with the released draft"
+            f" {found.overlap:.2%}; the best so far is step {progress.best.step}"
         )

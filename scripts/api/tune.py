@@ -149,14 +149,15 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
     recipes = _recipes(settings)
     traces = TraceFolder.open(Path(settings.traces))
     candidates, judging = _candidates(settings, source, draft, recipes, traces)
-    report = tune_draft(
-        candidates,
-        units_of(make_plan(recipes[0], draft, target_layers=settings.target_layers)),
-        options_of(recipes),
-        judging,
-        wanted,
-        on_progress=lambda what: watch.note(f"tune: {what}"),
-    )
+    with watch.bar("tune", None):
+        report = tune_draft(
+            candidates,
+            units_of(make_plan(recipes[0], draft, target_layers=settings.target_layers)),
+            options_of(recipes),
+            judging,
+            wanted,
+            on_progress=lambda what: watch.note(f"tune: {what}"),
+        )
     recipe = None
     if report.chosen is not None:
         seen = seen_prompts(traces)

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from ...recipes.errors import DraftQuantWarning
 
-Unit = Literal["bytes", "items"]
+Unit = Literal["bytes", "items", "work"]
+"""What a bar counts: work has no unit that people know, and is shown as a share."""
 LOG = logging.getLogger("draftquant")
 LOG.addHandler(logging.NullHandler())  # as libraries do: who wants to see it configures logging
 
@@ -112,6 +113,21 @@ def verifying(bar: Bar) -> Callable[[str], None]:
             bar.phase("verify")
 
     return begin
+
+
+def beyond_kept(bar: Bar) -> Callable[[int, int], None]:
+    """For progress of a run that goes on with what an earlier one kept, as its first call says.
+
+    That took no time now: the bar shows what is left to do.
+    """
+    kept: int | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal kept
+        kept = done if kept is None else kept
+        bar.set(done - kept, total - kept)
+
+    return show
 
 
 class _NoBar(Bar):

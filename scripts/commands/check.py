@@ -4,8 +4,11 @@ With `--fix`, also what was repaired, and what the engine will do with the repai
 """
 
 import argparse
+from collections.abc import Mapping
 
+from ...quantize.drafts.engine_traits import Stage
 from ...quantize.engines import EngineCheck
+from ...quantize.engines.contract import Verdict
 from ..api.check import Repaired, check
 from ..console import print_json, print_table, stdout, table
 from .verify import print_verification
@@ -16,6 +19,22 @@ EPILOG = (
     " source, 2 bad input, 3 UNKNOWN"
 )
 _COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNOWN": "yellow"}
+_VERDICTS: Mapping[Verdict, str] = {
+    "LOADS": "{engine} loads this draft on {where}.",
+    "LOADS BUT WRONG": "{engine} loads this draft on {where} without an error, and serves it"
+    " wrongly: few of its tokens would be accepted.",
+    "REFUSED": "{engine} ends with an error when it loads this draft on {where}.",
+    "UNKNOWN": "it is not known what {engine} does with this draft on {where}.",
+}
+_WHEN: Mapping[Stage, str] = {
+    "config": " (reading config.json)",
+    "init": " (building the model)",
+    "load": " (loading the tensors)",
+    "unknown": "",
+    "wrong": "",
+    "after load": " (after loading)",
+}
+"""What an engine was doing when it found a fault."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,27 +54,30 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(answer: EngineCheck) -> None:
     out = stdout()
-    where = f"{answer.engine} {answer.version} on {answer.arch or 'any GPU'}, tp {answer.tp}"
+    where = answer.gpu if answer.tp == 1 else f"{answer.tp} x {answer.gpu}"
     if answer.layers:
-        found = table(where, "module in the engine", "taken as", "parameter", "shape", "filled by",
-                      spare=("shape", "taken as"))  # fmt: skip
+        found = table(f"{answer.title} on {where}", "module in the engine", "taken as",
+                      "parameter", "shape", "filled by", spare=("shape", "taken as"))  # fmt: skip
         for layer in answer.layers:
-            head = (layer.module, layer.scheme or "floats")
+            head = (layer.module, layer.scheme or "not quantized")
             for parameter in layer.parameters:
                 tensors = ", ".join(parameter.tensors) or "nothing"
                 found.row(*head, parameter.name, str(list(parameter.shape)), tensors)
                 head = ("", "")
         print_table(found)
     verdict = (answer.verdict, f"bold {_COLOURS[answer.verdict]}")
-    out.line(verdict, f" in {where} ({answer.evidence})")
+    sentence = _VERDICTS[answer.verdict].format(engine=answer.title, where=where)
+    out.line(verdict, f": {sentence}")
     for finding in answer.findings:
-        out.line(f"  {finding.stage}: {finding.text}")
-        out.line(f"    remedy: {finding.remedy}")
+        out.line(f"  why{_WHEN[finding.stage]}: {finding.text}")
+        out.line(f"    what to do: {finding.remedy}")
     for note in answer.notes:
         out.line(f"  note: {note}")
+    out.line(f"  how this is known: {answer.evidence}")
     if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
-        why = "serve it:" if answer.verdict == "LOADS" else "to try it:"
-        out.line(f"{why} {answer.launch}")
+        out.line(f"{'serve' if answer.verdict == 'LOADS' else 'try'} it: {answer.launch}")
+        if answer.launch_note:
+            out.line(f"  {answer.launch_note}")
 
 
 def _print_repaired(fixed: Repaired) -> None:

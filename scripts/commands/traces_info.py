@@ -56,6 +56,8 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
     if manifest.too_long:
         left, cut = len(manifest.too_long.skipped), len(manifest.too_long.truncated)
         yield f"too long for the target: {left} prompts left out, {cut} cut to their last tokens"
+    for dataset in manifest.datasets or ():
+        yield f"prompts of the data set {dataset}"
     yield (
         f"{info.num_independent} prompts that are independent: {info.num_copies} copies,"
         f" {info.num_later_turns} later turns, {info.num_near_duplicates} near duplicates,"
@@ -116,6 +118,7 @@ def _mapping(info: "TraceInfo") -> dict[str, Any]:
         "ignore_eos": manifest.ignore_eos,
         "logprobs": dataclasses.asdict(manifest.logprobs) if manifest.logprobs else None,
         "too_long": dataclasses.asdict(manifest.too_long) if manifest.too_long else None,
+        "datasets": [dataclasses.asdict(one) for one in manifest.datasets or ()],
         "tables": dataclasses.asdict(manifest.tables) if manifest.tables else None,
         "categories": [dataclasses.asdict(one) for one in info.categories],
         **{name: getattr(info, name) for name in kept},

@@ -1,4 +1,4 @@
-"""`draftquant transcode`: the same codes and scales in another layout or carrier, bit for bit."""
+"""`draftquant transcode`: the same quantized values in another layout or dtype, bit for bit."""
 
 import argparse
 import dataclasses
@@ -18,7 +18,8 @@ def run(options: argparse.Namespace) -> int:
         out = stdout()
         out.line(
             (str(report.out), "bold"),
-            f": {report.linears} linears with the same codes and scales, {report.kept} tensors kept"
+            f": {report.linears} linears with the same quantized values and scales,"
+            f" {report.kept} tensors kept"
             f" byte for byte, {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)},"
             " verified",
         )

@@ -1,4 +1,4 @@
-"""What developers run in a checkout: benchmarks, simulations, training, docs. Not in the wheel."""
+"""Developers' tools in a clone: benchmarks, simulations, training, docs. Not in the wheel."""
 
 from pathlib import Path
 

@@ -75,7 +75,11 @@ def _record(
     shape = (batch_size + prompts, prompt_length)  # the first batch, after loading, is not counted
     ids = torch.randint(1, 1000, shape, generator=generator).tolist()
     asked = [Prompt(id=f"p{i}", category="all", token_ids=tuple(row)) for i, row in enumerate(ids)]
-    finished = [time.perf_counter()]
+    begun, finished = time.perf_counter(), list[tuple[float, float]]()
+
+    def hear(done: int, total: int) -> None:
+        finished.append((done / total, time.perf_counter()))
+
     with tempfile.TemporaryDirectory(dir=out) as folder:
         record_traces(
             Path(target),
@@ -86,13 +90,15 @@ def _record(
             dtype=dtype,
             batch_size=batch_size,
             placement=placement,
-            on_progress=lambda _done, _total: finished.append(time.perf_counter()),
+            on_progress=hear,
         )
     on_gpu = placement.device.type == "cuda"
+    first = batch_size / (batch_size + prompts)
+    loaded = next(moment for share, moment in finished if share >= first)
     return {
         "tokens": prompts * (prompt_length + NEW_TOKENS),
-        "seconds": finished[-1] - finished[1],
-        "load_seconds": finished[1] - finished[0],
+        "seconds": finished[-1][1] - loaded,
+        "load_seconds": loaded - begun,
         "peak_gpu_bytes": peak_bytes(placement.device) if on_gpu else None,
     }
 

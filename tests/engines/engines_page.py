@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from draftquant.quantize.gpus import gpu_name
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "engines.md"
 sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
@@ -25,7 +27,6 @@ shards each){marked}. **wrong**: the engine accepted the draft without an error,
 wrongly. [RESULTS.md](../tests/engines/RESULTS.md) has the engines' own errors, {others} outcomes of
 other formats and of broken folders, and how the engines were run.
 """
-_GPUS = {"sm90": "H200 (sm90)", "sm100": "B200 (sm100)", "gfx942": "MI325X (gfx942)"}
 
 
 class Place(NamedTuple):
@@ -66,7 +67,7 @@ def table(cases: Sequence[Case], said: Verdicts) -> str:
     """The table and its legend, from `predictions`."""
     loaded = {_key(outcome): outcome["verdict"] for outcome in read_outcomes()}
     right = sum(loaded[key] in (verdict, "UNKNOWN") for key, verdict in said.items())
-    header = " | ".join(f"{ENGINE_NAMES[engine]} {_GPUS[arch]}" for engine, arch in COLUMNS)
+    header = " | ".join(f"{ENGINE_NAMES[engine]} {gpu_name(arch)}" for engine, arch in COLUMNS)
     lines = [f"| recipe | families | {header} |", f"|{'---|' * (len(COLUMNS) + 2)}"]
     lines += _rows(cases, loaded, said)
     legend = _LEGEND.format(

@@ -1,1 +1,1 @@
-"""The model card of a quantized draft: what it is, what was measured of it, and what was not."""
+"""The model card of a quantized draft: what it is, what was measured, and what was not."""

@@ -1,5 +1,5 @@
-"""Charts as SVG inside a page: numbers and words in, marks out. They know neither drafts nor files.
+"""Charts as SVG inside a page, drawn from numbers and words. They know neither drafts nor files.
 
-Colours and fonts are the page's (`look.css`): a chart names what a mark is, not how it looks. What
-colour tells, shape or line style tells too.
+Colours and fonts come from the page (`look.css`): a chart names what a mark is, not how it looks.
+Shape or line style always repeats what colour shows.
 """

@@ -1,1 +1,1 @@
-"""What drafts accept: counted along recorded text, added up by prompt, with bounds of a change."""
+"""Counting accepted tokens along recorded text, adding them by prompt, and bounding a change."""

@@ -69,7 +69,7 @@ def compare_scales(
         traces: those that the scales were measured on, or others.
         scales: canonical module name of every linear -> its measured scale.
         num_draft_tokens: K.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work).
 
     Raises:
         TraceError, ReplayError: see `replay_drafts`.

@@ -9,13 +9,17 @@ recorded one, and of a draft that draws its proposals the rounds are expected (`
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...calibration.passes.batches import MAX_TOKENS, batches_of, proposals_of_batch
+from ...calibration.passes.batches import (
+    MAX_TOKENS,
+    batches_of,
+    proposals_of_batch,
+    work_of,
+)
 from ...calibration.passes.draft_inputs import check_trace_fits
 from ...calibration.passes.predictions import Proposals, num_draft_tokens_fault
 from ...calibration.traces.feature_evidence import FeatureTally
@@ -90,7 +94,7 @@ def replay_drafts(
             only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
             one scale of a whole call get one prompt at a time.
         max_tokens: see `batches_of`.
-        on_progress: called with (prompts done, prompts) after each batch.
+        on_progress: called with (work done, work) after each batch of each draft; see `work_of`.
 
     Returns:
         One result per draft, in order.
@@ -109,17 +113,14 @@ def replay_drafts(
     probability = _TokenProbability()
     by_position: dict[int, PromptText] = {}
     features = FeatureTally()
-    whole = set(accumulate(map(len, batches)))  # a batch is done for all of its prompts at once
     for position, trace, proposed in _proposed(
-        drafts, traces, batches, num_draft_tokens, temperature
+        drafts, traces, batches, num_draft_tokens, temperature, on_progress
     ):
         by_position[position] = prompt_text(trace)
         features.add(trace)
         probability.add(trace)
         for tally, own in zip(tallies, proposed, strict=True):
             tally.add(position, trace, proposed[0].token_ids, own)
-        if len(by_position) in whole:
-            on_progress(len(by_position), len(traces))
     texts = [text for _, text in sorted(by_position.items())]
     groups = independent_groups(texts)
     figures = TraceFigures(
@@ -243,16 +244,22 @@ def _proposed(
     batches: Sequence[Sequence[int]],
     num_draft_tokens: int,
     temperature: float | None,
+    on_progress: Callable[[int, int], None],
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
     """Every prompt with its position in the traces, and what each draft proposes along it."""
-    for positions in batches:
-        batch = [traces.load(traces.manifest.prompts[position]) for position in positions]
-        found = [
-            proposals_of_batch(
+    prompts = traces.manifest.prompts
+    work = [work_of([prompts[i] for i in positions], num_draft_tokens) for positions in batches]
+    done, total = 0, sum(work) * len(drafts)
+    for positions, own_work in zip(batches, work, strict=True):
+        batch = [traces.load(prompts[position]) for position in positions]
+        found = []
+        for draft in drafts:
+            proposals = proposals_of_batch(
                 draft, traces, batch, num_draft_tokens=num_draft_tokens, temperature=temperature
             )
-            for draft in drafts
-        ]
+            found.append(proposals)
+            done += own_work
+            on_progress(done, total)
         yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
 
 

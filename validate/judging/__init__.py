@@ -1,1 +1,1 @@
-"""May a draft replace its baseline? What is looked at before, the rules, and one verdict."""
+"""May a draft replace its baseline? Checks of the evidence, the rules, and one verdict."""

@@ -1,1 +1,1 @@
-"""Servers that are started, measured in turns and ended; how fast they were."""
+"""Starting servers, measuring them in turns, stopping them, and comparing their speed."""

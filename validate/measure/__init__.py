@@ -1,1 +1,1 @@
-"""What servers accept, write and take time for, asked request by request and kept as it came."""
+"""Measuring what servers accept and write, and how long it takes, request by request."""

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ...calibration.traces.manifest import is_printable_name
+from ...calibration.traces.names import is_printable_name
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.errors import short
 from .measurement import MOST_DRAFT_TOKENS, Asked, RequestRecord, Setup, Speculation

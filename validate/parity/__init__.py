@@ -1,1 +1,1 @@
-"""Whether speculation changes what a target says: texts, scores, probabilities, proposals."""
+"""Whether speculation changes the target's output: texts, scores, probabilities, proposals."""

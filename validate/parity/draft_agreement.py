@@ -7,11 +7,13 @@ logits are never held for more than some rows.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ...calibration.passes.batches import work_of
 from ...calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from ...calibration.passes.predictions import (
     MAX_LOGITS,
@@ -110,7 +112,7 @@ def draft_agreement(
         traces: recorded ones.
         num_draft_tokens: K.
         top: most likely tokens that are compared as a set, from 1 to the drafts' vocabulary.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work) after each prompt; see `work_of`.
 
     Returns:
         Per prompt that has K tokens to propose, in the order of the traces; at least one.
@@ -126,13 +128,14 @@ def draft_agreement(
         raise ParityError("--top", f"expected 1 to {most:,} (the drafts' vocabulary), got {top}",
                           fix=f"leave it out for the default, {DEFAULT_TOP}")  # fmt: skip
     found = []
-    for done, entry in enumerate(traces.manifest.prompts, start=1):
+    work = [work_of([entry], num_draft_tokens) for entry in traces.manifest.prompts]
+    for done, entry in zip(accumulate(work), traces.manifest.prompts, strict=True):
         trace = traces.load(entry)
         rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
         if rows:
             compared = _Compared(baseline, candidate, traces, trace, rows, num_draft_tokens)
             found.append(compared.agreement(top))
-        on_progress(done, len(traces))
+        on_progress(done, sum(work))
     if not found:
         raise ParityError(
             traces.folder,

@@ -1,1 +1,1 @@
-"""The gate's report: as JSON that is read again, as a page, as Markdown, as JUnit."""
+"""The gate's report: JSON that can be read again, a page, Markdown and JUnit."""

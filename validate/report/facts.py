@@ -16,6 +16,7 @@ from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.gpus import gpu_name
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.schema import Rule
@@ -250,6 +251,7 @@ def _engine_facts(
             engine=engine,
             version=version,
             arch=arch,
+            gpu=gpu_name(arch),
             tp=1,
             verdict="UNKNOWN",
             evidence="the folder cannot be checked",

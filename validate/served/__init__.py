@@ -1,1 +1,1 @@
-"""What servers accepted, judged: two measurements beside each other, and beside replay."""
+"""Judging what servers accepted: two measurements against each other, and against replay."""

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-from ...calibration.passes.batches import batches_of
+from ...calibration.passes.batches import batches_of, work_of
 from ...calibration.passes.draft_inputs import check_trace_fits
 from ...calibration.passes.predictions import num_draft_tokens_fault
 from ...calibration.traces.manifest import TraceEntry
@@ -125,7 +126,7 @@ def reconcile(
         other_draft: see `Reconciliation`.
         limit: only so many prompts, the first ones of the measurement; None = all.
         kept: what an earlier run has replayed, and this one goes on to keep; None = nothing is.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (work done, work) after each batch of prompts that is not kept.
 
     Raises:
         MeasureError: as of `check_reconcilable`, no prompt is in both, or K cannot be drafted.
@@ -197,8 +198,9 @@ def _replayed(
         elif entry.id in wanted:
             missing.append(position)
     alone = not all(draft.rounds_alone for draft in drafts)
-    on_progress(len(found), len(wanted))
-    for batch in batches_of([prompts[i] for i in missing], max_prompts=1 if alone else None):
+    batches = batches_of([prompts[i] for i in missing], max_prompts=1 if alone else None)
+    work = [work_of([prompts[missing[i]] for i in batch], num_draft_tokens) for batch in batches]
+    for done, batch in zip(accumulate(work), batches, strict=True):
         positions = [missing[i] for i in batch]
         texts = [traces.load(prompts[i]) for i in positions]
         as_served, exact = (
@@ -209,7 +211,7 @@ def _replayed(
             found[prompts[position].id] = both
             if kept:
                 kept.keep(position, both)
-        on_progress(len(found), len(wanted))
+        on_progress(done, sum(work))
     return found
 
 

@@ -1,1 +1,1 @@
-"""Tuning: which linears of a draft may be narrow, found by what it costs in accepted tokens."""
+"""Tuning: finding the linears that may have few bits, by the accepted tokens that this costs."""

@@ -1,8 +1,8 @@
-"""One folder per draft family: `names`, and `geometry`, `forward`, `lints` where they are its own.
+"""One folder per draft family: `names`, and `geometry`, `forward`, `lints` if it has its own.
 
-`engine_traits` says what engines do with such drafts otherwise than with every draft.
+`engine_traits` lists what engines do differently with drafts of this family.
 
-`names.FAMILY` is all that makes a family known. Importing `names` or `geometry` imports no torch.
+`names.FAMILY` registers a family. Importing `names` or `geometry` imports no torch.
 """
 
 import importlib

@@ -1,1 +1,1 @@
-"""What kinds of draft there are: what each computes, and its passes along recorded tokens."""
+"""Kinds of drafts: what each computes, and its forward passes along recorded tokens."""

@@ -1,1 +1,1 @@
-"""What several families share, in folders of the same shape as theirs."""
+"""Code that several families share, in folders with the same modules as theirs."""

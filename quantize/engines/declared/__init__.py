@@ -1,6 +1,6 @@
-"""Declarations as engines read them: more than this package decodes, and less strictly.
+"""Declarations as engines read them: more kinds than draftquant decodes, and less strictly.
 
-One module per quant_method; each gives the groups of linears and how they are stored.
+There is one module per quant_method. Each returns the groups of linears and how they are stored.
 """
 
 from collections.abc import Callable, Mapping

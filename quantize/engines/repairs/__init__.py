@@ -1,7 +1,7 @@
-"""Repairing what is wrong with the JSON of a draft folder, into a new folder.
+"""Repairing the JSON of a draft folder, into a new folder.
 
-Tensors are never changed. What engines need and the JSON does not say is taken from the tensors, or
-proven against the source; what neither tells is left as it is, and said.
+Tensors are never changed. If the JSON lacks a fact that engines need, it is taken from the tensors
+or proven against the source. What neither can show stays as it is, and is reported.
 """
 
 from .repair import Repair

@@ -108,7 +108,7 @@ def ordinary_model_problem(question: Question) -> Finding | None:
         text = f"AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
         return Finding("load", f"{text} loaded_weight.shape[output_dim]={rows}", remedy)
     if name == "LlamaForCausalLM" or "hidden_norm.weight" in question.tensor_names:
-        what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
+        what = f"SGLang loads the draft as a whole model, {name}, and drops fc.weight"
         return Finding("wrong", what, remedy)
     return Finding("load", "KeyError: 'midlayer.mlp.gate_up_proj.weight'", remedy)
 
@@ -119,7 +119,7 @@ def tied_head(question: Question) -> Finding | None:
     if question.traits.drafts_blocks or not (question.is_tied and stored):
         return None
     whole = question.traits.whole_model
-    text = "dropped: lm_head.weight, for tie_word_embeddings makes the embedding the head"
+    text = "SGLang drops lm_head.weight, because tie_word_embeddings makes the embedding the head"
     remedy = "remove lm_head if it equals the embedding" if whole else "set tie_word_embeddings"
     return Finding("wrong", text, remedy if whole else f"{remedy} to false")
 
@@ -154,6 +154,9 @@ def unshared_head(question: Question) -> Finding | None:
         return None
     if config.get("draft_vocab_size") is None:
         return None
-    text = "never written: lm_head, for it is not stored, and draft_vocab_size is not null"
-    remedy = "write draft_vocab_size: null, which makes SGLang take the target's head"
+    text = (
+        "lm_head stays uninitialised: it is not stored, and SGLang takes the target's head only"
+        " where draft_vocab_size is null"
+    )
+    remedy = "write draft_vocab_size: null into config.json"
     return Finding("wrong", text, remedy)

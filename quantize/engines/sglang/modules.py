@@ -4,7 +4,6 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 (`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
 """
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -265,7 +264,7 @@ def config_problem(question: Question) -> Finding | None:
     if (problem := tied_head(question)) is not None:
         return problem
     if question.is_parallel:
-        text = "dropped: mask_hidden, for SGLang drafts no tokens of EAGLE-3 in parallel"
+        text = "SGLang drops mask_hidden: it does not draft EAGLE-3's tokens in parallel"
         return Finding("wrong", text, "serve it with vLLM")
     return None
 
@@ -299,7 +298,7 @@ def module_problem(
         if problem is not None or not _renames_scales(question):
             return problem
     if question.method == "fp8" and scheme.granularity == "block" and _renames_scales(question):
-        text = f"dropped: weight_scale_inv of {module.leaf}: `llama.py:723` renames it"
+        text = f"SGLang drops weight_scale_inv of {module.leaf}: its `llama.py:723` renames it"
         return Finding("wrong", text, "quantize it per channel: recipe fp8-ptpc")
     if _is_marlin(question):
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
@@ -321,28 +320,6 @@ def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
         text = f"output_size_per_partition = {rows} is not divisible by  min_thread_n = 64."
     else:
         return None
-    return Finding("init", f"ValueError: Weight {text}", f"use fewer shards, or keep {module.leaf}")
-
-
-def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
-    """The server's command line. "unquant" keeps the draft from inheriting the target's method.
-
-    What the draft itself declares then decides (`_verify_quantization`): the target's would take
-    its place where both are called compatible, and would quantize a BF16 draft while loading.
-    """
-    algorithm = question.own.served_as
-    parts = [
-        f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
-        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
-    ]
-    if not question.traits.drafts_blocks:
-        parts.append(
-            f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
-            f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
-        )
-    if question.traits.sglang.counts_anchor:
-        parts.append(f"--speculative-num-draft-tokens {num_draft_tokens + 1}")
-    parts.append("--speculative-draft-model-quantization unquant")
-    if is_float16_only(question):
-        parts.append("--dtype float16")
-    return " ".join(parts)
+    return Finding(
+        "init", f"ValueError: Weight {text}", f"serve on fewer GPUs, or keep {module.leaf}"
+    )

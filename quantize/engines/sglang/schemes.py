@@ -33,7 +33,7 @@ _STORE = "store it in layout compressed-tensors or quark: draftquant transcode"
 _ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 _SCALE_INV = Finding(
     "wrong",
-    "dropped: weight_scale, for the linears have a weight_scale_inv, which is never written",
+    "SGLang drops weight_scale: its linears have a weight_scale_inv, which stays uninitialised",
     _STORE,
 )
 

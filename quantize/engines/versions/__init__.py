@@ -1,6 +1,6 @@
-"""One module per version of an engine: its `ENGINE`, in the words of `engine.py`.
+"""One module per version of an engine, with its `ENGINE` as `engine.py` defines it.
 
-A version that does what another does, but for a few things, is that one with these replaced:
+A version that differs from another in a few rules is the other one with these replaced:
 
     ENGINE = replace(
         vllm_0_33_0.ENGINE,
@@ -9,7 +9,7 @@ A version that does what another does, but for a few things, is that one with th
         declaration=replace(vllm_0_33_0.ENGINE.declaration, methods=...),
     )
 
-Rules stand in the engine's folder, and what they ask of a family in its `engine_traits`: both are
-those of the oldest version here. Where a later one has another rule, its module names that one
-instead; where it treats a family in another way, its `own` gives the traits with that replaced.
+Rules are in the engine's folder. The facts of a family that they need are in its `engine_traits`.
+Both describe the oldest version here. If a later version has another rule, its module names that
+rule instead. If it treats a family differently, its `own` gives the traits with that fact replaced.
 """

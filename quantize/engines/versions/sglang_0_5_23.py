@@ -3,12 +3,13 @@
 from ..captured_layers import sglang_captures
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
 from ..sglang import config, modules
+from ..sglang.launch import LAUNCH_NOTE, launch
 from ..sglang.schemes import SCHEMES
 
 ENGINE = Engine(
     name="sglang",
     version="0.5.23",
-    evidence="loading executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
+    evidence="loading was executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
     archs=("sm90", "sm100", "gfx942"),
     other_archs=("gfx950",),
     own=lambda traits: traits.sglang,
@@ -52,7 +53,7 @@ ENGINE = Engine(
         embedding_rows="AssertionError: self.org_vocab_size={vocab}"
         " self.use_presharded_weights=False loaded_weight.shape[output_dim]={rows}",
         absent_tables={
-            table: f"{table} is not stored: the target's is served"
+            table: f"{table} is not stored, so SGLang serves the target's"
             for table in ("embed_tokens", "lm_head")
         },
         unshared_head=config.unshared_head,
@@ -60,5 +61,6 @@ ENGINE = Engine(
         scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
         " loaded_weight.shape",
     ),
-    launch=modules.launch,
+    launch=launch,
+    launch_note=LAUNCH_NOTE,
 )

@@ -6,7 +6,7 @@ from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorR
 ENGINE = Engine(
     name="tensorrt-llm",
     version="main at 008e0af8",
-    evidence="its public source was read, in parts; never executed",
+    evidence="its public source was read in parts, and it was never executed",
     archs=("sm90", "sm100"),
     own=lambda traits: traits.tensorrt_llm,
     config=ConfigRules(problem=tensorrt_llm.config_problem),

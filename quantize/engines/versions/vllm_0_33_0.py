@@ -17,7 +17,7 @@ def _captures(question: Question) -> Captures:
 ENGINE = Engine(
     name="vllm",
     version="0.33.0",
-    evidence="loading executed on a CPU with vLLM 0.33.0's own classes; no kernel was run",
+    evidence="loading was executed on a CPU with vLLM 0.33.0's own classes; no kernel was run",
     archs=("sm90", "sm100"),
     other_archs=("sm80", "gfx942"),
     own=lambda traits: traits.vllm,
@@ -60,9 +60,9 @@ ENGINE = Engine(
         embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
         " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
         absent_tables={
-            "embed_tokens": "embed_tokens is not stored: the target's is served, in one pipeline"
-            " stage",
-            "lm_head": "lm_head is not stored: the target's is served",
+            "embed_tokens": "embed_tokens is not stored, so vLLM serves the target's, in one"
+            " pipeline stage",
+            "lm_head": "lm_head is not stored, so vLLM serves the target's",
         },
         absent_head=dict.fromkeys(
             ("modelopt nvfp4 nvfp4", "modelopt nvfp4 none"),

@@ -208,7 +208,7 @@ def _check_numbers(question: Question, patterns: tuple[str, ...]) -> None:
         for number in _NUMBER.findall(pattern):
             if int(number) >= question.num_layers:
                 raise UnsureError(
-                    f"the exclude {pattern!r} names layer {number}: vLLM counts the draft's layers"
+                    f"The exclude {pattern!r} names layer {number}: vLLM counts the draft's layers"
                     " after the target's, whose number is not known here (--target-layers)"
                 )
 

@@ -40,7 +40,8 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         if remedy := _NOT_READ.get(str(kind)):
             return Finding("config", INVALID.format("Expected one of: "), remedy)
         if isinstance(kind, str):
-            return Finding("unknown", f"speculators_model_type {kind}: never executed", "try it")
+            text = f"Loading speculators_model_type {kind} was never executed"
+            return Finding("unknown", text, "try it")
         return Finding("config", INVALID.format("Expected one of: "), "add speculators_model_type")
     layers = config.get(LAYER_CONFIG)
     if not isinstance(layers, Mapping):

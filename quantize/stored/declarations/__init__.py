@@ -1,7 +1,7 @@
 """What a quantized folder declares in config.json: scheme, storage and excluded modules.
 
-Read strictly and without any code of the writing side: a declaration that is not understood is an
-error, never a guess. It knows JSON, not tensors, and no layout.
+Reading is strict and uses no code of the writing side: a declaration that is not understood is an
+error, never a guess. This package knows JSON, but no tensors and no layouts.
 """
 
 import dataclasses

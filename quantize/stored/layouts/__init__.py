@@ -1,6 +1,6 @@
-"""Reading layouts: one object for each, with all that its reading needs.
+"""Reading layouts: one object per layout, with everything that reading it needs.
 
-None of it is shared with `quantize.layouts`, which writes: an error of the one must not hide in the
+It shares nothing with `quantize.layouts`, which writes: an error of one side must not hide in the
 other.
 """
 

@@ -1,1 +1,1 @@
-"""What of docs/ is made from code and measured figures: reference pages and pictures."""
+"""Generators of docs/reference and docs/pictures, from code and measured figures."""

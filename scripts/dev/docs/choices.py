@@ -1,16 +1,47 @@
-"""Which recipe for which GPU, engine and family of draft: the table of README and its picture.
+"""Which recipe for which GPU, engine and family of draft: README's table, made from `check`.
 
-A test asks `check` whether each recipe loads where it is named. First comes what loses least
-acceptance on the shipped pairs (docs/acceptance.md), then what is smaller.
+Of the built-in recipes whose result `check` says LOADS, a row has the best in FP8 and the best with
+weights of four bits, by the figures in docs/acceptance.md and by bytes. Kept by hand are the GPUs
+that people use, and which of equal recipes is named.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
+from ....quantize.drafts import read_draft
+from ....quantize.engines.contract import TITLES, EngineName
+from ....quantize.engines.preview import planned_verdicts
+from ....quantize.engines.registry import choose
+from ....quantize.files.checkpoint import Checkpoint
+from ....quantize.gpus import GPUS, architecture
+from ....quantize.quantization_plan import make_plan
+from ....recipes import Recipe, built_in_recipes, load_recipe
+from ....recipes.formats import NUMBER_FORMATS
+from ...api.engine_verdicts import is_for_the_plugin
+from .. import PAIRS
+from .acceptance import measured_changes
 from .markdown import code, table
 
-LLAMA, MLA, DFLASH = "eagle3-llama", "eagle3-mla", "dflash"
-EVERY = (LLAMA, MLA, DFLASH)
+FAMILIES = ("eagle3-llama", "eagle3-mla", "dflash")
+PLACES: Sequence[tuple[tuple[str, ...], EngineName]] = tuple(
+    itertools.product(
+        (("MI300X", "MI325X"), ("MI355X",), ("H100", "H200"), ("B200",)), ("vllm", "sglang")
+    )
+)
+NAMED_FIRST = {
+    "gfx942": "mi325x-fp8",
+    "gfx950": "mi325x-fp8",
+    "sm90": "fp8-ptpc",
+    "sm100": "blackwell-fp8-mla",
+}
+"""Of recipes with the same arithmetic and bytes, the one that is called after the GPU."""
+UNPACKED = "mi325x-w4a8-fp8"
+"""What the plugin makes of Quark's INT4 while an engine loads it: it loads where this does."""
+ANY = "any of the three"
+NOT_KNOWN = "not known"
+NONE = "none"
 
 
 class Choice(NamedTuple):
@@ -20,70 +51,123 @@ class Choice(NamedTuple):
         gpus: as people say them.
         engine: that serves the draft.
         families: of drafts.
-        recipe: FP8 weights and inputs, half of the bytes of BF16.
-        smaller: recipes with weights of four bits; none where the engine loads none.
+        fp8: the best recipe in FP8; None where nobody executed the engine on these GPUs.
+        four_bits: the best recipe with weights of four bits; None where none loads.
+        by_plugin: `four_bits` loads only with draftquant as the engine's plugin.
     """
 
     gpus: tuple[str, ...]
-    engine: str
+    engine: EngineName
     families: tuple[str, ...]
-    recipe: str
-    smaller: tuple[str, ...]
+    fp8: str | None
+    four_bits: str | None
+    by_plugin: bool
 
 
-AMD = ("MI300X", "MI325X")
-HOPPER = ("H100", "H200")
-CHOICES: Sequence[Choice] = (
-    Choice(AMD, "SGLang", EVERY, "mi325x-fp8", ("mi325x-w4a8-gptq",)),
-    Choice(AMD, "vLLM", EVERY, "mi325x-fp8", ("int4-channel-gptq",)),
-    Choice(("MI355X",), "SGLang", EVERY, "mi325x-fp8", ("mi355-mxfp4-learned",)),
-    Choice(HOPPER, "vLLM", (LLAMA, DFLASH), "fp8-ptpc", ("int4-channel-gptq", "hopper-w4a8-gptq")),
-    Choice(HOPPER, "vLLM", (MLA,), "fp8-ptpc", ("int4-channel-gptq",)),
-    Choice(HOPPER, "SGLang", (LLAMA, DFLASH), "fp8-ptpc", ("int4-channel-gptq",)),
-    Choice(HOPPER, "SGLang", (MLA,), "fp8-ptpc", ()),
-    Choice(
-        ("B200",),
-        "vLLM",
-        EVERY,
-        "blackwell-fp8-mla",
-        ("int4-channel-gptq", "blackwell-nvfp4-learned"),
-    ),
-    Choice(
-        ("B200",),
-        "SGLang",
-        (LLAMA, DFLASH),
-        "blackwell-fp8-mla",
-        ("int4-channel-gptq", "blackwell-nvfp4-learned"),
-    ),
-    Choice(("B200",), "SGLang", (MLA,), "blackwell-fp8-mla", ()),
-)
-ANY = "any of the three"
-NONE_SMALLER = "none that it loads"
-BY_PLUGIN = ("mi325x-w4a8-gptq",)
-"""What no stock engine loads, and an engine with draftquant as its plugin does."""
-
-
-def with_plugin(recipe: str) -> str:
-    """The recipe, and whether it needs the plugin."""
-    return f"{recipe} with the plugin" if recipe in BY_PLUGIN else recipe
+def choices() -> tuple[Choice, ...]:
+    """The advice for every place; families with the same advice share a row."""
+    found = []
+    for gpus, engine in PLACES:
+        rows: dict[tuple[str | None, str | None, bool], list[str]] = {}
+        for family in FAMILIES:
+            rows.setdefault(_advised(architecture(gpus[0]), engine, family), []).append(family)
+        found += [Choice(gpus, engine, tuple(every), *best) for best, every in rows.items()]
+    return tuple(found)
 
 
 def choices_table() -> str:
     """The advice as a table."""
     return table(
-        ["GPU", "engine", "family of the draft", "begin with (FP8)", "smaller (4-bit weights)"],
+        ["GPU", "engine", "family of the draft", "FP8", "4-bit weights"],
         (
             [
-                ", ".join(each.gpus),
-                each.engine,
-                ANY if each.families == EVERY else ", ".join(each.families),
-                code(each.recipe),
-                ", ".join(_linked(name) for name in each.smaller) or NONE_SMALLER,
+                f"{', '.join(each.gpus)} ({architecture(each.gpus[0])})",
+                TITLES[each.engine],
+                ANY if each.families == FAMILIES else ", ".join(each.families),
+                code(each.fp8) if each.fp8 else NOT_KNOWN,
+                _four_bits(each),
             ]
-            for each in CHOICES
+            for each in choices()
         ),
     )
 
 
-def _linked(recipe: str) -> str:
-    return with_plugin(recipe).replace(recipe, code(recipe))
+def _four_bits(choice: Choice) -> str:
+    if choice.four_bits is None:
+        return NONE if choice.fp8 else NOT_KNOWN
+    return code(choice.four_bits) + (" with the plugin" if choice.by_plugin else "")
+
+
+def _advised(arch: str, engine: EngineName, family: str) -> tuple[str | None, str | None, bool]:
+    if arch not in choose(engine).gpus:
+        return None, None, False
+    loading = _loading(family)
+    here = [name for name, places in loading.items() if (engine, arch) in places]
+    fp8 = _best((name for name in here if _is_fp8(_recipe(name))), arch, family)
+    four = _best((name for name in here if _is_small(_recipe(name), arch)), arch, family)
+    if four is not None or UNPACKED not in here:
+        return fp8, four, False
+    unpacked = (name for name in loading if is_for_the_plugin(_recipe(name)))
+    return fp8, _best(unpacked, arch, family), True
+
+
+def _is_fp8(recipe: Recipe) -> bool:
+    return recipe.weights.dtype == "fp8_e4m3"
+
+
+def _is_small(recipe: Recipe, arch: str) -> bool:
+    """Weights of four bits, stored in four bits, that no GPU of these has to emulate."""
+    number = NUMBER_FORMATS[recipe.weights.dtype]
+    emulated = any(gpu.emulates(number) for gpu in GPUS.values() if gpu.arch == arch)
+    return number.bits == 4 and recipe.weights.carrier is None and not emulated
+
+
+def _best(names: Iterator[str], arch: str, family: str) -> str | None:
+    """The first by measured acceptance and bytes; None where each failed on every pair."""
+    passed = (name for name in names if _passed(name))
+    return min(passed, key=_rank(arch, family), default=None)
+
+
+def _rank(arch: str, family: str) -> Callable[[str], tuple[int, bool, int, bool, str]]:
+    """Passed on more pairs; needs no traces; smaller; named first; by name."""
+
+    def rank(name: str) -> tuple[int, bool, int, bool, str]:
+        other = name != NAMED_FIRST[arch]
+        return -_passed(name), needs_traces(_recipe(name)), _bytes(family)[name], other, name
+
+    return rank
+
+
+_recipe = cache(load_recipe)
+
+
+def needs_traces(recipe: Recipe) -> bool:
+    """Whether quantizing by it takes traces of the draft's prompts."""
+    return recipe.needs_input_scales or recipe.algorithm.rounding != "nearest"
+
+
+def _passed(name: str) -> int:
+    """On how many of the shipped pairs the gate said PASS."""
+    changes = measured_changes().get(name, {})
+    return sum(change.verdict == "PASS" for change in changes.values())
+
+
+@cache
+def _planned(family: str) -> Mapping[str, tuple[int, frozenset[tuple[str, str | None]]]]:
+    """Recipe -> bytes of its result, and the (engine, architecture) that load it."""
+    draft = read_draft(Checkpoint.open(PAIRS / family / "draft"))
+    found = {}
+    for name in built_in_recipes():
+        plan = make_plan(_recipe(name), draft)
+        verdicts = planned_verdicts(plan, fix_config=True)
+        places = frozenset((one.engine, one.arch) for one in verdicts if one.verdict == "LOADS")
+        found[name] = (plan.bytes_after, places)
+    return found
+
+
+def _bytes(family: str) -> Mapping[str, int]:
+    return {name: size for name, (size, _) in _planned(family).items()}
+
+
+def _loading(family: str) -> Mapping[str, frozenset[tuple[str, str | None]]]:
+    return {name: places for name, (_, places) in _planned(family).items()}

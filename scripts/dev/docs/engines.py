@@ -13,9 +13,8 @@ def engines_page() -> str:
     known = list(ENGINES.values())
     return page(
         "Engines",
-        "`draftquant check` knows these engines. It judges any other version as the newest"
-        " known one, and says so. The page on [engines](../engines.md) has what each did with"
-        " real folders.",
+        "`draftquant check` knows these engines and versions. Any other version is UNKNOWN to it."
+        " The page on [engines](../engines.md) has what each did with real folders.",
         table(
             ["engine", "version", "GPUs", "GPUs with `--arch`", "how it is known"],
             map(_version, known),
@@ -32,13 +31,13 @@ def engines_page() -> str:
 
 def _version(engine: Engine) -> list[str]:
     named = [gpu_names(engine.archs), gpu_names(engine.other_archs)]
-    return [engine.name, engine.version, *named, text(engine.evidence)]
+    return [engine.title, engine.version, *named, text(engine.evidence)]
 
 
 def _names(engine: Engine) -> list[str]:
     """The architectures and methods of one engine, as lists."""
     return [
-        f"## {engine.name} {engine.version}",
+        f"## {engine.title} {engine.version}",
         "It takes these values of `quant_method`: "
         + _listed({*engine.declaration.methods, *engine.declaration.aliases})
         + ".",

@@ -1,27 +1,24 @@
-"""The pictures of README and docs/, from choices, measured figures and headers alone."""
+"""The pictures of README and docs/, from measured figures and headers alone."""
 
-import re
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....quantize.drafts import read_draft
 from ....quantize.quantization_plan import make_plan
 from ....recipes import load_recipe
-from ....recipes.regular_file import read_text
-from .. import ROOT
+from ....recipes.formats import NUMBER_FORMATS
 from ..real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 from ..real_shapes.generate import write_sparse_model
-from .choices import ANY, CHOICES, EVERY, NONE_SMALLER, Choice, with_plugin
+from .acceptance import Change, measured_changes, measured_recipe
 from .drawing import (
     BLUE,
     FAINT,
     GREEN,
     GRID,
-    INK,
     ORANGE,
     PAPER,
     PURPLE,
@@ -31,11 +28,9 @@ from .drawing import (
     svg,
 )
 
-ACCEPTANCE = ROOT / "docs" / "acceptance.md"
 _LIMIT = -1.0
-_CELL = re.compile(
-    r"[\d.]+, ([-+][\d.]+) % \(([-+][\d.]+), ([-+][\d.]+)\) (PASS|FAIL|INCONCLUSIVE)"
-)
+_KINDS = {(8, False): "FP8", (4, False): "INT4", (4, True): "FP4"}
+"""(bits of a value, whether it is FP4) -> what people call such weights."""
 _LOOKS = {"PASS": ("o", GREEN), "INCONCLUSIVE": ("D", ORANGE), "FAIL": ("X", RED)}
 _SIZED = ("fp8-ptpc", "mi325x-w4a8-fp8", "int4-channel", "int4-group128", "blackwell-nvfp4")
 _PARTS = {
@@ -46,64 +41,56 @@ _PARTS = {
 }
 
 
-class Change(NamedTuple):
-    """One cell of the table of acceptance: a change with its one-sided bounds, in percent."""
-
-    change: float
-    lower: float
-    upper: float
-    verdict: str
-
-
-def measured_changes() -> dict[str, dict[str, Change]]:
-    """Recipe -> pair -> change, of the table in docs/acceptance.md."""
-    lines = read_text(ACCEPTANCE).splitlines()
-    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
-    pairs = next(row[1:] for row in rows if row[0] == "recipe")
-    found: dict[str, dict[str, Change]] = {}
-    for name, *cells in rows:
-        changes = [_CELL.fullmatch(cell) for cell in cells]
-        if changes and all(changes):
-            values = [match.groups() for match in changes if match]
-            found[name] = {
-                pair: Change(float(change), float(lower), float(upper), verdict)
-                for pair, (change, lower, upper, verdict) in zip(pairs, values, strict=True)
-            }
-    return found
-
-
 @house_look()
 def acceptance_picture() -> str:
     """Change of the acceptance length of each recipe on each shipped pair, bounds and limit."""
-    alike = _alike(measured_changes())
-    names = sorted(alike, key=lambda name: -sum(each.change for each in alike[name].values()))
-    pairs = list(alike[names[0]])
-    made, axes = figure(10, 6.8, len(pairs), sharey=True, sharex=True, layout="constrained")
+    groups = _groups()
+    rows = [row for group in groups.values() for row in (None, *group.items())]
+    pairs = list(next(iter(measured_changes().values())))
+    made, axes = figure(10, 0.34 * len(rows) + 1.3, len(pairs), sharey=True, sharex=True)
+    made.subplots_adjust(0.235, 1.05 / (0.34 * len(rows) + 1.3) * 0.5, 0.99, 0.9, wspace=0.06)
     for axis, pair in zip(axes, pairs, strict=True):
         axis.set_title(pair, fontsize=11, fontweight="bold", loc="left")
         axis.axvspan(-6, _LIMIT, color=RED, alpha=0.07, linewidth=0)
         axis.axvline(_LIMIT, color=RED, linewidth=1.2, linestyle=(0, (4, 3)))
         axis.axvline(0, color=FAINT, linewidth=1)
-        for place, name in enumerate(names):
-            each = alike[name][pair]
-            marker, colour = _LOOKS[each.verdict]
-            axis.plot([each.lower, each.upper], [place, place], color=colour, linewidth=2.2)
-            axis.plot([each.change], [place], marker, color=colour, markersize=7.5)
+        for place, row in enumerate(rows):
+            if row is not None:
+                _draw(axis, place, row[1][pair])
         axis.set_xlim(-5.3, 1.6)
         axis.grid(axis="x", linewidth=0.6)
         axis.tick_params(length=0)
         axis.spines["left"].set_visible(False)
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].set_ylim(len(names) - 0.4, -0.6)
+    axes[0].set_yticks(range(len(rows)), ["" if row is None else row[0] for row in rows])
+    axes[0].set_ylim(len(rows) - 0.4, -0.6)
+    for group, place in zip(groups, (i for i, row in enumerate(rows) if row is None), strict=True):
+        axes[0].text(-0.02, place, group, transform=axes[0].get_yaxis_transform(), ha="right",
+                     va="center", fontweight="bold", color=FAINT)  # fmt: skip
     axes[1].set_xlabel("change of the acceptance length, %; bars: one-sided 95 % bounds")
     for verdict, (marker, colour) in _LOOKS.items():
         axes[0].plot([], [], marker, color=colour, label=verdict, markersize=7.5)
     axes[0].plot([], [], color=RED, linestyle=(0, (4, 3)), label="limit of the gate, -1 %")
-    made.legend(loc="outside upper center", ncols=4, frameon=False)
+    made.legend(loc="upper center", ncols=4, frameon=False)
     return svg(made, "Change of the acceptance length by recipe on the three shipped pairs")
 
 
-def _alike(changes: Mapping[str, dict[str, Change]]) -> dict[str, dict[str, Change]]:
+def _draw(axis: Any, place: int, each: Change) -> None:
+    marker, colour = _LOOKS[each.verdict]
+    axis.plot([each.lower, each.upper], [place, place], color=colour, linewidth=2.2)
+    axis.plot([each.change], [place], marker, color=colour, markersize=7.5)
+
+
+def _groups() -> dict[str, dict[str, Mapping[str, Change]]]:
+    """Kind of weights -> recipes of one arithmetic, by worst lower bound -> pair -> change."""
+    found: dict[str, dict[str, Mapping[str, Change]]] = {group: {} for group in _KINDS.values()}
+    alike = _alike(measured_changes())
+    for names in sorted(alike, key=lambda names: -min(c.lower for c in alike[names].values())):
+        number = NUMBER_FORMATS[measured_recipe(names.partition(",")[0].strip()).weights.dtype]
+        found[_KINDS[number.bits, number.is_fp4]][names] = alike[names]
+    return found
+
+
+def _alike(changes: Mapping[str, Mapping[str, Change]]) -> dict[str, Mapping[str, Change]]:
     """Recipes of one arithmetic, which accept the same tokens, as one row with all names."""
     names: dict[str, list[str]] = {}
     for name, each in changes.items():
@@ -167,74 +154,7 @@ def bytes_picture() -> str:
     return svg(made, "Bytes of kimi-k2.5-eagle3 in BF16 and by recipe")
 
 
-_FP8 = "begin with: FP8"
-_COLUMNS = {"GPU": 0.0, "engine": 1.9, "family": 3.0, _FP8: 5.4, "smaller: 4-bit weights": 7.1}
-
-
-@house_look()
-def choices_picture() -> str:
-    """From GPU over engine and family to recipes, as a tree from left to right."""
-    made, (axis,) = figure(10.4, 5.2)
-    made.subplots_adjust(0, 0, 1, 1)
-    axis.set_axis_off()
-    axis.set_xlim(-0.15, 10.5)
-    axis.set_ylim(len(CHOICES) - 0.3, -1.1)
-    for heading, left in _COLUMNS.items():
-        axis.text(left, -0.85, heading, color=FAINT, fontweight="bold", va="center")
-    for place, choice in enumerate(CHOICES):
-        for left, right, text, first in _boxes(choice, place):
-            if first is not None:
-                _box(axis, left, right, first, place, text)
-    return svg(made, "Which recipe for which GPU, engine and family of draft")
-
-
-def _boxes(choice: Choice, place: int) -> Iterator[tuple[float, float, str, int | None]]:
-    """Left, right, text, and the first row that it spans where it ends in this one."""
-    lefts = [*_COLUMNS.values()]
-    family = ANY if choice.families == EVERY else ", ".join(choice.families)
-    gpus = " ".join(choice.gpus)
-    smaller = "\n".join(map(with_plugin, choice.smaller)) or NONE_SMALLER
-    texts = [gpus, choice.engine, family, choice.recipe, smaller]
-    keys: list[Callable[[Choice], Any]] = [
-        lambda each: each.gpus,
-        lambda each: (each.gpus, each.engine),
-    ]
-    for column, (left, text) in enumerate(zip(lefts, texts, strict=True)):
-        right = [*lefts, 10.45][column + 1] - 0.2
-        if column >= len(keys):
-            yield left, right, text, place
-            continue
-        key = keys[column]
-        last = place + 1 == len(CHOICES) or key(CHOICES[place + 1]) != key(choice)
-        rows = [i for i, each in enumerate(CHOICES) if key(each) == key(choice)]
-        yield left, right, text, rows[0] if last else None
-
-
-def _box(axis: Any, left: float, right: float, first: int, last: int, text: str) -> None:
-    top, height = first - 0.42, last - first + 0.84
-    recipe = left >= _COLUMNS[_FP8] and text != NONE_SMALLER
-    axis.add_patch(_rectangle(left, top, right - left, height, GREEN if recipe else GRID))
-    axis.text(
-        left + 0.1,
-        top + height / 2,
-        text,
-        va="center",
-        color=INK if text != NONE_SMALLER else FAINT,
-        fontsize=10,
-    )
-
-
-def _rectangle(left: float, top: float, width: float, height: float, colour: str) -> Any:
-    from matplotlib.patches import FancyBboxPatch
-
-    style = "round,pad=0,rounding_size=0.08"
-    return FancyBboxPatch(
-        (left, top), width, height, boxstyle=style, facecolor=PAPER, edgecolor=colour, linewidth=1.4
-    )
-
-
 PICTURES: Mapping[str, Callable[[], str]] = {
-    "pictures/choices.svg": choices_picture,
     "pictures/acceptance.svg": acceptance_picture,
     "pictures/bytes.svg": bytes_picture,
 }

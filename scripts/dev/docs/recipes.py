@@ -3,17 +3,19 @@
 import dataclasses
 import itertools
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from ....quantize.engines.contract import TITLES
 from ....quantize.gpus import gpu_names
 from ....quantize.layouts import get_layout
 from ....recipes import Recipe, built_in_recipes, load_recipe
 from ....recipes.formats import NUMBER_FORMATS, Granularity
 from ....recipes.refused import REFUSED
 from ....recipes.schema import ActivationFormat, LayoutName, WeightFormat
+from ....recipes.schemes import DIFFERENT, SAME
 from .markdown import code, page, table, text
 
-_NONE = "no stock engine"
+_NONE = "no engine without the draftquant plugin"
 _SCALES = {None: "dtype of the weight, or float16", "U8": "U8, an exponent of two"}
 
 
@@ -39,7 +41,22 @@ def recipes_page() -> str:
         " [architecture](engines.md#gpus). The page on [engines](../engines.md) has what the"
         " engines really did, for all families.",
         table(["recipe", "engine", "GPUs", "families"], _loading(recipes)),
+        "## Names of other tools",
+        "`--recipe` also takes the name that a scheme has in llm-compressor, ModelOpt,"
+        " AutoRound, Quark or SGLang, where a built-in recipe has the same number formats. Upper"
+        " and lower case, `-` and `_`, a `_CFG` at the end and `mtq.` in front make no"
+        " difference.",
+        table(["recipe", "names elsewhere"], _grouped(SAME)),
+        "These names have no recipe of their own. draftquant refuses them and says what to do:",
+        table(["what to do", "names elsewhere"], _grouped(DIFFERENT, text)),
     )
+
+
+def _grouped(names: Mapping[str, str], form: Callable[[str], str] = code) -> Iterator[list[str]]:
+    """The names that mean the same, in one row."""
+    for meaning in dict.fromkeys(names.values()):
+        alike = [code(name) for name, each in names.items() if each == meaning]
+        yield [form(meaning), ", ".join(alike)]
 
 
 def _stored(recipe: Recipe) -> list[str]:
@@ -53,7 +70,8 @@ def _loading(recipes: list[Recipe]) -> Iterator[list[str]]:
         if not recipe.loads_on:
             yield [code(recipe.name), _NONE, "", ""]
         for place in recipe.loads_on:
-            yield [code(recipe.name), place.engine, gpu_names(place.arch), ", ".join(place.family)]
+            engine, gpus = TITLES[place.engine], gpu_names(place.arch)
+            yield [code(recipe.name), engine, gpus, ", ".join(place.family)]
 
 
 def formats_page() -> str:

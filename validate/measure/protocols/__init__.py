@@ -1,4 +1,4 @@
-"""How each engine is asked, and how its answers are read."""
+"""How each engine is queried, and how its answers are read."""
 
 import importlib
 

@@ -24,7 +24,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
 
 
 def _in_sglang(_draft: ServedDraft) -> Finding | None:
-    what = "loading of its kv_b_proj calls a GPU, which was not there when it was tried"
+    what = "Loading kv_b_proj of this draft needs a GPU, and SGLang was executed without one"
     return Finding("unknown", what, "try it")
 
 

@@ -49,7 +49,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
         remedy = "set architectures to Qwen3DSparkModel"
         return Finding("load", _NO_NAME.format("confidence_head", "DFlashQwen3Model"), remedy)
     if name == "DSparkDraftModel" and config.get("model_type") != "qwen3":
-        text = f"model_type {config.get('model_type')}: vLLM takes the draft for DeepSeek-V4's own"
+        text = f"vLLM takes a draft of model_type {config.get('model_type')} for DeepSeek-V4's own"
         return Finding("unknown", text, "set architectures to Qwen3DSparkModel")
     if config.get("markov_rank") is None:
         text = "AttributeError: 'Qwen3Config' object has no attribute 'markov_rank'"
@@ -81,7 +81,7 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
     config = draft.config
     flat = _flat(draft.tensor_names)
     if declared_architecture(config) == "DFlashDraftModel" or flat:
-        what = f"dropped: {flat or 'markov_head.'}*, without which the draft is another one"
+        what = f"SGLang drops {flat or 'markov_head.'}*, without which the draft is another one"
         remedy = _RENAME if flat else "set architectures to Qwen3DSparkModel"
         return Finding("wrong", what, remedy)
     nested = config.get("dflash_config")

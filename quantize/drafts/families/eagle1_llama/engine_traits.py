@@ -34,7 +34,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
             "leave the head out: the target's is served",
         )
     if "fc.bias" in draft.tensor_names:
-        text = "dropped: fc.bias, which vLLM's fc has not"
+        text = "vLLM drops fc.bias, because its fc has no bias"
         return Finding("wrong", text, "serve it with SGLang, or train the draft without it")
     return _bias_of_fc(draft)
 
@@ -43,13 +43,13 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
     """Rules of `llama_eagle.py`, whose fc has a bias, and which reads no head."""
     name = declared_architecture(draft.config)
     if name in _WHOLE_MODELS:
-        what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
+        what = f"SGLang loads the draft as a whole model, {name}, and drops fc.weight"
         return Finding("wrong", what, f"set architectures to {_WHOLE_MODELS[name]}")
     if not any(tensor.endswith("fc.bias") for tensor in draft.tensor_names):
-        text = "never written: model.fc.bias: what random numbers are in it is added (`:91`)"
+        text = "model.fc.bias stays uninitialised, and SGLang adds it (`llama_eagle.py:91`)"
         return Finding("wrong", text, "store fc.bias, all zero, or serve it with vLLM")
     if any(tensor.endswith("lm_head.weight") for tensor in draft.tensor_names):
-        text = "dropped: lm_head.weight, for the target's head is served"
+        text = "SGLang drops lm_head.weight and serves the target's head"
         return Finding("wrong", text, "leave the head out, if it is the target's")
     return _bias_of_fc(draft)
 
@@ -65,8 +65,9 @@ def _bias_of_fc(draft: ServedDraft) -> Finding | None:
         return None
     return Finding(
         "wrong",
-        "never written: model.layers.0.self_attn.qkv_proj.bias, which 'bias: true' asks for",
-        "remove 'bias' from config.json: it was meant for fc",
+        "model.layers.0.self_attn.qkv_proj.bias stays uninitialised: 'bias: true' in config.json"
+        " asks for it, and none is stored",
+        "remove 'bias' from config.json, where it was meant for fc",
     )
 
 

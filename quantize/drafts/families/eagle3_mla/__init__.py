@@ -1,1 +1,1 @@
-"""EAGLE-3 with multi-head latent attention."""
+"""EAGLE-3 with multi-head latent attention (MLA)."""

@@ -21,7 +21,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
             "set model_type to kimi_k2: deepseek_v3 is rewritten to the MTP model",
         )
     if not draft.fuses:
-        text = "never written: model.fc.weight, which vLLM builds for latent attention in any case"
+        text = "model.fc.weight stays uninitialised: vLLM builds fc for every MLA draft"
         return Finding("wrong", text, "serve it with SGLang")
     return None
 

@@ -27,7 +27,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
 def _in_sglang(draft: ServedDraft) -> Finding | None:
     if _is_dense(draft):
         if draft.config.get("num_experts"):
-            unsure = "a layer of Qwen3-Next without experts: loading it was not executed"
+            unsure = "Loading a layer of Qwen3-Next without experts was never executed"
             return Finding("unknown", unsure, _EXPERTS_WANTED)
         told = f"ValueError: Tensor parallel size {draft.tp} is greater than the number of"
         return Finding("init", f"{told} experts 0.", _EXPERTS_WANTED)

@@ -32,7 +32,7 @@ def _declared(draft: ServedDraft) -> Finding | None:
 
 
 def _in_sglang(_draft: ServedDraft) -> Finding | None:
-    what = "its config.json names code of its own, without which SGLang does not read it"
+    what = "SGLang reads this config.json only with the code of its own that it names"
     return Finding("unknown", what, "try it")
 
 

@@ -1,1 +1,1 @@
-"""EAGLE-3, whatever the attention of its layers."""
+"""EAGLE-3 with any kind of attention."""

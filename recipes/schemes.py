@@ -1,0 +1,131 @@
+"""Names of quantization schemes in other tools, and the built-in recipe that each of them is here.
+
+Sources: `PRESET_SCHEMES` of compressed-tensors 0.20 (llm-compressor's schemes), the configs of
+`modelopt.torch.quantization` 0.47 and the names of its `--qformat`, `LLMTemplate` of Quark 0.13,
+and the quantization methods of vLLM 0.33 and SGLang 0.5. A scheme is a number format: weights,
+inputs, granularity. Where the files are stored in another layout than the tool's own, engines read
+the same numbers from them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+SAME: Mapping[str, str] = {
+    # llm-compressor, compressed-tensors, AutoRound
+    "fp8_dynamic": "fp8-ptpc",
+    "w4a16": "int4-group128",
+    "w4afp8": "hopper-w4a8",
+    "nvfp4": "blackwell-nvfp4",
+    "mxfp4": "mi355-mxfp4",
+    # ModelOpt
+    "fp8_default": "blackwell-fp8",
+    "fp8_per_channel_per_token": "blackwell-fp8-mla",
+    "fp8_pc_pt": "blackwell-fp8-mla",
+    "nvfp4_default": "blackwell-nvfp4",
+    "mxfp4_default": "mi355-mxfp4",
+    "int4_blockwise_weight_only": "int4-group128",
+    # Quark
+    "ptpc_fp8": "mi325x-fp8",
+    "int4_wo_128": "int4-group128",
+    "int4_wo_per_channel": "int4-channel",
+    # SGLang
+    "w8a8_fp8": "fp8-ptpc",
+}
+"""Scheme -> the recipe with the same number formats of weights and inputs, as a test proves."""
+
+
+def _all(names: str, fix: str) -> Iterable[tuple[str, str]]:
+    return ((name, fix) for name in names.split())
+
+
+DIFFERENT: Mapping[str, str] = dict(
+    (
+        *_all(
+            "int8 w8a8 w8a16 w8a8_int8 int8_default int8_smoothquant int8_sq int8_weight_only"
+            " int8_wo int8_w8a8",
+            "use 'fp8-ptpc': draftquant has no INT8, and FP8 has the same size",
+        ),
+        *_all(
+            "fp8 fp8_static w_fp8_a_fp8",
+            "use 'fp8-ptpc' (one scale per output channel and per token, needs no traces), or"
+            " 'blackwell-fp8' (one scale per tensor, static inputs, needs traces)",
+        ),
+        *_all(
+            "fp8_block fp8_2d_blockwise_weight_only fp8_pb_wo",
+            "use 'fp8-ptpc': no built-in recipe has scales per block of 128x128. A recipe file of"
+            " yours may have them (granularity: block)",
+        ),
+        *_all(
+            "w4a16_asym uint4_wo_32 uint4_wo_64 uint4_wo_128 uint4_wo_per_channel",
+            "use 'int4-group128': the same size, but symmetric, because no layout here stores"
+            " zero points",
+        ),
+        *_all(
+            "int4_wo_32 int4_wo_64",
+            "use 'int4-group128', or a recipe file that extends it with another group_size",
+        ),
+        *_all(
+            "awq int4_awq w4a16_awq awq_marlin",
+            "use 'mi325x-int4-awq': it writes AWQ's files, with scales by absmax. The search of"
+            " AWQ, which scales the inputs, is not offered",
+        ),
+        *_all(
+            "w4a8 w4a8_int8 int4_wa_64",
+            "use 'hopper-w4a8' (groups of 128) or 'mi325x-w4a8' (one scale per output channel):"
+            " their inputs are FP8, and draftquant has no INT8",
+        ),
+        *_all(
+            "int4_fp8",
+            "use 'mi325x-w4a8': INT4 with one rounding instead of Quark's two, and FP8 inputs with"
+            " one scale per token instead of per tensor",
+        ),
+        *_all(
+            "w4a8_awq_beta w4a8_awq",
+            "use 'hopper-w4a8': without the factors of AWQ, and with FP8 inputs scaled per token"
+            " instead of per tensor",
+        ),
+        *_all(
+            "nvfp4a16 w4a16_nvfp4 nvfp4_weight_only",
+            "write a recipe file with 'extends: blackwell-nvfp4', a name and 'activations: null':"
+            " no built-in recipe has NVFP4 weights and inputs in BF16",
+        ),
+        *_all(
+            "mxfp4a16 mxfp4_weight_only",
+            "write a recipe file with 'extends: mi355-mxfp4', a name and 'activations: null': no"
+            " built-in recipe has MXFP4 weights and inputs in BF16",
+        ),
+        *_all(
+            "nvfp4_awq nvfp4_awq_lite nvfp4_awq_clip nvfp4_awq_full nvfp4_svdquant_default"
+            " nvfp4_svdquant",
+            "use 'blackwell-nvfp4-learned', or 'blackwell-nvfp4': AWQ and SVDQuant change more than"
+            " the quantized weights, and engines would not load the rest",
+        ),
+        *_all(
+            "mxfp4xfp8 mxfp4_fp8 w4a8_mxfp4_fp8 w4a8_nvfp4_fp8",
+            "use 'mi355-mxfp4' or 'blackwell-nvfp4', whose inputs are FP4 too, or 'hopper-w4a8',"
+            " which has INT4 weights and FP8 inputs",
+        ),
+        *_all(
+            "mxfp8 mxfp8_default mxfp8a16 mxint8_default",
+            "use 'fp8-ptpc': draftquant has no MXFP8 and no MXINT8, and FP8 has the same size",
+        ),
+        *_all(
+            "mxfp6 mxfp6_default mxfp6a16 mxfp6a8 mxfp6_e3m2 mxfp6_e2m3 mxfp4_mxfp6_e2m3",
+            "use 'fp8-ptpc' or 'mi355-mxfp4': draftquant has no MXFP6",
+        ),
+        *_all(
+            "w2a4 w2a8 w2a16 w3a4 w3a8 w3a16 w4a4 w5a8 w5a16 w6a8 w6a16 w7a8 w7a16 int2 int3",
+            "use 'int4-group128', 'hopper-w4a8' or 'fp8-ptpc': weights have 4 or 8 bits here, and"
+            " inputs are FP8, FP4 or BF16",
+        ),
+        *_all(
+            "nf4 bnb bitsandbytes",
+            "use 'int4-group128': the same size, with evenly spaced values that engines load",
+        ),
+    )
+)
+"""Scheme that no built-in recipe is -> the nearest one, and what differs."""
+
+
+def spelled(name: str) -> str:
+    """A scheme's name as the two tables have it: `mtq.FP8_DEFAULT_CFG` is `fp8_default`."""
+    return name.lower().replace("-", "_").removeprefix("mtq.").removesuffix("_cfg")

@@ -1,0 +1,348 @@
+"""Data sets of the Hub as prompts, found in a local cache without a network."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub.constants
+import pytest
+from draftquant.calibration.errors import LineProblem, PromptError
+from draftquant.calibration.prompts.hub_dataset import is_dataset
+from draftquant.calibration.prompts.prompt_choice import PromptChoice, of_column
+from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
+from draftquant.calibration.prompts.prompt_source import MOST_ROWS, ReadPrompts, prompts_of
+from draftquant.calibration.traces.dataset_source import DatasetSource, datasets_problem
+from draftquant.calibration.traces.sets import merge_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.scripts import cli
+from local_http import listening
+from test_prompt_forms import PAIR, chat_target
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OLDER = "89abcdef0123456789abcdef0123456789abcdef"
+CONFIGS = """---
+configs:
+- config_name: easy
+  data_files:
+  - {split: train, path: easy.jsonl}
+- config_name: hard
+  data_files:
+  - {split: train, path: train.jsonl}
+  - {split: test, path: test.jsonl}
+---
+"""
+
+
+def dataset(
+    home: Path, name: str, files: Mapping[str, Sequence[Mapping[str, Any]]], *, readme: str = "",
+    commit: str = COMMIT, branch: str = "main",
+) -> None:  # fmt: skip
+    """As `hf download --repo-type dataset` leaves one in the cache of the Hub."""
+    folder = home / "hub" / f"datasets--{name.replace('/', '--')}"
+    snapshot = folder / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs" / branch).write_text(commit, encoding="utf-8")
+    (snapshot / "README.md").write_text(readme, encoding="utf-8")
+    for file, rows in files.items():
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (snapshot / file).write_text(lines, encoding="utf-8")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """HF_HOME of a machine without a network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> PromptEncoder:
+    return PromptEncoder(chat_target(tmp_path_factory.mktemp("chat") / "target"))
+
+
+def questions(*, count: int = 4, **more: object) -> list[dict[str, Any]]:
+    return [{"question": f"{i} plus {i}?", "answer": f"{2 * i}", **more} for i in range(count)]
+
+
+def taken(reference: str, encoder: PromptEncoder, **choice: Any) -> ReadPrompts:
+    return prompts_of(reference, encoder, PromptChoice(**choice))
+
+
+def test_a_name_is_a_data_set_where_no_file_can_be_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert is_dataset("HuggingFaceH4/ultrachat_200k")
+    assert is_dataset("a/b-v1.0@refs/convert/parquet")
+    for file in ("prompts.jsonl", "a/prompts.jsonl", "a/b.PARQUET", "mine/b", "./a/b", "a/b/c"):
+        assert not is_dataset(file), file
+
+
+def test_rows_become_prompts(home: Path, encoder: PromptEncoder) -> None:
+    dataset(home, "a/tasks", {"train.jsonl": questions(category="math")})
+    read = taken("a/tasks", encoder)
+    assert [prompt.id for prompt in read.prompts] == ["row-0", "row-1", "row-2", "row-3"]
+    assert {prompt.category for prompt in read.prompts} == {"math"}
+    expected = encoder.messages([{"role": "user", "content": "2 plus 2?"}])
+    assert read.prompts[2].token_ids == tuple(expected)
+    assert read.passed_over == ()
+    assert read.dataset == DatasetSource(
+        name="a/tasks", revision=COMMIT, config="default", split="train"
+    )
+    assert str(read.dataset) == "a/tasks@0123456789ab, default/train, all rows"
+
+
+USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+HI = [USER]
+SHAPES: Mapping[str, tuple[dict[str, Any], Sequence[Mapping[str, str]]]] = {
+    # UltraChat: what the user asks last, as of ShareGPT; its `prompt` is the first turn
+    "messages": ({"prompt": "x", "prompt_id": "9", "messages": [*HI, ANSWER, *HI, ANSWER]},
+                 [USER, ANSWER, USER]),
+    "LMSYS": ({"conversation_id": "c", "model": "m", "conversation": [*HI, ANSWER]}, HI),
+    "ShareGPT": ({"conversations": [{"from": "human", "value": "Hi"}], "source": "s"}, HI),
+    "MT-Bench": ({"question_id": 1, "category": "c", "turns": ["Hi", "more"], "x": None}, HI),
+    "prompt": ({"prompt": "Hi", "completion": "Hello", "category": 7}, HI),
+    "Alpaca": ({"instruction": "Hi", "input": "", "output": "o", "text": "Below is"}, HI),
+    "question": ({"id": "q", "question": "Hi", "choices": ["a"], "answer": "a"}, HI),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_known_shapes_of_rows(shape: str, home: Path, encoder: PromptEncoder) -> None:
+    row, messages = SHAPES[shape]
+    dataset(home, "a/b", {"train.jsonl": [row]})
+    (prompt,) = taken("a/b", encoder).prompts
+    assert prompt.token_ids == tuple(encoder.messages(messages))
+    assert prompt.category == ("c" if shape == "MT-Bench" else "all")
+    assert prompt.later_turns == (("more",) if shape == "MT-Bench" else ())
+
+
+def test_our_own_forms(home: Path, encoder: PromptEncoder) -> None:
+    dataset(home, "a/ids", {"train.jsonl": [{"token_ids": [3, 4], "text": "x", "cluster": "d"}]})
+    dataset(home, "a/text", {"train.jsonl": [{"text": "import os", "url": "u"}]})
+    (ids,) = taken("a/ids", encoder).prompts
+    assert (ids.token_ids, ids.cluster) == ((3, 4), "d")
+    (text,) = taken("a/text", encoder).prompts
+    assert text.token_ids == tuple(encoder.text("import os"))
+
+
+def test_config_and_split(home: Path, encoder: PromptEncoder) -> None:
+    rows = {name: questions(count=n) for name, n in (("easy", 1), ("train", 2), ("test", 3))}
+    files = {f"{name}.jsonl": found for name, found in rows.items()}
+    dataset(home, "a/b", files, readme=CONFIGS)
+    assert len(taken("a/b", encoder, split="hard/test").prompts) == 3
+    assert len(taken("a/b", encoder, split="easy/").prompts) == 1
+    for split, what, fix in (
+        (None, "2 configs, and none is named; there are easy, hard", "--prompts-split easy/SPLIT"),
+        ("test", "2 configs, and none is named", "--prompts-split easy/SPLIT"),
+        ("none/test", "no config 'none'; there are easy, hard", "--prompts-split easy/SPLIT"),
+        ("hard/", "2 splits, and none is named; there are train, test", "--prompts-split train"),
+        ("hard/dev", "no split 'dev'; there are train, test", "--prompts-split train"),
+    ):
+        with pytest.raises(PromptError, match=what) as caught:
+            taken("a/b", encoder, split=split)
+        assert caught.value.fix == f"name one: {fix}"
+
+
+def test_a_revision_is_the_one_that_is_read(home: Path, encoder: PromptEncoder) -> None:
+    dataset(home, "a/b", {"train.jsonl": questions(count=2)})
+    dataset(home, "a/b", {"train.jsonl": questions(count=3)}, commit=OLDER, branch="v1")
+    for reference, count, commit in (
+        ("a/b", 2, COMMIT), ("a/b@v1", 3, OLDER), (f"a/b@{OLDER}", 3, OLDER),
+    ):  # fmt: skip
+        read = taken(reference, encoder)
+        assert read.dataset is not None
+        assert (len(read.prompts), read.dataset.revision) == (count, commit)
+
+
+def test_more_prompts_contain_fewer(home: Path, encoder: PromptEncoder) -> None:
+    dataset(home, "a/b", {"train.jsonl": questions(count=40)})
+    few, many, other = (
+        taken("a/b", encoder, num_prompts=number, seed=seed)
+        for number, seed in ((5, 0), (12, 0), (12, 1))
+    )
+    names = [[prompt.id for prompt in read.prompts] for read in (few, many, other)]
+    assert list(map(len, names)) == [5, 12, 12]
+    assert set(names[0]) < set(names[1])
+    assert set(names[1]) != set(names[2])
+    assert few.dataset is not None
+    assert few.dataset.seed == 0
+    assert names[0] == sorted(names[0], key=lambda name: int(name.removeprefix("row-")))
+    # Who records and who measures must draw the same: these places never change.
+    assert PromptChoice(num_prompts=1).order(5) == [4, 0, 2, 1, 3]
+    with pytest.raises(PromptError, match="expected at least 50 prompts, got 40") as caught:
+        taken("a/b", encoder, num_prompts=50)
+    assert caught.value.fix == "take fewer: --num-prompts 40"
+
+
+def test_files_are_drawn_from_too(tmp_path: Path, encoder: PromptEncoder) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": f"p{i}", "ask": f"Hi {i}", "category": "c"} for i in range(20)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    choice = PromptChoice(num_prompts=6, column="ask")
+    read = read_prompts(path, encoder=encoder, choice=choice)
+    assert [prompt.id for prompt in read] == [f"p{i}" for i in sorted(choice.order(20)[:6])]
+    assert {prompt.category for prompt in read} == {"c"}
+    with pytest.raises(PromptError, match="expected at least 21 prompts, got 20"):
+        read_prompts(path, encoder=encoder, choice=PromptChoice(num_prompts=21))
+    with pytest.raises(PromptError, match=r"belongs to a data set of the Hub, and .* is a file"):
+        taken(str(path), encoder, split="test")
+
+
+def test_a_column_by_name(home: Path, encoder: PromptEncoder) -> None:
+    row = {"ask": "Hi", "turns_of_user": ["Hi", "more"], "chat": [*HI, ANSWER], "n": 3}
+    dataset(home, "a/b", {"train.jsonl": [row]})
+    for column in ("ask", "turns_of_user", "chat"):
+        read = taken("a/b", encoder, column=column)
+        assert read.prompts[0].token_ids == tuple(encoder.messages(HI)), column
+        assert f"column {column}" in str(read.dataset)
+    with pytest.raises(PromptError, match="no column 'query'; there are ask, turns_of_user, chat"):
+        taken("a/b", encoder, column="query")
+    with pytest.raises(PromptError, match="its rows are no prompts:\nrow 0: n: expected text"):
+        taken("a/b", encoder, column="n")
+    with pytest.raises(
+        PromptError, match=r"none of its columns is known to hold prompts; there are ask, .*"
+    ) as caught:
+        taken("a/b", encoder)
+    assert caught.value.fix == "name the one that holds the prompts: --prompts-column NAME"
+    with pytest.raises(LineProblem, match="no column 'query'; there are ask"):
+        of_column({"ask": "Hi"}, "query")
+
+
+def test_rows_without_a_prompt_are_passed_over(home: Path, encoder: PromptEncoder) -> None:
+    rows = [{"prompt": text} for text in ("Hi", None, "more", None, "again")]
+    dataset(home, "a/b", {"train.jsonl": rows})
+    read = taken("a/b", encoder)
+    assert [prompt.id for prompt in read.prompts] == ["row-0", "row-2", "row-4"]
+    assert len(read.passed_over) == 2
+    assert read.passed_over[0].startswith("row 1: expected one of token_ids, text")
+    assert len(taken("a/b", encoder, num_prompts=3).prompts) == 3
+    with pytest.raises(PromptError, match="expected at least 4 prompts, got 3"):
+        taken("a/b", encoder, num_prompts=4)
+
+
+def test_a_large_data_set_asks_how_many(home: Path, encoder: PromptEncoder) -> None:
+    dataset(home, "a/b", {"train.jsonl": questions(count=MOST_ROWS + 1)})
+    with pytest.raises(PromptError, match=r"10,001 rows, at most 10,000 are taken") as caught:
+        taken("a/b", encoder)
+    assert caught.value.fix == "say how many: --num-prompts 200"
+    assert len(taken("a/b", encoder, num_prompts=2).prompts) == 2
+
+
+def test_what_is_not_in_the_cache(home: Path, encoder: PromptEncoder) -> None:
+    with pytest.raises(
+        PromptError, match="no such file, and the data set is not in the local"
+    ) as c:
+        taken("a/none", encoder)
+    assert "hf download a/none --repo-type dataset" in c.value.fix
+    dataset(home, "a/b", {})
+    with pytest.raises(PromptError, match=r"the package datasets cannot read it: .*data files"):
+        taken("a/b", encoder)
+
+
+def test_without_the_package_the_error_names_it(
+    home: Path, encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset(home, "a/b", {"train.jsonl": questions()})
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(PromptError, match="the package datasets is not installed") as caught:
+        taken("a/b", encoder)
+    assert caught.value.fix.startswith("pip install ")
+    assert "datasets" in caught.value.fix
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A Hub that says no, in its own words."""
+
+    said: tuple[int, str] = (404, "RepoNotFound")
+
+    def do_GET(self) -> None:
+        status, code = self.said
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("said", "what", "fix"),
+    [
+        ((403, "GatedRepo"), "is gated: its owner decides who may read it", "HF_TOKEN"),
+        ((404, "RepoNotFound"), "no such file, and no data set of the Hub", "check the spelling"),
+        ((404, "RevisionNotFound"), "has no such revision", "a branch, a tag or a commit"),
+        ((500, ""), "no such file, and ", ""),
+    ],
+)
+def test_a_hub_that_refuses(
+    said: tuple[int, str], what: str, fix: str, encoder: PromptEncoder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with listening(type("Handler", (Refusing,), {"said": said})) as address:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        with pytest.raises(PromptError, match=what) as caught:
+            taken("a/b@v1", encoder)
+    assert fix in caught.value.fix
+    assert "a/b@v1" in str(caught.value.where)
+
+
+def test_record_says_where_its_prompts_come_from(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"token_ids": [5 + i, 6, 7]} for i in range(9)]
+    dataset(home, "a/b", {"train.jsonl": [*rows, {"token_ids": None}]})
+    first = ["record", "--target", str(PAIR / "target"), "--draft", str(PAIR / "draft")]
+    first += ["--prompts", "a/b", "--max-new-tokens", "2"]
+    for number, out in ((4, "few"), (9, "many")):
+        words = [*first, "--num-prompts", str(number), "--out", str(tmp_path / out)]
+        assert cli.main(words) == 0
+    said = capsys.readouterr().err
+    assert "Repo card" not in said
+    assert "4 prompts of a/b@0123456789ab, default/train, rows drawn with seed 0" in said
+    assert "warning: a/b: 1 row(s) hold no prompt: row 9: expected one of token_ids" in said
+    few, many = (TraceFolder.open(tmp_path / out) for out in ("few", "many"))
+    source = DatasetSource(name="a/b", revision=COMMIT, config="default", split="train", seed=0)
+    assert few.manifest.datasets == many.manifest.datasets == (source,)
+    assert {entry.id for entry in few.manifest.prompts} < {
+        entry.id for entry in many.manifest.prompts
+    }
+    merged = merge_traces([few, many], tmp_path / "merged").traces
+    assert merged.manifest.datasets == (source,)
+    assert cli.main(["traces", "info", str(merged.folder)]) == 0
+    assert f"prompts of the data set {source}" in capsys.readouterr().out
+
+
+def test_what_trace_json_may_not_say_of_a_data_set() -> None:
+    good = {"name": "a/b", "revision": COMMIT, "config": "default", "split": "train"}
+    assert datasets_problem((DatasetSource(**good),)) is None
+    assert datasets_problem(None) is None
+    assert datasets_problem(()) == "datasets: expected one at least, or no key"
+    for wrong, what in (({"revision": "main"}, "expected 40 hex"), ({"split": "\n"}, "printable")):
+        assert what in str(datasets_problem((DatasetSource(**{**good, **wrong}),)))
+
+
+@pytest.mark.slow
+def test_the_environment_alone_is_enough(tmp_path: Path) -> None:
+    """A process with HF_HOME and HF_HUB_OFFLINE=1, as a cluster's nodes have them."""
+    dataset(tmp_path, "a/b", {"train.jsonl": [{"token_ids": [5 + i, 6]} for i in range(3)]})
+    words = [sys.executable, "-m", "draftquant", "record", "--target", PAIR / "target", "--draft"]
+    words += [PAIR / "draft", "--prompts", "a/b", "--max-new-tokens", "2", "--out", "traces"]
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(words, cwd=tmp_path, env=environment, check=True)
+    assert len(TraceFolder.open(tmp_path / "traces")) == 3

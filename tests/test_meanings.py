@@ -1,0 +1,148 @@
+"""Reasons of `check` begin with a sentence: what an engine's error means, its own text behind."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize import engines
+from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.meanings import MEANINGS, explained, is_raw, meaning
+from draftquant.scripts.cli import main
+from reasons import own_text
+from tiny import tiny_eagle3_llama
+
+QUANTIZE = Path(engines.__file__).resolve().parents[1]
+RECORDED = Path(__file__).parent / "engines"
+FRAME = re.compile(r"[A-Za-z]+: (.* ValueError: |.* Value error, |Weight )?7\.?")
+"""A text whose inside is another text: "ValueError: {}"."""
+WITHOUT_GPU = ("_cuda_setDevice", "AmbiguousGlobalPerLayerAttributeError")
+"""Where the engines' loaders stopped for want of a GPU, or of code: UNKNOWN to `check`."""
+
+
+def literals(tree: ast.Module) -> Iterator[str]:
+    """Every text of a module, with a number for what is put in."""
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield filled("".join(map(put_in, node.values)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from () if id(node) in inside else (filled(node.value),)
+
+
+def put_in(part: ast.expr) -> str:
+    if not isinstance(part, ast.FormattedValue):
+        return str(part.value) if isinstance(part, ast.Constant) else ""
+    written = ast.unparse(part.value)
+    number = "[7]" if written.startswith("list(") else "7"
+    return f"'{number}'" if part.conversion == ord("r") else number
+
+
+def filled(template: str) -> str:
+    """What `format` would make of it."""
+    return re.sub(r"\{\w*(!r)?\}", lambda match: "'7'" if match[1] else "7", template)
+
+
+def errors_in_the_tables() -> Iterator[str]:
+    for folder in ("engines", "drafts"):
+        for module in sorted((QUANTIZE / folder).rglob("*.py")):
+            if module.name != "meanings.py":
+                texts = literals(ast.parse(module.read_text(encoding="utf-8")))
+                yield from (text for text in texts if is_raw(text) and not FRAME.fullmatch(text))
+
+
+def errors_that_were_recorded(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("error"), str):
+            yield value["error"]
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from errors_that_were_recorded(each)
+
+
+def test_every_error_in_the_tables_has_a_meaning() -> None:
+    found = set(errors_in_the_tables())
+    assert len(found) > 80
+    unexplained = [text for text in found if meaning(text, engine="vLLM", gpu="B200") is None]
+    assert unexplained == []
+
+
+def test_every_error_that_was_recorded_has_a_meaning() -> None:
+    files = sorted(RECORDED.glob("*.json"))
+    found = {
+        text
+        for file in files
+        for text in errors_that_were_recorded(json.loads(file.read_text(encoding="utf-8")))
+        if not any(word in text for word in WITHOUT_GPU)
+    }
+    assert len(found) > 120
+    assert [t for t in found if is_raw(explained(t, engine="vLLM", gpu="B200"))] == []
+    assert [t for t in found if meaning(t, engine="vLLM", gpu="B200") is None] == []
+
+
+@pytest.mark.parametrize("sentence", [sentence for _, sentence in MEANINGS])
+def test_meanings_are_sentences(sentence: str) -> None:
+    assert not is_raw(sentence)
+    assert sentence[0].isupper() or sentence[0] == "{" or sentence.split()[0] in KEYS_THAT_BEGIN
+    assert not sentence.endswith(".")  # the engine's own text follows
+
+
+KEYS_THAT_BEGIN = (
+    *("config.json", "vLLM", "vLLM's"),
+    *("rope_theta", "quantization_config", "aux_hidden_state_layer_ids"),
+)
+
+
+def test_what_stands_in_no_row_is_no_raw_error_either() -> None:
+    said = explained("LookupError: gone", engine="SGLang", gpu="B200 (sm100)")
+    assert said == "SGLang ends with an error of its own [LookupError: gone]"
+    assert own_text(said) == "LookupError: gone"
+    assert explained("fc is dropped", engine="SGLang", gpu="B200 (sm100)") == "fc is dropped"
+
+
+def test_int4_on_amd_in_sglang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "out"
+    assert main(["quantize", str(source), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    answer = check_draft(out, engine="sglang", arch="gfx942", asked="mi300x")
+    assert answer.error == (
+        "SGLang has no kernel on MI300X (gfx942) that repacks quantized weights with BF16 inputs:"
+        " its Marlin kernels run on NVIDIA GPUs only"
+        " [NameError: name 'gptq_marlin_repack' is not defined]"
+    )
+    capsys.readouterr()
+    assert main(["check", str(out), "--engine", "sglang", "--arch", "MI300X"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "REFUSED: SGLang 0.5.23 ends with an error when it loads this draft on MI300X" in said
+    assert "why (after loading): SGLang has no kernel on MI300X (gfx942)" in said
+    assert "what to do: use FP8 per channel" in said
+
+
+def test_the_command_for_sglang_says_what_unquant_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft", config={"eagle_config": {}})
+    said = {}
+    for engine in ("vllm", "sglang"):
+        assert main(["check", str(source), "--engine", engine, "--arch", "h100", "--json"]) in (
+            0,
+            1,
+        )
+        said[engine] = json.loads(capsys.readouterr().out)
+        assert (said[engine]["arch"], said[engine]["gpu"]) == ("sm90", "H100 (sm90)")
+    assert said["vllm"]["launch_note"] is None
+    assert "does not unquantize the draft" in said["sglang"]["launch_note"]
+    pair = Path(__file__).parent / "pairs" / "eagle3-llama" / "draft"
+    assert main(["check", str(pair), "--engine", "sglang", "--arch", "h100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("serve it: "))
+    assert "stops SGLang from giving the draft the target's quantization" in " ".join(
+        lines[at + 1 :]
+    )

@@ -1,0 +1,195 @@
+"""Names of other tools' schemes: an alias has the very number formats that the tool's name has."""
+
+import re
+from typing import Any
+
+import pytest
+from draftquant.recipes import RecipeError, aliases, built_in_recipes, load_recipe, recipe_of_alias
+from draftquant.recipes.schema import ActivationFormat, WeightFormat
+from draftquant.recipes.schemes import DIFFERENT, SAME, spelled
+from vendors import needs
+
+CHANNEL = ("fp8_e4m3", "channel", None)
+TOKEN = ("fp8_e4m3", "token", True)
+TENSOR_INPUT = ("fp8_e4m3", "tensor", False)
+BY_DTYPE = {("int", 4): "int4", ("float", 8): "fp8_e4m3", ("int", 8): "int8"}
+FP4 = {16: "nvfp4", 32: "mxfp4"}
+BY_HAND = {  # --qformat of ModelOpt's examples, and SGLang's method: neither is a config to import
+    "fp8_pc_pt": (CHANNEL, TOKEN),
+    "w8a8_fp8": (CHANNEL, TOKEN),
+}
+Numbers = tuple[Any, Any]
+
+
+def ours(name: str) -> Numbers:
+    """Number formats of a recipe's weights and inputs."""
+    recipe = load_recipe(name)
+    weights: WeightFormat = recipe.weights
+    inputs: ActivationFormat | None = recipe.activations
+    assert weights.symmetric
+    assert weights.carrier is weights.first_stage is None
+    return (
+        (weights.dtype, weights.granularity, weights.group_size),
+        inputs and (inputs.dtype, inputs.granularity, inputs.dynamic),
+    )
+
+
+def of_compressed_tensors(scheme: Any) -> Numbers:
+    """The same of a preset, which llm-compressor's modifiers take by name."""
+
+    def dtype(args: Any) -> str:
+        small = args.type == "float" and args.num_bits == 4
+        return FP4[args.group_size] if small else BY_DTYPE[args.type, args.num_bits]
+
+    weights, inputs = scheme.weights, scheme.input_activations
+    assert weights.symmetric
+    granularity = weights.strategy.replace("tensor_group", "group")
+    of_inputs = inputs and (
+        dtype(inputs),
+        inputs.strategy.replace("tensor_group", "group"),
+        bool(inputs.dynamic),
+    )
+    return (dtype(weights), granularity, weights.group_size), of_inputs
+
+
+def of_modelopt(config: Any) -> Numbers:
+    """The same of a config of ModelOpt: the last entry for a kind of quantizer holds."""
+    cfgs = {
+        kind: [each for each in config["quant_cfg"] if each["quantizer_name"] == f"*{kind}"][-1]
+        for kind in ("weight_quantizer", "input_quantizer")
+    }
+
+    def numbers(entry: Any) -> Any:
+        if entry.get("enable") is False:
+            return None
+        cfg = entry["cfg"]
+        blocks = cfg.get("block_sizes", {})
+        size = blocks.get(-1)
+        if cfg["num_bits"] == (2, 1):
+            return FP4[size], "group", size
+        dtype = {4: "int4", (4, 3): "fp8_e4m3"}[cfg["num_bits"]]
+        if -1 in blocks:
+            return (dtype, "group", size) if size else (dtype, "token", True)
+        return dtype, "tensor" if cfg["axis"] is None else "channel", None
+
+    weights, inputs = numbers(cfgs["weight_quantizer"]), numbers(cfgs["input_quantizer"])
+    if inputs is not None and inputs[1] != "token":
+        inputs = (inputs[0], inputs[1], inputs[1] == "group")
+    return weights, inputs
+
+
+def of_quark(scheme: Any) -> Numbers:
+    """The same of a scheme of Quark's templates."""
+
+    def dtype(spec: Any) -> str:
+        name = str(spec.dtype.value)
+        return FP4[spec.group_size] if name == "fp4" else name
+
+    config = scheme.config
+    # Of nvfp4 it is a list: the numbers, and their scales under one for the whole tensor.
+    weight, inputs = (
+        spec[0] if isinstance(spec, list) else spec
+        for spec in (config.weight, config.input_tensors)
+    )
+    assert weight.symmetric is not False
+    of_weight = str(weight.qscheme.value).replace("per_", "")
+    size = weight.group_size or None
+    # Quark calls it per channel along axis 1 where each token has its scale.
+    kinds = {"per_channel": "token", "per_group": "group", "per_tensor": "tensor"}
+    of_inputs = inputs and (dtype(inputs), kinds[str(inputs.qscheme.value)], inputs.is_dynamic)
+    return (dtype(weight), of_weight, size), of_inputs
+
+
+def presets() -> dict[str, Numbers]:
+    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, QuantizationScheme
+
+    same = {name: made for name, made in PRESET_SCHEMES.items() if spelled(name) in SAME}
+    return {
+        spelled(name): of_compressed_tensors(QuantizationScheme(targets=[], **made))
+        for name, made in same.items()
+    }
+
+
+def configs() -> dict[str, Any]:
+    import modelopt.torch.quantization as mtq
+
+    return {spelled(name): getattr(mtq, name) for name in dir(mtq) if name.endswith("_CFG")}
+
+
+def templates() -> dict[str, Any]:
+    from quark.torch.quantization.config.template import QuantizationSchemeCollection
+
+    found: dict[str, Any] = QuantizationSchemeCollection()._schemes
+    return found
+
+
+def test_an_alias_is_the_preset_of_llm_compressor() -> None:
+    pytest.importorskip("compressed_tensors")
+    found = presets()
+    assert found == {scheme: ours(SAME[scheme]) for scheme in found}
+    assert found.keys() == {"fp8_dynamic", "w4a16", "w4afp8", "nvfp4", "mxfp4"}
+
+
+@needs("modelopt")
+def test_an_alias_is_the_config_of_modelopt() -> None:
+    found = {name: of_modelopt(made) for name, made in configs().items() if name in SAME}
+    assert found == {scheme: ours(SAME[scheme]) for scheme in found}
+    assert len(found) == 5
+
+
+@needs("quark")
+def test_an_alias_is_the_scheme_of_quark() -> None:
+    found = {name: of_quark(made) for name, made in templates().items() if name in SAME}
+    assert found == {scheme: ours(SAME[scheme]) for scheme in found}
+    assert found.keys() == {"mxfp4", "nvfp4", "ptpc_fp8", "int4_wo_128", "int4_wo_per_channel"}
+
+
+def test_what_no_package_here_defines_is_as_its_documentation_has_it() -> None:
+    assert {scheme: ours(SAME[scheme]) for scheme in BY_HAND} == BY_HAND
+
+
+def test_every_preset_of_llm_compressor_is_an_alias_or_has_a_hint() -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+
+    assert {*map(spelled, PRESET_SCHEMES)} - {"unquantized"} <= SAME.keys() | DIFFERENT.keys()
+
+
+@needs("modelopt")
+def test_every_config_of_modelopt_for_whole_models_is_an_alias_or_has_a_hint() -> None:
+    parts = ("mlp", "experts", "mamba", "kv", "four_over_six", "w4a4")
+    whole = {name for name in configs() if not any(part in name for part in parts)}
+    assert len(whole) > 15
+    assert whole <= SAME.keys() | DIFFERENT.keys()
+
+
+@needs("quark")
+def test_every_scheme_of_quark_with_a_format_that_others_have_is_an_alias_or_has_a_hint() -> None:
+    of_amd = ("amdfp4", "mx6", "mx9", "bfp16", "fp4_block16")
+    whole = {name for name in templates() if not name.startswith(of_amd)}
+    assert len(whole) > 15
+    assert whole <= SAME.keys() | DIFFERENT.keys()
+
+
+def test_no_name_has_two_meanings() -> None:
+    assert not SAME.keys() & DIFFERENT.keys()
+    assert not (SAME.keys() | DIFFERENT.keys()) & {*aliases(), *built_in_recipes()}
+    assert set(SAME.values()) <= set(built_in_recipes())
+
+
+@pytest.mark.parametrize("name", ["FP8_DYNAMIC", "fp8_dynamic", "fp8-dynamic", "Fp8-Dynamic_CFG"])
+def test_the_case_and_the_ending_of_a_scheme_do_not_matter(name: str) -> None:
+    assert recipe_of_alias(name) == "fp8-ptpc"
+    assert load_recipe(name).name == "fp8-ptpc"
+
+
+@pytest.mark.parametrize("scheme", DIFFERENT)
+def test_a_scheme_that_no_recipe_is_has_a_hint(scheme: str) -> None:
+    with pytest.raises(RecipeError, match="no built-in recipe has this name") as caught:
+        load_recipe(scheme.upper())
+    fix = caught.value.fix
+    assert fix.startswith(DIFFERENT[scheme])
+    named = [word.removeprefix("extends: ") for word in re.findall(r"'([^']+)'", fix)]
+    named = [word for word in named if word != "activations: null"]
+    assert named
+    assert set(named) <= set(built_in_recipes())

@@ -1,0 +1,102 @@
+"""Words of the pages: the glossary has every term of the program, and no page has house slang."""
+
+import re
+import typing
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.drafts import FAMILIES
+from draftquant.quantize.engines.contract import Verdict as EngineVerdict
+from draftquant.recipes.formats import NUMBER_FORMATS, ActivationDtype, Granularity
+from draftquant.recipes.schema import BackendName, LayoutName, RoundingChoice, ScaleChoice
+from draftquant.validate.judging.interim_analysis import Spending
+from draftquant.validate.judging.policy import POLICIES
+from draftquant.validate.judging.verdict import Verdict
+
+ROOT = Path(__file__).parents[1]
+GLOSSARY = ROOT / "docs/glossary.md"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "recipes/README.md",
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs/tutorials").glob("*.md"),
+]
+
+BANNED = {
+    r"\bcarriers?\b": "the dtype that stores the values",
+    r"(?<!exit )\bcodes\b": "quantized values",
+    r"\b(taught|teach(es|ing)?)\b": "fine-tuned, fine-tune",
+    r"\blatent (one|attention)\b": "MLA",
+    r"\bin effect\b": "effective sample size",
+    r"\d G (parameters|weights)\b": "3.2B parameters",
+    r"\b(\d|planned|more) looks?\b|\blook i\b": "planned interim analysis",
+    r"\b(sm\d+|gfx\d+) alone\b": "H200 (sm90)",
+    r"\b(a|each|every|equal|all|the|of) rounds?\b(?! to)": "verify step",
+    r"\blikewise\b": "a sentence with a subject",
+    r"\bof which (alone|it)\b": "a sentence with a subject",
+    r"\byour word\b|\bis believed\b|\bnot believed\b": "reported, declared, verified",
+    r"what (a|the) (linear|draft) (really )?reads": "the linear's inputs",
+}
+"""What no page says, outside of code -> what it says instead."""
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its blocks and spans of code, links and generated tables."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- written by .*?<!-- end", "", text, flags=re.DOTALL)
+    text = re.sub(r"^( *)```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`]*`|\]\([^)]*\)|^    .*$", "", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page", sorted({*PAGES} - {GLOSSARY}), ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_a_page_is_in_plain_words(page: Path) -> None:
+    text = re.sub(r"\s+", " ", prose(page))
+    found = [
+        f"{text[max(match.start() - 30, 0) : match.end() + 20]!r}: say {better!r}"
+        for word, better in BANNED.items()
+        for match in re.finditer(word, text, re.IGNORECASE)
+    ]
+    assert found == []
+
+
+def test_a_banned_word_is_found_in_prose_and_not_in_code(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Same\ncodes.\n\n```\nIts codes\n```\n\n`--carrier codes`, exit codes\n", "utf-8"
+    )
+    text = prose(page)
+    assert [word for word in BANNED if re.search(word, text)] == [r"(?<!exit )\bcodes\b"]
+    assert len(re.findall(r"(?<!exit )\bcodes\b", text)) == 1
+
+
+def terms() -> list[str]:
+    rows = re.findall(r"^\| (.+?) \|", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    return [row for row in rows if row not in ("term", "---")]
+
+
+def test_the_glossary_is_alphabetical_and_names_no_term_twice() -> None:
+    lowered = [term.lower() for term in terms()]
+    assert len(lowered) > 70
+    assert lowered == sorted(set(lowered))
+
+
+def test_every_term_has_one_sentence() -> None:
+    rows = re.findall(r"^\| .+? \| (.+?) \| .*\|$", GLOSSARY.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == len(terms()) + 1
+    for sentence in rows[1:]:
+        assert re.fullmatch(r"[A-Z0-9`].+\.", sentence), sentence
+
+
+def test_the_glossary_has_every_verdict() -> None:
+    for verdict in (*typing.get_args(Verdict), *typing.get_args(EngineVerdict)):
+        assert verdict in terms()
+
+
+def test_the_glossary_has_every_name_of_the_program() -> None:
+    text = GLOSSARY.read_text(encoding="utf-8")
+    literals = (ActivationDtype, Granularity, BackendName, LayoutName, RoundingChoice, Spending)
+    names = {name for literal in (*literals, ScaleChoice) for name in typing.get_args(literal)}
+    names |= {family.name for family in FAMILIES} | {*NUMBER_FORMATS} | {*POLICIES}
+    assert {name for name in names if f"`{name}`" not in text and name not in terms()} == set()

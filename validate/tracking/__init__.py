@@ -1,0 +1,1 @@
+"""What the gate found, as a run of an experiment tracker."""
