@@ -133,7 +133,8 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     if not (path.exists() or path.is_symlink()):
         return
     if path.is_symlink() or not path.is_file():
-        raise OutputError(path, "expected a file, got a folder, a link or a device", fix="give another name")
+        what = "expected a file, got a folder, a link or a device"
+        raise OutputError(path, what, fix="give another name")
     if not overwrite:
         raise OutputError(
             path,

@@ -118,7 +118,7 @@ class Pages(Settings):
             return
         found = append_report(Path(self.trend), entry_of(document))
         what = "this report was added" if found.is_new else "this report stands there already"
-        self.watch.line(f"{self.trend}: line {found.line}: {what}")
+        self.watch.note(f"{self.trend}: line {found.line}: {what}")
 
     def write_pages(
         self, document: "Document", *, beside: Mapping[Path, str] = NOTHING
