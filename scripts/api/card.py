@@ -48,7 +48,7 @@ class CardSettings(Settings):
 
 @verb(CardSettings)
 def card(settings: CardSettings) -> str:
-    """The model card of a folder that `quantize` wrote.
+    """Write the model card of a folder that `quantize` wrote.
 
     Example:
         >>> text = dq.card("OUT", base_model="someone/draft", license="mit")
@@ -56,11 +56,11 @@ def card(settings: CardSettings) -> str:
         True
 
     Returns:
-        Its text, which stands nowhere unless `out` says where.
+        The text of the card. It is written to a file only if `out` names one.
 
     Raises:
-        DraftQuantError: the folder is not what was recorded, figures are of another draft, or base
-            model or licence is missing.
+        DraftQuantError: a file of the folder is not the recorded one, the figures belong to another
+            draft, or the base model or the licence is missing.
     """
     from ...validate.card.model_card import CardRequest, model_card
 

@@ -4,6 +4,7 @@ And a copy of the folder with its config repaired.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.files.staging import check_output
+from ...recipes.brief import Brief
 from . import arguments
 from .opening import Reference
 from .option import Argument, Option
@@ -102,14 +104,14 @@ class Repaired:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckReport(Brief):
     """What an engine does with a draft.
 
     Attributes:
-        answer: the engine's, of the repaired copy where one was written.
-        before: of the draft as given.
-        repaired: None without `fix`.
+        answer: the engine's answer; of the repaired copy, where one was written.
+        before: the engine's answer for the draft as it was given.
+        repaired: what was repaired, and where the copy is; None without `fix=True`.
     """
 
     answer: EngineCheck
@@ -140,10 +142,15 @@ class CheckReport:
         before_and_after = {"before": _mapping(self.before), "after": _mapping(self.answer)}
         return {**before_and_after, **self.repaired.to_mapping()}
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        repaired = self.repaired.report if self.repaired else None
+        return {**self.answer.brief(), "repaired copy": repaired.out if repaired else None}
+
 
 @verb(CheckSettings)
 def check(settings: CheckSettings) -> CheckReport:
-    """Predict what an engine does with a draft, quantized or not; runs no engine, needs no GPU.
+    """Predict what an engine does with a draft, quantized or not. No engine and no GPU is needed.
 
     Example:
         >>> answer = dq.check("OUT", "vllm", arch="h200")
@@ -151,11 +158,12 @@ def check(settings: CheckSettings) -> CheckReport:
         ('LOADS', None)
 
     Returns:
-        The engine's answer, with its reasons and what to do.
+        The engine's answer (LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN), the reasons, and what to
+        do.
 
     Raises:
-        CheckpointError: no draft can be read there, or there is no such engine or GPU.
-        OutputError: the repaired copy's folder exists or cannot be written.
+        CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
+        OutputError: the folder of the repaired copy exists already or cannot be written.
     """
     if settings.fix and settings.out is not None:
         check_output(Path(settings.out))

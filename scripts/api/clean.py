@@ -43,13 +43,13 @@ class CleanSettings(Settings):
 
 @verb(CleanSettings)
 def clean(settings: CleanSettings) -> "reports.CleanReport":
-    """Remove what killed runs left beside outputs.
+    """Remove the unfinished folders that interrupted runs left beside their outputs.
 
     Returns:
-        What was removed, and what was left, and why.
+        What was removed, and what stays, with the reason.
 
     Raises:
-        DraftQuantError: there is no such folder.
+        DraftQuantError: the folder does not exist.
     """
     from ...quantize.files.staging_names import clean_folder
 

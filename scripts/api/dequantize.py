@@ -33,10 +33,10 @@ class DequantizeSettings(Settings):
 
 @verb(DequantizeSettings)
 def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
-    """Write the weights of a quantized draft as plain ones, which any engine loads.
+    """Write the weights of a quantized draft as unquantized ones, which every engine loads.
 
     Returns:
-        What was written, and what rounding lost.
+        What was written, and how many weights were rounded.
 
     Raises:
         DraftQuantError: the folder is not quantized, or cannot be read; nothing is left behind.

@@ -104,13 +104,13 @@ class EstimateSettings(Settings):
 
 @verb(EstimateSettings)
 def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
-    """Estimate what a draft step reads and takes, and how much acceptance quantizing may cost.
+    """Estimate how long one draft step takes, and how much acceptance quantization may cost.
 
     Returns:
-        The draft as it is and by each recipe, on each GPU.
+        Bytes and milliseconds of the unquantized draft and of each recipe's draft, on each GPU.
 
     Raises:
-        DraftQuantError: the draft, a recipe or the target is not one that can be estimated.
+        DraftQuantError: the draft, a recipe, a GPU or the target cannot be estimated.
     """
     gpus = dict.fromkeys(named_gpu(name).name for name in settings.gpus or USUAL_GPUS)
     efficiency = checked_efficiency(settings.efficiency)

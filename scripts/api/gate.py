@@ -20,7 +20,7 @@ from . import arguments, reports
 from .gate_on_traces import GateOnTracesSettings, OnTraces, judge_on_traces
 from .opening import optional_path
 from .option import Option
-from .pages import Pages, asked_for
+from .pages import Pages, asked_for, texts_of
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -153,13 +153,16 @@ def gate(
         True
 
     Returns:
-        The verdict and all that it rests on: of one comparison, of two where the target taught the
-        draft, or of everything that was given beside traces or instead of them.
+        The verdict with all its evidence. It is a `GateReport` for one comparison, a
+        `RetunedReport` for a draft that was fine-tuned after quantization, and a `JointReport`
+        where measurements or parity were judged beside traces. Each writes its page, Markdown,
+        JUnit and JSON by methods.
 
     Raises:
-        GateError: the drafts do not belong together, or a limit is none.
-        DraftQuantError: see `replay`; a file is no measurement or no report of parity; a report
-            file cannot be written; or a tracker does not take the run, when they are written.
+        GateError: the drafts do not belong together, or a limit is out of its range.
+        DraftQuantError: a draft, the traces, a measurement or a parity report cannot be read, they
+            do not fit each other or do not fit in memory, a report file cannot be written, or a
+            tracker does not take the run (the report files are written then).
     """
     return judged(settings).report
 
@@ -215,6 +218,7 @@ def judged(settings: GateSettings) -> Judged:
         written = settings.write_pages(found, beside=beside)
         settings.append_to_trend(found)
         settings.log(found, written)
+    report = report.with_texts(texts_of(text))
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 
 

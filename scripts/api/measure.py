@@ -147,14 +147,14 @@ class MeasureSettings(ChosenPrompts):
 
 @verb(MeasureSettings)
 def measure(settings: MeasureSettings) -> "reports.Measurement | reports.SpeedReport":
-    """Measure what running servers accept on prompts, and how long it takes.
+    """Measure how many drafted tokens running servers accept on prompts, and how long they take.
 
     Returns:
-        What was measured of a server; of a matrix of servers how fast each is.
+        A `Measurement` of one server, or a `SpeedReport` where a matrix of servers was launched.
 
     Raises:
-        DraftQuantError: a server cannot be measured; what was measured before stays, and the same
-            call goes on with it.
+        DraftQuantError: a server cannot be measured. Answers that were measured before are kept,
+            and the same call continues with them.
     """
     if settings.show is not None:
         from ...validate.measure.measurement_file import read_measurement

@@ -23,6 +23,7 @@ from .option import Option
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from ...validate.judging.published import Texts
     from ...validate.report.document import Document
     from ...validate.report.trend import History
 
@@ -182,6 +183,34 @@ class Pages(Settings):
 
     def _pages(self) -> dict[ReportFormat, Path]:
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
+
+
+def texts_of(text: str) -> "Texts":
+    """What makes the files of a report, of the text of its JSON."""
+    forms: Mapping[ReportFormat, Callable[..., str]]
+    forms = {"report": str, "html": _html, "markdown": _markdown, "junit": _junit}
+    return {kind: functools.partial(form, text) for kind, form in forms.items()}
+
+
+def _html(text: str) -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.html_report import page
+
+    return page(parse_report(text, "gate"))
+
+
+def _markdown(text: str) -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.markdown_report import markdown
+
+    return markdown(parse_report(text, "gate"))
+
+
+def _junit(text: str, inconclusive: Literal["error", "skipped"] = "error") -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.junit_report import junit
+
+    return junit(parse_report(text, "gate"), inconclusive=inconclusive)
 
 
 def given(files: Mapping[ReportFormat, AnyPath | None]) -> dict[ReportFormat, Path]:

@@ -50,13 +50,13 @@ class DivergenceSettings(FindingsFile):
 
 @verb(DivergenceSettings)
 def parity_divergence(settings: DivergenceSettings) -> "reports.Findings":
-    """Compare what a target writes greedily with a draft and without, to the first difference.
+    """Compare the greedy output of a target with a draft and without, up to the first difference.
 
     Returns:
-        A finding for each speculative measurement.
+        One finding for each speculative measurement.
 
     Raises:
-        DraftQuantError: the measurements cannot be read, or are not of the same prompts.
+        DraftQuantError: the measurements cannot be read, or do not have the same prompts.
     """
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.divergence_findings import MIN_PROMPTS, divergence_findings

@@ -57,13 +57,13 @@ class DraftParitySettings(BoundedFindings):
 
 @verb(DraftParitySettings)
 def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
-    """Compare the proposals of a quantized draft with those of BF16, step by step.
+    """Compare the proposals of a quantized draft with those of the BF16 draft, at each draft step.
 
     Returns:
-        A finding for each figure, with its parts by step and category.
+        One finding for each figure, with its parts by draft step and by category.
 
     Raises:
-        DraftQuantError: a draft or the traces cannot be read, or do not fit each other.
+        DraftQuantError: a draft or the traces cannot be read, or they do not fit each other.
     """
     from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.counting.trace_replay import chosen_num_draft_tokens

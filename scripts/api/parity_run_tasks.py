@@ -60,13 +60,14 @@ class RunTasksSettings(Settings):
 
 @verb(RunTasksSettings)
 def parity_run_tasks(settings: RunTasksSettings) -> "Mapping[str, reports.TaskSamples]":
-    """Let lm_eval ask a server, for `parity_tasks`.
+    """Run tasks of lm_eval against a server, and keep the samples for `parity_tasks`.
 
     Returns:
-        Task -> what lm_eval wrote of it.
+        Task -> the samples that lm_eval wrote.
 
     Raises:
-        DraftQuantError: the server is another one, or lm_eval fails; what it said is told.
+        DraftQuantError: the server is not the expected one, or lm_eval fails; the error quotes
+            lm_eval's own text.
     """
     from ...validate.parity.run_tasks import TaskRun, run_tasks
 

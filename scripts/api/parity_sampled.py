@@ -71,13 +71,14 @@ class SampledSettings(BoundedFindings, ChosenPrompts):
 
 @verb(SampledSettings)
 def parity_sampled(settings: SampledSettings) -> "reports.Findings":
-    """Compare how likely drawn output is to the target, with a draft and without.
+    """Compare how likely sampled output is to the target, with a draft and without.
 
     Returns:
         One finding.
 
     Raises:
-        DraftQuantError: the measurements do not fit each other, or nobody can score.
+        DraftQuantError: the measurements do not fit each other, or no target is given that can
+            score them.
     """
     from ...calibration.prompts.prompt_file import PromptEncoder
     from ...validate.measure.measurement_file import read_measurement

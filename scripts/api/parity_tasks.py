@@ -39,13 +39,13 @@ class TasksSettings(BoundedFindings):
 
 @verb(TasksSettings)
 def parity_tasks(settings: TasksSettings) -> "reports.Findings":
-    """Compare the scores that lm_eval gave the same items of two servers.
+    """Compare the scores that two servers got for the same items of lm_eval.
 
     Returns:
-        A finding for each metric of each task.
+        One finding for each metric of each task.
 
     Raises:
-        DraftQuantError: the samples cannot be read, or are not of the same items.
+        DraftQuantError: the samples cannot be read, or do not hold the same items.
     """
     from ...validate.parity.lm_eval_samples import read_samples
     from ...validate.parity.metric_directions import Directions

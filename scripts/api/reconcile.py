@@ -73,14 +73,14 @@ class ReconcileSettings(Settings):
 
 @verb(ReconcileSettings)
 def reconcile(settings: ReconcileSettings) -> "reports.Reconciliation":
-    """Hold what a server accepted against what replay says of the same prompts.
+    """Compare what a server accepted with what replay says of the same prompts.
 
     Returns:
-        Every difference, and what explains it.
+        Every difference, and its explanation where there is one.
 
     Raises:
-        DraftQuantError: measurement, traces and draft do not fit each other, or do not fit in
-            memory.
+        DraftQuantError: the measurement, the traces and the draft do not fit each other, or do not
+            fit in memory.
     """
     from ...calibration.passes.devices import resolve_device
     from ...calibration.traces.trace_folder import TraceFolder

@@ -61,14 +61,13 @@ class RetuneSettings(Settings):
 
 @verb(RetuneSettings)
 def retune(settings: RetuneSettings) -> "reports.RetuneReport":
-    """Teach a quantized draft by its target, and the BF16 draft alike to compare with.
+    """Fine-tune a quantized draft on its target's outputs, and BF16 identically as a control.
 
     Returns:
-        What was written, and how both learned.
+        Both folders, and how both learned.
 
     Raises:
-        DraftQuantError: of the stage that failed; a run that is cut short goes on when it is asked
-            for again.
+        DraftQuantError: a stage failed. An interrupted run continues when the call is repeated.
     """
     from ...calibration.passes.devices import peak_bytes
     from ...calibration.rounding import learning_settings as learning

@@ -93,7 +93,7 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
         The traces, and what was found out about the dump.
 
     Raises:
-        DraftQuantError: the dump is damaged, or of another target; nothing is left behind.
+        DraftQuantError: the dump is damaged, or belongs to another target; nothing is left behind.
     """
     from transformers.utils import logging
 
@@ -147,7 +147,7 @@ class TracesInfoSettings(Settings):
 
 @verb(TracesInfoSettings)
 def traces_info(settings: TracesInfoSettings) -> "reports.TraceInfo":
-    """Look at every trace of a folder once.
+    """Describe a trace folder, and check every trace in it.
 
     Returns:
         What the folder holds.
@@ -194,7 +194,7 @@ class TracesSplitSettings(Settings):
 
 @verb(TracesSplitSettings)
 def traces_split(settings: TracesSplitSettings) -> "reports.SplitReport":
-    """Cut a trace folder in two that have no prompt in common.
+    """Split a trace folder into two that share no prompt, for calibration and for the gate.
 
     Returns:
         The two folders, opened, and how many prompts of each category are in them.
@@ -232,10 +232,10 @@ def traces_merge(settings: TracesMergeSettings) -> "reports.MergeReport":
     """Join several trace folders of one target.
 
     Returns:
-        The folder that was written, opened, and what changed.
+        The folder that was written, opened, and which prompts were renamed.
 
     Raises:
-        DraftQuantError: they were recorded differently, or one of them is given twice.
+        DraftQuantError: the folders were recorded differently, or one of them is given twice.
     """
     from ...calibration.traces.sets import merge_traces
     from ...calibration.traces.trace_folder import TraceFolder

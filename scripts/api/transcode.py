@@ -35,13 +35,13 @@ class TranscodeSettings(Settings):
 
 @verb(TranscodeSettings)
 def transcode(settings: TranscodeSettings) -> "reports.TranscodeReport":
-    """Store the codes and scales of a quantized draft in another layout or carrier, bit for bit.
+    """Store a quantized draft in another layout, or its values in another dtype, bit for bit.
 
     Returns:
         What was written.
 
     Raises:
-        DraftQuantError: the layout cannot hold the codes; nothing is left behind.
+        DraftQuantError: the layout cannot hold the quantized values; nothing is left behind.
     """
     from ...quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 

@@ -119,13 +119,14 @@ class TuneSettings(Settings):
 
 @verb(TuneSettings)
 def tune(settings: TuneSettings) -> "reports.TuneReport":
-    """Find out which formats a draft's linears may have, and write the recipe that says so.
+    """Find out which format each linear of a draft may have, and write the recipe.
 
     Returns:
-        What every format costs, what was measured, and the recipe; None = no mixture is as wanted.
+        What every format costs, what was measured, and the recipe, which is None where no mixture
+        meets the limit.
 
     Raises:
-        DraftQuantError: too few prompts, no mixture loads, or the file exists.
+        DraftQuantError: there are too few prompts, no mixture loads, or the file exists already.
     """
     from ...calibration.plot_file import check_plot_path
     from ...calibration.traces.recorded_prompts import seen_prompts

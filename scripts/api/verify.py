@@ -1,6 +1,7 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.provenance_file import read_provenance
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized
+from ...recipes.brief import Brief
 from . import arguments
 from .opening import Reference, optional_path
 from .option import Option
@@ -81,14 +83,14 @@ class VerifySettings(Settings):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """What was found of a folder.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(Brief):
+    """What verifying a folder found.
 
     Attributes:
-        comparison: how it compares with its source; None where no source was given.
-        signature: whose it is; None where nobody asked.
-        signed: what was signed; None where nobody asked, or where a byte is wrong.
+        comparison: how the folder compares with its source; None where no source was given.
+        signature: who signed the folder; None where no key was given.
+        signed: what was signed in this run; None where no key was given, or where a byte is wrong.
     """
 
     comparison: "VerifyReport | None"
@@ -118,6 +120,15 @@ class Verification:
             own = {**self.comparison.to_mapping(), "ok": self.ok}
         return own | {key: each and dataclasses.asdict(each) for key, each in found.items()}
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        if self.comparison is not None:
+            own = dict(self.comparison.brief())
+        else:
+            own = {"signature": "verified" if self.ok else "WRONG signature"}
+        signed = {"signed by us": "yes" if self.signed else None}
+        return {**own, **signed, "faults": len(self.faults) or None}
+
 
 @verb(VerifySettings)
 def verify(settings: VerifySettings) -> Verification:
@@ -129,13 +140,13 @@ def verify(settings: VerifySettings) -> Verification:
         (True, ())
 
     Returns:
-        What was found, faults too: a wrong byte is no exception.
+        What was found. A wrong byte is a fault of the report, not an exception.
 
     Raises:
-        CheckpointError: the source is not an unquantized draft; the output is no checkpoint at all;
-            a key is none, or model-signing is not installed.
-        OutputError: what is to be signed is a Hub id, is signed already, or cannot be written.
-        DeclarationError: another tool's folder declares what is not supported: that is no verdict.
+        CheckpointError: the source is not an unquantized draft, the folder is not a checkpoint, a
+            file is not a key, or the package model-signing is not installed.
+        OutputError: the folder to sign is a Hub id, is signed already, or cannot be written.
+        DeclarationError: the folder of another tool declares a quantization that is not supported.
     """
     report = signature = signed = None
     if settings.verify_signature:
