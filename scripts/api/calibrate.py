@@ -26,23 +26,24 @@ if TYPE_CHECKING:
 class CalibrateSettings(Settings):
     """Of which draft, along which traces, and what is found out besides."""
 
-    draft: Annotated[Reference, Argument("folder or Hub id, BF16", "DRAFT")]
+    draft: Annotated[Reference, Argument("BF16 draft: a folder or a Hub id (owner/name)", "DRAFT")]
     traces: Annotated[
         Sequence[AnyPath],
-        Option("trace folders for calibration: what they show is added up", "TRACES"),
+        Option("trace folders to calibrate on; their ranges are merged", "TRACES"),
     ]
     _: KW_ONLY
     num_draft_tokens: NumDraftTokens = None
     target: Target = None
     device: Device = "auto"
-    plot: Annotated[AnyPath | None, Option("draw the ranges: FILE.svg, .png or .pdf", "FILE")] = (
-        None
-    )
+    plot: Annotated[
+        AnyPath | None, Option("draw the ranges into this file (.svg, .png or .pdf)", "FILE")
+    ] = None
     compare: Annotated[
         bool,
         Option(
-            "replay the first TRACES with inputs rounded under several scales, and under the same"
-            " scale moved a little: what is less than that spread is no gain"
+            "replay the first TRACES with inputs rounded under several scales, and "
+            "under slightly shifted ones; a difference smaller than that spread is "
+            "noise"
         ),
     ] = False
 

@@ -32,33 +32,36 @@ if TYPE_CHECKING:
 class CheckSettings(Settings):
     """Of which draft, in which engine, on which GPU; and whether a repaired copy is written."""
 
-    draft: Annotated[Reference, Argument("draft folder or Hub id, quantized or not", "DRAFT")]
-    engine: Annotated[EngineName, Option("that is to load the draft")]
+    draft: Annotated[Reference, Argument("draft, quantized or not: a folder or a Hub id", "DRAFT")]
+    engine: Annotated[EngineName, Option("engine that will load the draft")]
     _: KW_ONLY
     version: Annotated[
-        str | None, Option("of the engine; default: the newest known", "VERSION")
+        str | None, Option("version of the engine (default: the newest one known)", "VERSION")
     ] = None
-    tp: Annotated[int, Option("tensor-parallel shards", "GPUS")] = 1
+    tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS")] = 1
     target_layers: Annotated[
         int | None,
-        Option("decoder layers of the target, after which vLLM numbers the draft's", "LAYERS"),
+        Option(
+            "number of decoder layers of the target; vLLM numbers the draft's layers after them",
+            "LAYERS",
+        ),
     ] = None
     arch: Annotated[
         str | None,
         Option(
-            "such as mi325x, h200 or b200, or an architecture (gfx942, sm90, sm100); default: all"
-            " must agree",
+            "GPU such as mi325x, h200 or b200, or architecture such as gfx942, sm90 "
+            "or sm100 (default: every known one)",
             "GPU",
         ),
     ] = None
-    fix: Annotated[bool, Option("write a copy with its config repaired; needs --out")] = False
-    out: Annotated[arguments.AnyPath | None, Option("folder to create, with --fix", "FOLDER")] = (
-        None
-    )
+    fix: Annotated[bool, Option("write a copy with a repaired config.json; needs --out")] = False
+    out: Annotated[arguments.AnyPath | None, Option("folder to create for --fix", "FOLDER")] = None
     against: Annotated[
         Reference | None,
         Option(
-            "the draft that DRAFT was made from: proves INT4 pack orders and the result", "BF16"
+            "the draft that DRAFT was quantized from; with it the values are compared"
+            " too, and the order of packed INT4 is verified",
+            "BF16",
         ),
     ] = None
 

@@ -27,13 +27,13 @@ def _hours(text: str) -> float:
 class CleanSettings(Settings):
     """Which folder, and how long others may have been away."""
 
-    folder: Annotated[str | Path, Argument("that outputs were written to", "FOLDER")]
+    folder: Annotated[str | Path, Argument("folder that outputs were written to", "FOLDER")]
     _: KW_ONLY
     older_than: Annotated[
         float | None,
         Option(
-            "also what runs on other machines have not touched for so long; without it only what"
-            " died here",
+            "also remove what other machines' runs have not touched for this long "
+            "(default: only what died on this machine)",
             "HOURS",
             reads=_hours,
             bounds=AT_LEAST_0,

@@ -47,9 +47,9 @@ class CompareSettings(OnTracesSettings):
     drafts: Annotated[
         Sequence[Reference],
         Argument(
-            "drafts, the baseline first; without --traces files: what 'gate --report' wrote of"
-            " several drafts and one baseline, what 'replay --json' printed, or what 'measure'"
-            " wrote of each",
+            "drafts, the baseline first; without --traces, files instead: reports of "
+            "'gate --report' with one baseline, output of 'replay --json', or "
+            "measurements of 'measure'",
             "DRAFT",
         ),
     ]
@@ -66,11 +66,11 @@ class CompareSettings(OnTracesSettings):
         ),
     ] = None
     confidence: Annotated[
-        float, Option("of all intervals together (default 0.95)", "SHARE", reads=share)
+        float, Option("joint confidence of all intervals (default 0.95)", "SHARE", reads=share)
     ] = 0.95
-    html: Annotated[AnyPath | None, Option("write it as a page", "F.html")] = None
-    plot: Annotated[AnyPath | None, Option("draw it", "F.svg")] = None
-    report: Annotated[AnyPath | None, Option("also write the JSON here", "F.json")] = None
+    html: Annotated[AnyPath | None, Option("write the comparison as an HTML page", "F.html")] = None
+    plot: Annotated[AnyPath | None, Option("draw the comparison", "F.svg")] = None
+    report: Annotated[AnyPath | None, Option("also write the comparison as JSON", "F.json")] = None
     overwrite: Annotated[bool, Option("replace files that exist already")] = False
 
     @property

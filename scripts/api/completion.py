@@ -19,7 +19,7 @@ Shell = Literal["bash", "zsh", "fish"]
 class CompletionSettings(Settings):
     """Of which shell."""
 
-    shell: Annotated[Shell, Argument("bash, zsh or fish", "SHELL")]
+    shell: Annotated[Shell, Argument("the shell: bash, zsh or fish", "SHELL")]
 
 
 @verb(CompletionSettings)

@@ -25,8 +25,8 @@ class DequantizeSettings(Settings):
     _: KW_ONLY
     dtype: Annotated[
         Literal["bfloat16", "float32"] | None,
-        Option("of the dequantized weights, instead of that of the kept ones; float32 loses"
-               " nothing"),
+        Option("dtype of the dequantized weights (default: that of the unquantized "
+        "tensors); float32 is exact"),
     ] = None  # fmt: skip
     subtree: Subtree = None
 

@@ -46,66 +46,72 @@ class GateSettings(GateOnTracesSettings, Pages):
     measured: Annotated[
         Sequence[arguments.AnyPath] | None,
         Option(
-            "what `measure` wrote of servers with the BF16 and with the quantized draft: instead"
-            " of traces, or beside them, and the worse verdict counts",
+            "measurements ('measure') of servers with the BF16 and with the quantized"
+            " draft; given with traces, the worse verdict counts",
             "A B",
             count=2,
         ),
     ] = None
     baseline_again: Annotated[
         arguments.AnyPath | None,
-        Option("A measured once more: the noise of the server, held against the limit", "A2"),
+        Option("a second measurement of A; it shows the server's own noise", "A2"),
     ] = None
     parity: Annotated[
         Sequence[arguments.AnyPath],
-        Option("what `parity --report` wrote: each finding enters the verdict", "FILE"),
+        Option("reports of 'parity --report'; each finding enters the verdict", "FILE"),
     ] = ()
-    policy: Annotated[PolicyName, Option("default: release, whatever QUANT's recipe asks for")] = (
+    policy: Annotated[PolicyName, Option("set of limits to judge by (default: release)")] = (
         "release"
     )
     max_relative_drop: Annotated[
         float | None,
         Option(
-            "margin instead of the policy's, such as 0.01 or 1%%", "SHARE", reads=arguments.share
+            "largest tolerated relative drop of the acceptance length, such as 0.01 "
+            "or 1%% (default: the policy's)",
+            "SHARE",
+            reads=arguments.share,
         ),
     ] = None
     confidence: Annotated[
-        float | None, Option("instead of the policy's", "SHARE", reads=arguments.share)
+        float | None,
+        Option("confidence of each bound (default: the policy's)", "SHARE", reads=arguments.share),
     ] = None
     min_prompts: Annotated[
         int | None,
         Option(
-            "effective sample size, instead of the policy's (release: 30, which takes 35 to 60"
-            " prompts)",
+            "smallest effective sample size (default: the policy's; release: 30, "
+            "which takes 35 to 60 prompts)",
             "PROMPTS",
         ),
     ] = None
     every_category_passes: Annotated[
         bool,
-        Option("PASS only if every category with enough prompts passes, not just if none fails"),
+        Option("PASS only if every category with enough prompts passes (default: if none fails)"),
     ] = False
     unrecorded: Annotated[
         bool,
         Option(
-            "QUANT needs no draftquant.json: another tool made it, and none of these prompts"
-            " calibrated it"
+            "accept a QUANT without draftquant.json, made by another tool; you assert"
+            " that it was not calibrated on these prompts"
         ),
     ] = False
     look: Annotated[
         str | None,
         Option(
-            "this is look I of N planned ones at a growing set of prompts, equal additions each",
+            "planned interim analysis I of N on a growing set of prompts (equal "
+            "additions each time)",
             "I/N",
         ),
     ] = None
     spending: Annotated[
         Spending | None,
         Option(
-            "how --look spends the error over the looks (default: obrien-fleming, most at the last)"
+            "how the interim analyses share the error rate (default: obrien-fleming, "
+            "which spends most of it on the last)"
         ),
     ] = None
     report: Annotated[
-        arguments.AnyPath | None, Option("also write the JSON report here", "F.json")
+        arguments.AnyPath | None, Option("also write the report as JSON", "F.json")
     ] = None
 
     @override

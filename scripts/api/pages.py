@@ -38,10 +38,14 @@ class Pages(Settings):
     """Which report files a verb writes for people and for CI, beside its result."""
 
     html: Annotated[
-        AnyPath | None, Option("write the report as one self-contained page", "F.html")
+        AnyPath | None, Option("write the report as a self-contained HTML page", "F.html")
     ] = None
-    markdown: Annotated[AnyPath | None, Option("write it for a pull request", "F.md")] = None
-    junit: Annotated[AnyPath | None, Option("write it as test cases for CI", "F.xml")] = None
+    markdown: Annotated[
+        AnyPath | None, Option("write the report as Markdown, for a pull request", "F.md")
+    ] = None
+    junit: Annotated[
+        AnyPath | None, Option("write the report as JUnit test cases, for CI", "F.xml")
+    ] = None
     junit_inconclusive: Annotated[
         Literal["error", "skipped"],
         Option(
@@ -52,7 +56,8 @@ class Pages(Settings):
     github: Annotated[
         bool,
         Option(
-            "in a step of GitHub Actions: the Markdown in its summary, the verdict as annotation"
+            "in GitHub Actions: add the Markdown to the step's summary and the "
+            "verdict as an annotation"
         ),
     ] = False
     trend: Annotated[

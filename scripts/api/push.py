@@ -71,24 +71,27 @@ class PushSettings(Settings):
     """Of which folder, to where, and what is checked before."""
 
     folder: QuantizedFolder
-    repository: Annotated[str, Argument("owner/name on the Hub", "REPO")]
+    repository: Annotated[str, Argument("Hub id to upload to (owner/name)", "REPO")]
     _: KW_ONLY
-    against: Annotated[Reference | None, Option("its source: every byte is compared", "DRAFT")] = (
-        None
-    )
-    unverified: Annotated[bool, Option("upload without a source to compare with")] = False
-    target: Annotated[AnyPath | None, Option("target folder, see 'verify --target'", "TARGET")] = (
-        None
-    )
-    public: Annotated[bool, Option("everybody may see it")] = False
-    revision: Annotated[str | None, Option("branch, made if need be (default main)", "BRANCH")] = (
-        None
-    )
+    against: Annotated[
+        Reference | None,
+        Option("the source draft; the upload is verified against it byte by byte", "DRAFT"),
+    ] = None
+    unverified: Annotated[bool, Option("upload without verifying against a source")] = False
+    target: Annotated[
+        AnyPath | None, Option("folder of the target, as in 'verify --target'", "TARGET")
+    ] = None
+    public: Annotated[bool, Option("make the repository public (default: private)")] = False
+    revision: Annotated[
+        str | None, Option("branch to upload to, created if missing (default main)", "BRANCH")
+    ] = None
     overwrite: Annotated[
         bool,
-        Option("replace files of the same name that have other contents, in a new commit"),
+        Option("replace files that differ, in a new commit"),
     ] = False
-    dry_run: Annotated[bool, Option("check all of it here; print files and bytes")] = False
+    dry_run: Annotated[bool, Option("run all checks and print the files, but upload nothing")] = (
+        False
+    )
 
 
 @verb(PushSettings)

@@ -45,13 +45,13 @@ class QuantizeSettings(Settings):
     traces: Annotated[
         arguments.AnyPath | None,
         Option(
-            "calibration traces for static activation scales and for algorithms that look at"
-            " inputs",
+            "traces to calibrate on, for static activation scales and for algorithms "
+            "that use the linears' inputs (GPTQ)",
             "TRACES",
         ),
     ] = None
     input_scale: Annotated[
-        float | None, Option("one static activation scale for all linears", "SCALE")
+        float | None, Option("use this static activation scale for all linears", "SCALE")
     ] = None
     num_draft_tokens: arguments.NumDraftTokens = None
     device: arguments.Device = "auto"

@@ -30,10 +30,13 @@ class RecipesListSettings(Settings):
     """Which recipes are listed; all where nothing is asked."""
 
     _: KW_ONLY
-    engine: Annotated[EngineName | None, Option("only what it loads")] = None
-    arch: Annotated[str | None, Option("only for mi325x, h200, b200, sm90, ...", "GPU")] = None
+    engine: Annotated[EngineName | None, Option("show only recipes that this engine loads")] = None
+    arch: Annotated[
+        str | None, Option("show only recipes for this GPU (mi325x, h200, b200, ...)", "GPU")
+    ] = None
     family: Annotated[
-        str | None, Option("only for drafts of eagle3-llama, eagle3-mla, ...", "FAMILY")
+        str | None,
+        Option("show only recipes for this family (eagle3-llama, eagle3-mla, ...)", "FAMILY"),
     ] = None
 
     def places(self, recipe: Recipe) -> tuple[LoadsOn, ...]:
@@ -52,7 +55,7 @@ class RecipesListSettings(Settings):
 class RecipeSettings(Settings):
     """Which recipe."""
 
-    recipe: Annotated[AnyRecipe, Argument("name, alias or .yaml path", "RECIPE")]
+    recipe: Annotated[AnyRecipe, Argument("recipe: a name, an alias or a .yaml file", "RECIPE")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

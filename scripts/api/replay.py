@@ -44,14 +44,16 @@ class OnTracesSettings(Settings):
 class ReplaySettings(OnTracesSettings):
     """Of which drafts, along which traces, and how."""
 
-    drafts: Annotated[Sequence[Reference], Argument("the reference (BF16) first", "DRAFT")]
+    drafts: Annotated[
+        Sequence[Reference], Argument("drafts to replay, the BF16 one first", "DRAFT")
+    ]
     traces: Annotated[arguments.AnyPath, Option("trace folder", "TRACES")]
     _: KW_ONLY
     rope_theta: Annotated[
         float | None,
         Option(
-            "rotary base for all drafts instead of their config's: with the base that a draft was"
-            " trained with it accepts most",
+            "RoPE base for all drafts instead of config.json's; acceptance is highest"
+            " at the base used in training",
             "BASE",
         ),
     ] = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ReportSettings(Pages):
     """Of which report, and into which files; without any the command prints Markdown."""
 
-    gate: Annotated[AnyPath, Argument("what 'gate --report' wrote", "G.json")]
+    gate: Annotated[AnyPath, Argument("JSON report, written by 'gate --report'", "G.json")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -22,12 +22,14 @@ class TranscodeSettings(Settings):
     quantized: Quantized
     out: OutFolder
     _: KW_ONLY
-    layout: Annotated[LayoutName | None, Option("of the output; default: that of QUANT")] = None
+    layout: Annotated[
+        LayoutName | None, Option("layout of the output (default: that of QUANT)")
+    ] = None
     carrier: Annotated[
         Literal["fp8_e4m3", "none"] | None,
         Option(
-            "store INT4 codes per channel as FP8 ones, which every engine loads, or back as INT4;"
-            " default: as in QUANT"
+            "dtype that stores the INT4 values: fp8 (which every engine loads) or "
+            "int4 (default: as in QUANT)"
         ),
     ] = None
     target_layers: TargetLayers = None

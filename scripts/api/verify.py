@@ -34,33 +34,37 @@ class VerifySettings(Settings):
     """Of which folder, against which source, and whose signature."""
 
     output: arguments.Quantized
-    against: Annotated[Reference | None, Option("its BF16 source", "DRAFT")] = None
+    against: Annotated[
+        Reference | None, Option("the BF16 draft that it was quantized from", "DRAFT")
+    ] = None
     _: KW_ONLY
     subtree: arguments.Subtree = None
     foreign: Annotated[
         bool,
         Option(
-            "another tool made QUANT: no draftquant.json is expected, and codes and scales may"
-            " have the roundings of such tools"
+            "another tool made QUANT: no draftquant.json is expected, and other "
+            "tools' rounding is accepted"
         ),
     ] = False
     target: Annotated[
         arguments.AnyPath | None,
         Option(
-            "target folder: compare its tables again with those that QUANT leaves to it", "TARGET"
+            "folder of the target; the tables that QUANT shares with it are compared again",
+            "TARGET",
         ),
     ] = None
     sign: Annotated[
         arguments.AnyPath | None,
         Option(
-            "private key (PEM): if every byte is right, write the signature model.sig into QUANT",
+            "private key (PEM); if verification succeeds, QUANT is signed in the file model.sig",
             "KEY",
         ),
     ] = None
     verify_signature: Annotated[
         arguments.AnyPath | None,
         Option(
-            "public key (PEM): whether its holder signed QUANT as it is; needs no --against", "KEY"
+            "public key (PEM); verify that its holder signed QUANT as it is (needs no --against)",
+            "KEY",
         ),
     ] = None
 
