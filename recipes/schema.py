@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from typing_extensions import override
+
+from .brief import Brief
 from .decode import encode
 from .expectations import Expectation, GateChoice, LoadsOn
 from .formats import NUMBER_FORMATS, ActivationDtype, Granularity, NumberFormat, WeightDtype
@@ -245,17 +248,18 @@ class Rule:
         return f"{self.action} {subject}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Recipe(Brief):
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
-        loads_on: engines, GPUs and families for which the result loads; none where no stock engine
+        name: how it is called. summary: what it does, in one line.
+        loads_on: engines, GPUs and families for which the result loads; empty where no stock engine
             loads it.
-        backend: who computes the codes. layout: how they are stored and declared.
-        activations: None is a decision (weight only).
-        rules: every tensor is claimed once, every rule that is not `optional` must match.
-        chosen_on: prompts by which its formats were chosen; None for one that nothing was tried on.
+        backend: which library computes the quantized values. layout: how they are stored.
+        weights: their format. activations: the inputs' format; None = weight only.
+        rules: what becomes of each tensor; every rule that is not `optional` must match one.
+        chosen_on: prompts by which `tune` chose its formats; None where nothing was tried.
     """
 
     schema_version: Literal[1]
@@ -324,6 +328,10 @@ class Recipe:
     def needs_input_scales(self) -> bool:
         """True if a quantized linear stores a scale of its input, or one over its groups."""
         return any(form.needs_input_scale for form in self.formats)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {key: getattr(self, key) for key in ("name", "summary", "backend", "layout")}
 
 
 def to_mapping(recipe: Recipe) -> dict[str, Any]:

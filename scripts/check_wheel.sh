@@ -1,21 +1,34 @@
 # Sourced by scripts/test and .ci/run. Defines check_wheel and found_pythons; needs ROOT and VENV.
 
 # check_wheel PYTHON...: what a user gets, built by way of the sdist, so that the wheel cannot need a
-# file that only a checkout has; installed for each interpreter, and used.
+# file that only a checkout has; installed for each interpreter as Containerfile does, from a folder of
+# wheels and no index, and used.
 check_wheel() {
-  local work python venv
+  local work python venv step
   work="$(mktemp -d)"
   trap "rm -rf '$work'" EXIT
   "$VENV/bin/python" -m build --outdir "$work/dist" "$ROOT" >"$work/build.log" 2>&1 ||
     { cat "$work/build.log" && return 1; }
   for python in "$@"; do
     venv="$(mktemp -d "$work/venv.XXXX")"
-    "$python" -m venv "$venv" || return 1
-    "$venv/bin/python" -m pip install -qq -c "$ROOT/constraints.txt" "$work"/dist/*.whl || return 1
+    "$python" -m pip download -qq -d "$venv/wheels" -c "$ROOT/constraints.txt" \
+      "$work"/dist/*.whl || return 1
+    step="$(install_step)"
+    step="${step//\/opt\/draftquant/"$venv"}"
+    step="${step//\/wheels/"$venv/wheels"}"
+    EXTRAS= PIP_CONFIG_FILE=/dev/null bash -c "${step/python3/"$python"}" >"$work/install.log" ||
+      { cat "$work/install.log" && return 1; }
+    rm -r "$venv/wheels"
     mkdir "$venv/empty"
     (cd "$venv/empty" && OMP_NUM_THREADS=1 "$venv/bin/python" -I "$ROOT/tests/wheel_check.py") ||
       return 1
   done
+}
+
+# The command of Containerfile that installs draftquant, on one line.
+install_step() {
+  sed -e ':join' -e '/\\$/{N;s/\\\n *//;b join' -e '}' "$ROOT/Containerfile" |
+    sed -n 's/^RUN \(python3 -m venv .*\)/\1/p'
 }
 
 # The interpreters of the supported versions that this machine has, one a line.

@@ -1,8 +1,11 @@
 """What an import found out about a dump, and what it made of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ..traces.trace_folder import TraceFolder
 from .draft_steps import DraftFinding
 from .head import HeadFinding
@@ -62,15 +65,16 @@ class Layout:
             yield "the last layer is among them: name the draft if it does not read it (--draft)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportReport:
-    """An import that is done.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ImportReport(Brief):
+    """Traces that were made of a dump.
 
     Attributes:
         traces: the folder that was written, opened.
         layout: how the dump was read.
-        num_samples: texts in the dump. num_without_answer: of these, without a token to count.
-        num_off_policy: answers left out, which the target would not have given.
+        num_samples: number of texts in the dump.
+        num_without_answer: texts without any token to count.
+        num_off_policy: texts that were left out because the target would have answered differently.
     """
 
     traces: TraceFolder
@@ -78,3 +82,12 @@ class ImportReport:
     num_samples: int
     num_without_answer: int
     num_off_policy: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "traces": self.traces.folder,
+            "prompts": f"{len(self.traces)} of {self.num_samples} texts",
+            "without an answer": self.num_without_answer or None,
+            "left out as not the target's own": self.num_off_policy or None,
+        }

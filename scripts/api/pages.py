@@ -17,6 +17,7 @@ from .option import Option
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from ...validate.judging.published import Texts
     from ...validate.report.document import Document
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -30,10 +31,14 @@ class Pages(Settings):
     """Which report files a verb writes for people and for CI, beside its result."""
 
     html: Annotated[
-        AnyPath | None, Option("write the report as one self-contained page", "F.html")
+        AnyPath | None, Option("write the report as a self-contained HTML page", "F.html")
     ] = None
-    markdown: Annotated[AnyPath | None, Option("write it for a pull request", "F.md")] = None
-    junit: Annotated[AnyPath | None, Option("write it as test cases for CI", "F.xml")] = None
+    markdown: Annotated[
+        AnyPath | None, Option("write the report as Markdown, for a pull request", "F.md")
+    ] = None
+    junit: Annotated[
+        AnyPath | None, Option("write the report as JUnit test cases, for CI", "F.xml")
+    ] = None
     junit_inconclusive: Annotated[
         Literal["error", "skipped"],
         Option(
@@ -44,7 +49,8 @@ class Pages(Settings):
     github: Annotated[
         bool,
         Option(
-            "in a step of GitHub Actions: the Markdown in its summary, the verdict as annotation"
+            "in GitHub Actions: add the Markdown to the step's summary and the "
+            "verdict as an annotation"
         ),
     ] = False
     overwrite: Overwrite = False
@@ -132,6 +138,34 @@ class Pages(Settings):
 
     def _pages(self) -> dict[ReportFormat, Path]:
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
+
+
+def texts_of(text: str) -> "Texts":
+    """What makes the files of a report, of the text of its JSON."""
+    forms: Mapping[ReportFormat, Callable[..., str]]
+    forms = {"report": str, "html": _html, "markdown": _markdown, "junit": _junit}
+    return {kind: functools.partial(form, text) for kind, form in forms.items()}
+
+
+def _html(text: str) -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.html_report import page
+
+    return page(parse_report(text, "gate"))
+
+
+def _markdown(text: str) -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.markdown_report import markdown
+
+    return markdown(parse_report(text, "gate"))
+
+
+def _junit(text: str, inconclusive: Literal["error", "skipped"] = "error") -> str:
+    from ...validate.report.document import parse_report
+    from ...validate.report.junit_report import junit
+
+    return junit(parse_report(text, "gate"), inconclusive=inconclusive)
 
 
 def given(files: Mapping[ReportFormat, AnyPath | None]) -> dict[ReportFormat, Path]:

@@ -67,20 +67,10 @@ def print_reconciliation(found: "Reconciliation") -> None:
             "  how near a tie was, traces with log-probabilities know (record --logprobs"
             " --top-logprobs 8), or a measurement with them (measure --top-logprobs 2)"
         )
-    if found.other_draft:
-        out.line(("warning:", "yellow"), " the server had another draft than the one replayed")
-    if found.other_draft is None:
-        out.line(
-            ("warning:", "yellow"),
-            " the measurement does not say which draft was served (measure --draft)",
-        )
+    for warning in found.warnings:
+        out.line(("warning:", "yellow"), f" {warning}")
     if found.num_left_out:
         out.line(f"{found.num_left_out} more prompts that both hold are left out (--limit)")
-    if found.num_not_recorded:
-        out.line(
-            ("warning:", "yellow"),
-            f" {found.num_not_recorded} prompts of the measurement are not in the traces",
-        )
 
 
 def _print_differences(found: "Reconciliation") -> None:

@@ -8,12 +8,14 @@ in flight, intervals of whole runs cover 75 to 92 % instead of 95 % (simulated, 
 Tokens over the wall time of whole runs stand beside it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
+from ...recipes.brief import Brief
 from ...recipes.errors import short
 from ..counting.jackknife import Floats
 from ..errors import MeasureError
@@ -84,15 +86,18 @@ class SpeedFigures:
     against_baseline: Estimate | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedReport:
-    """Everything that was measured of a matrix.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SpeedReport(Brief):
+    """How fast each variant of a matrix of servers is.
 
     Attributes:
-        engine: with its version. model: as the server calls its target.
-        undrafted: variant without a draft. baseline: first with one. None = there is none.
-        figures: by concurrency, then in the order of the variants.
-        num_prompts: distinct ones. warnings: a sentence each.
+        engine: the engine with its version.
+        model: the target, as the server calls it.
+        undrafted: the variant without a draft; None where there is none.
+        baseline: the first variant with a draft; None where there is none.
+        num_prompts: number of distinct prompts.
+        figures: the figures, by concurrency, then in the order of the variants.
+        warnings: what a reader has to know, one sentence each.
     """
 
     engine: str
@@ -105,18 +110,29 @@ class SpeedReport:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names in order."""
+        """The names of the variants, in order."""
         return tuple(dict.fromkeys(one.variant for one in self.figures))
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
-        """In order."""
+        """How many sequences were served at once, in order."""
         return tuple(dict.fromkeys(one.concurrency for one in self.figures))
 
     def of(self, variant: str, concurrency: int) -> SpeedFigures:
         """The figures of one variant at one concurrency."""
         place = (variant, concurrency)
         return next(one for one in self.figures if (one.variant, one.concurrency) == place)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "engine": self.engine,
+            "model": self.model,
+            "variants": ", ".join(self.variants),
+            "concurrency": ", ".join(map(str, self.concurrencies)),
+            "prompts": self.num_prompts,
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def speed_report(runs: Sequence[Run]) -> SpeedReport:
