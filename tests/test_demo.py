@@ -1,4 +1,4 @@
-"""The demo's recipes: the first loads in engines, both toolkits run, and all three verdicts come."""
+"""The demo: its first draft loads in engines, both toolkits run, and each verdict comes once."""
 
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.preview import planned_verdicts
