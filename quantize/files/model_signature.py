@@ -173,9 +173,7 @@ def differences(folder: Path, signed: Signed) -> tuple[str, ...]:
     """
     files = _files(folder)
     found = [f"{file}: is not signed" for file in files if file not in signed.sha256]
-    found += [
-        f"{file}: it was signed, but is missing" for file in signed.sha256.keys() - set(files)
-    ]
+    found += [f"{file}: signed, and not there" for file in signed.sha256.keys() - set(files)]
     for file in files:
         if signed.sha256.get(file, digest := _sha256(folder / file)) != digest:
             found.append(f"{file}: expected sha256 {signed.sha256[file][:16]}, got {digest[:16]}")
@@ -194,11 +192,11 @@ def read_signature(folder: Path) -> Signed:
         bundle = parse_object(read_text(path))
         material = _object(bundle, "verificationMaterial")
         if "publicKey" not in material:
-            raise JsonProblem("it is signed by a certificate or an identity, expected by a key; the"
-                              " command model_signing verifies it")  # fmt: skip
+            raise JsonProblem("is signed by a certificate or an identity, expected by a key;"
+                              " model_signing's own command verifies it")  # fmt: skip
         envelope = _object(bundle, "dsseEnvelope")
         if not envelope.get("signatures"):
-            raise JsonProblem("it holds no signature")
+            raise JsonProblem("has no signature in it")
         payload = base64.b64decode(decode(str, envelope.get("payload")), validate=True)
         statement = parse_object(payload.decode("utf-8"))
         resources = _object(statement, "predicate").get("resources")
