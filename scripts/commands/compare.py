@@ -46,7 +46,7 @@ def _print(report: "ComparisonReport") -> None:
             found.row(head[0], name, head[1], f"{scope.lengths[place]:.4f}", *cells, mark)
     print_table(found)
     out.line(
-        f"bounds hold together with {report.confidence:.2%}, each alone has"
+        f"all bounds hold together with {report.confidence:.2%} confidence, each one with"
         f" {report.confidence_of_each:.2%} ({report.method})"
     )
     out.line((report.answer, "bold"))
