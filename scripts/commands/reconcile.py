@@ -51,8 +51,8 @@ def print_reconciliation(found: "Reconciliation") -> None:
     equal = sum(prompt.num_equal for prompt in prompts)
     beyond = sum(prompt.num_beyond for prompt in prompts)
     out.line(
-        f"{equal:,} of {compared:,} verify steps in common text are equal; {beyond:,} more lie"
-        " after that text or at its end, and replay does not count them"
+        f"{equal:,} of {compared:,} verify steps in text that both wrote are equal; replay does not"
+        f" count {beyond:,} more, at the end of that text or after it"
     )
     _print_differences(found)
     outcomes = [prompt.outcome for prompt in prompts]
