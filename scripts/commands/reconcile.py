@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 def print_reconciliation(found: "Reconciliation") -> None:
     """Print the figures over all prompts, the first differences, and what they come to."""
     out, prompts = stdout(), found.prompts
-    numbers = ("acceptance length", "rounds")
+    numbers = ("acceptance length", "verify steps")
     lengths = table(
         f"{found.name}, K = {found.num_draft_tokens}, {len(prompts)} prompts",
         "",
@@ -51,8 +51,8 @@ def print_reconciliation(found: "Reconciliation") -> None:
     equal = sum(prompt.num_equal for prompt in prompts)
     beyond = sum(prompt.num_beyond for prompt in prompts)
     out.line(
-        f"{equal:,} of {compared:,} rounds in common text are equal; replay does not count"
-        f" {beyond:,} more, behind that text or at its end"
+        f"{equal:,} of {compared:,} verify steps in text that both wrote are equal; replay does not"
+        f" count {beyond:,} more, at the end of that text or after it"
     )
     _print_differences(found)
     outcomes = [prompt.outcome for prompt in prompts]
