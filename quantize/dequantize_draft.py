@@ -5,12 +5,13 @@ make them accept. It holds weights only: the rounding of activations is not in i
 """
 
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import override
 
+from ..recipes.brief import Brief, megabytes
 from .drafts import Row
 from .errors import CheckpointError
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
@@ -56,14 +57,18 @@ class DequantizePlan:
         return bytes_of(self.outputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DequantizeReport:
-    """What was written, and what rounding lost.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DequantizeReport(Brief):
+    """A dequantized draft, and what rounding lost.
 
     Attributes:
-        scheme: what the source declares.
-        kept: tensors copied byte for byte.
-        linears: those dequantized.
+        out: the folder that was written.
+        scheme: the scheme that the source declares.
+        dtype: the dtype of the dequantized weights.
+        kept: number of tensors that were copied byte for byte.
+        linears: the dequantized linears.
+        bytes_before: bytes of the tensors of the source.
+        bytes_after: bytes of the tensors that were written.
     """
 
     out: Path
@@ -76,18 +81,29 @@ class DequantizeReport:
 
     @property
     def elements(self) -> int:
-        """Dequantized weights."""
+        """Number of dequantized weights."""
         return sum(linear.elements for linear in self.linears)
 
     @property
     def rounded(self) -> int:
-        """Dequantized weights that differ from the float32 product code * scale."""
+        """Dequantized weights that differ from the float32 product of quantized value and scale."""
         return sum(linear.rounded for linear in self.linears)
 
     @property
     def max_relative_difference(self) -> float:
-        """Largest one of all linears."""
+        """The largest relative difference that rounding made, over all linears."""
         return max(linear.max_relative_difference for linear in self.linears)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "out": self.out,
+            "from": self.scheme,
+            "dtype": self.dtype,
+            "linears": len(self.linears),
+            "rounded weights": f"{self.rounded:,} of {self.elements:,}",
+            "size": f"{megabytes(self.bytes_before)} -> {megabytes(self.bytes_after)}",
+        }
 
 
 def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None) -> DequantizePlan:

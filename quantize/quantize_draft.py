@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ..recipes.brief import Brief, megabytes
 from ..recipes.schema import recipe_sha256
 from .algorithms.balance import balance_exponent
 from .backends import Backend, get_backend
@@ -43,19 +44,22 @@ from .quantization_plan import Plan, Step
 from .verify import VerifyReport, verify
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeReport:
-    """What a run wrote, and what verification found in it.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class QuantizeReport(Brief):
+    """A quantized draft, and what verification found in it.
 
     Attributes:
-        config_changes: dotted config.json key -> the value that a lint asked for.
-        dropped: table of the draft -> the target's that it equals.
-        balanced: name of a norm -> k, by whose 2^k it was divided.
-        few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
-        loads: what each known engine does with the result on each of its GPUs; empty where nobody
-            asked.
-        lints: what was found in the source.
-        warnings: what the command line says of this run on stderr.
+        out: the folder that was written.
+        plan: every tensor with its rule, its action and its bytes.
+        verification: what reading the folder again found.
+        config_changes: dotted key of config.json -> the value that a lint asked for.
+        dropped: table of the draft that was left out -> the equal table of the target.
+        balanced: name of a norm -> k, where the norm was divided by 2^k.
+        few_inputs: expert -> the number of its inputs in the traces, where these were too few for
+            the recipe's algorithm; its weights were rounded to nearest.
+        loads: what each known engine does with the result, on each of its GPUs.
+        lints: settings of the source that trainers and engines are known to read differently.
+        warnings: what the command line prints as warnings.
     """
 
     out: Path
@@ -68,6 +72,21 @@ class QuantizeReport:
     loads: tuple[EngineCheck, ...] = ()
     lints: tuple[Lint, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        plan = self.plan
+        loading = [one for one in self.loads if one.verdict == "LOADS"]
+        where = [f"{one.title} on {one.gpu}" for one in loading]
+        return {
+            "verified": "verified" if self.verification.ok else "WRONG, not as its source",
+            "out": self.out,
+            "recipe": plan.recipe.name,
+            "linears": len(plan.quantized),
+            "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
+            "loads in": ", ".join(where[:2]) + (f" and {len(where) - 2} more" if where[2:] else ""),
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def quantize_draft(

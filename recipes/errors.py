@@ -11,13 +11,16 @@ _REPR.maxstring, _REPR.maxlist, _REPR.maxdict, _REPR.maxlong = 200, 12, 12, 50
 class DraftQuantError(Exception):
     """Base of every error that a user can cause or mend.
 
+    Each text is one line of bounded length and holds no control characters, whatever it quotes.
+
     Args:
-        where: file, tensor, flag or key that the problem is in.
+        where: the file, tensor, option, argument or key with the problem.
         what: the problem, with what was expected and what was found.
         fix: what the user does about it.
         details: more of the problem, a line for each.
 
-    Each is one line of bounded length and holds no control characters, whatever it quotes.
+    Attributes:
+        where, what, fix, details: the same, as text.
     """
 
     def __init__(self, where: object, what: str, *, fix: str, details: Sequence[str] = ()) -> None:
@@ -54,7 +57,7 @@ def _error(cls: type[DraftQuantError], text: str, fields: dict[str, object]) -> 
 
 
 class DraftQuantWarning(UserWarning):
-    """What the command line prints as a warning, of a function that is called from Python."""
+    """A warning of a function of `draftquant.api`: what the command line prints as a warning."""
 
 
 def short(value: object) -> str:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from typing_extensions import override
+
+from .brief import Brief
 from .decode import encode
 from .expectations import Expectation, GateChoice, LoadsOn
 from .formats import NUMBER_FORMATS, ActivationDtype, Granularity, NumberFormat, WeightDtype
@@ -51,7 +54,7 @@ class WeightFormat:
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
         if not self.symmetric:
-            return "symmetric: expected true: no shipped layout stores a non-zero zero point"
+            return "symmetric: expected true, because no layout here stores zero points"
         number = self.number
         if self.granularity not in number.sizes:
             return f"granularity: {self.dtype} needs {_either(number.sizes)}"
@@ -60,15 +63,15 @@ class WeightFormat:
             wanted = _either(sizes) if sizes else "none"
             return f"group_size: {self.dtype} per {self.granularity} needs {wanted}"
         if self.scale_dtype and number.scale_dtype is not None:
-            return f"scale_dtype: the scales of {self.dtype} have one dtype: leave it out"
+            return f"scale_dtype: leave it out, because {self.dtype} has scales of one dtype only"
         if self.first_stage and self.granularity not in number.second_stage:
-            return f"first_stage: only int4 per channel has two stages, not {self}: leave it out"
+            return f"first_stage: leave it out: only int4 per channel has two stages, not {self}"
         if self.carrier and self.granularity not in number.carried:
-            return f"carrier: only the codes of int4 per channel are carried, not {self}"
+            return f"carrier: leave it out: only int4 per channel fits a wider dtype, not {self}"
         if self.carrier and self.first_stage:
-            return "carrier: codes of two stages are not carried: leave one of the two out"
+            return "carrier: values rounded in two stages do not fit a wider dtype: leave it out"
         if self.first_stage and self.scale_dtype:
-            return "scale_dtype: the scales of two stages are float32: leave it out"
+            return "scale_dtype: leave it out, because the scales of two stages are float32"
         return None
 
     @property
@@ -119,9 +122,9 @@ class ActivationFormat:
         if self.number.only_groups and self.granularity != "group":
             return f"granularity: {self.dtype} activations need 'group'"
         if self.granularity == "tensor" and self.dynamic:
-            return "dynamic: per-tensor activation scales are static here: expected false"
+            return "dynamic: expected false, because activation scales per tensor are static here"
         if self.granularity != "tensor" and not self.dynamic:
-            return f"dynamic: per-{self.granularity} scales exist only at run time: expected true"
+            return f"dynamic: expected true: scales per {self.granularity} are computed at run time"
         return None
 
     def __str__(self) -> str:
@@ -225,19 +228,19 @@ class Rule:
         if bool(self.role) == bool(self.tensor):
             return "expected exactly one of 'role' and 'tensor'"
         if self.action == "keep" and self.format is not None:
-            return "format: a kept tensor is not quantized: leave it out, or quantize"
+            return "format: leave it out, because a kept tensor is not quantized"
         if self.action == "keep" and not self.why:
-            return "why: a kept tensor costs bytes: say why it is kept"
+            return "why: it is missing: a kept tensor costs bytes, so write down why it is kept"
         return self._drop_problem() if self.action == "drop" else None
 
     def _drop_problem(self) -> str | None:
         others = [role for role in self.role if role not in SHARED_ROLES]
         if others:
-            return f"role: no engine takes the {others[0]} of a draft from its target: keep it"
+            return f"role: engines do not take the {others[0]} of a draft from its target: keep it"
         if self.format is not None:
-            return "format: a dropped tensor is not stored: leave it out"
+            return "format: leave it out, because a dropped tensor is not stored"
         if not self.why:
-            return "why: a dropped tensor must come from elsewhere: say from where"
+            return "why: it is missing: write down where engines get the dropped tensor from"
         return None
 
     def __str__(self) -> str:
@@ -245,17 +248,18 @@ class Rule:
         return f"{self.action} {subject}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Recipe(Brief):
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
-        loads_on: engines, GPUs and families for which the result loads; none where no stock engine
+        name: how it is called. summary: what it does, in one line.
+        loads_on: engines, GPUs and families for which the result loads; empty where no stock engine
             loads it.
-        backend: who computes the codes. layout: how they are stored and declared.
-        activations: None is a decision (weight only).
-        rules: every tensor is claimed once, every rule that is not `optional` must match.
-        chosen_on: prompts by which its formats were chosen; None for one that nothing was tried on.
+        backend: which library computes the quantized values. layout: how they are stored.
+        weights: their format. activations: the inputs' format; None = weight only.
+        rules: what becomes of each tensor; every rule that is not `optional` must match one.
+        chosen_on: prompts by which `tune` chose its formats; None where nothing was tried.
     """
 
     schema_version: Literal[1]
@@ -285,9 +289,9 @@ class Recipe:
     def _format_problem(self) -> str | None:
         for index, rule in enumerate(self.rules):
             if rule.format == self._own_format:
-                return f"rules[{index}].format: it is the recipe's own: leave it out"
+                return f"rules[{index}].format: leave it out, because it is the recipe's own"
         if all(rule.format for rule in self.rules if rule.action == "quantize"):
-            return "weights: every rule that quantizes has its own format: leave out that of one"
+            return "weights: no rule uses it, because each has its own format: leave one format out"
         return None
 
     @property
@@ -324,6 +328,10 @@ class Recipe:
     def needs_input_scales(self) -> bool:
         """True if a quantized linear stores a scale of its input, or one over its groups."""
         return any(form.needs_input_scale for form in self.formats)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {key: getattr(self, key) for key in ("name", "summary", "backend", "layout")}
 
 
 def to_mapping(recipe: Recipe) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..quantize.files.command_line import command_line
 from ..quantize.files.provenance import package_version
 from ..recipes.errors import DraftQuantError, visible
 from .api.option import spelling
+from .command_table import COMMANDS, GROUPS
 from .commands.verbs import add_arguments
 from .console import (
     RESULTS,
@@ -36,34 +37,6 @@ from .examples import EXAMPLES
 from .parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
 from .progress import heartbeat
 
-COMMANDS = {
-    "recipes": "list, show or check recipes",
-    "inspect": "what a draft is, and what quantization can save",
-    "plan": "what a recipe would do to every tensor; writes nothing",
-    "estimate": "bytes, time and break-even acceptance of a draft step: does quantizing pay?",
-    "calibrate": "ranges of what a draft's linears read, and what static scales are worth",
-    "tune": "which formats a draft's linears may have, as a recipe",
-    "quantize": "quantize a draft into a new, verified folder",
-    "retune": "teach a quantized draft by its target, and BF16 alike to compare with",
-    "verify": "re-read a quantized draft with an independent decoder",
-    "dequantize": "the weights of a quantized draft as plain ones, for any engine",
-    "unpickle": "a draft's pickled weights as safetensors, which everything here reads",
-    "transcode": "the same codes in another layout or carrier, bit for bit",
-    "check": "what vLLM, SGLang or TensorRT-LLM will do with a draft folder",
-    "clean": "remove what killed runs left beside outputs",
-    "record": "record what a target does on prompts",
-    "traces": "import, look at, split or merge recorded traces",
-    "replay": "acceptance length of drafts over recorded traces",
-    "measure": "what a running server accepts, and how long it takes",
-    "reconcile": "what a server accepted against what replay says, every difference explained",
-    "gate": "may the quantized draft replace the BF16 one?",
-    "compare": "several drafts on the same prompts: which one for your traffic?",
-    "report": "the gate's report as a page, as Markdown or as test cases",
-    "card": "a quantized draft's README.md for the Hub: scheme, acceptance, engines, hashes",
-    "push": "upload a quantized draft to the Hub, verified, private unless told otherwise",
-    "parity": "does speculation, or a quantized draft, change what is said?",
-    "completion": "what a shell completes commands, flags and recipes by",
-}
 _FIXES = {
     errno.EACCES: "change its permissions, or choose another place",
     errno.EROFS: "choose a place on another disk: this one is read-only",
@@ -111,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Parse into `options`, and run."""
-    _parser(arguments).parse_args(arguments, namespace=options)
+    parser_of(arguments).parse_args(arguments, namespace=options)
     speak(quiet=options.quiet, verbose=options.verbose)
     if options.verbose:
         packages = ("draftquant", "torch", "transformers", "numpy")
@@ -151,17 +124,18 @@ def _unprinted(exc: StdoutError, options: argparse.Namespace) -> DraftQuantError
 
 def every_parser() -> CommandParser:
     """The parser with the arguments of all commands, for completion and documentation."""
-    return _parser(COMMANDS)
+    return parser_of(COMMANDS)
 
 
-def _parser(arguments: Container[str]) -> CommandParser:
+def parser_of(arguments: Container[str]) -> CommandParser:
+    """The parser with the arguments of the commands that are named."""
     version = package_version("draftquant")
     parser = CommandParser(
         prog="draftquant",
         description="Quantize speculative-decoding drafts, verify every byte, gate on acceptance.",
         examples=EXAMPLES[""],
         epilog="exit codes: 0 done or PASS, 1 verify or gate says no, 2 bad input, "
-        "3 INCONCLUSIVE or ANOMALOUS; help of a command: draftquant COMMAND --help",
+        "3 INCONCLUSIVE or ANOMALOUS; help of a command: draftquant help COMMAND",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
@@ -170,6 +144,7 @@ def _parser(arguments: Container[str]) -> CommandParser:
         )
         if name in arguments:  # the arguments of the other commands are not needed
             add_arguments(sub, importlib.import_module(f".commands.{name}", __package__))
+    parser.list_commands(GROUPS)
     add_common_options(parser, version)
     return parser
 

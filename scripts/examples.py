@@ -94,6 +94,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant parity sampled plain.jsonl fp8.jsonl --prompts prompts.jsonl --target ./target",
     ),
     "parity draft": ("draftquant parity draft ./draft ./draft-fp8 --traces ./gate-traces",),
+    "help": ("draftquant help gate", "draftquant help parity draft"),
     "completion": (
         "draftquant completion bash > ~/.local/share/bash-completion/completions/draftquant",
         "draftquant completion zsh > ~/.zfunc/_draftquant",

@@ -5,42 +5,44 @@ from collections.abc import Mapping
 
 MANY = 8
 """Options that need no headings."""
-NEEDED = "needed"
+NEEDED, COMMON, RARE = "needed", "common", "rarely needed"
 GROUPS: Mapping[str, tuple[str, ...]] = {
+    COMMON: (
+        "against", "arch", "baseline", "draft", "engine", "exact", "fix", "fix_config", "gpu",
+        "html", "junit", "max_drop", "max_new_tokens", "num_draft_tokens", "num_prompts", "out",
+        "plot", "prompts", "recipe", "recipes", "report", "server", "show", "target",
+        "target_step_ms", "tokenizer", "traces", "traffic", "tuned_baseline",
+    ),
+    "where the prompts come from": (
+        "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",
+    ),
     "how it is quantized": (
-        "algorithm", "allow_zero_rows", "backend", "carrier", "fix_config", "input_scale",
-        "layout", "recipe", "recipes", "subtree", "target_layers",
+        "algorithm", "allow_zero_rows", "backend", "carrier", "input_scale", "layout", "subtree",
+        "target_layers",
     ),
-    "how tokens are drafted": ("draft_sampling", "num_draft_tokens", "rope_theta"),
-    "how text is continued": (
-        "ignore_eos", "logprobs", "max_new_tokens", "seed", "temperature", "top_k",
-        "top_logprobs", "top_p", "turns",
+    "how tokens are drawn": (
+        "ignore_eos", "logprobs", "seed", "temperature", "top_k", "top_logprobs", "top_p",
     ),
-    "the target": (
-        "target", "target_bytes", "target_step_ms", "tokenizer", "model", "tables", "table_ids",
-        "aux_layer_ids", "fused",
-    ),
+    "what is recorded": ("aux_layer_ids", "fused", "table_ids", "tables"),
     "the server": (
-        "attempts", "concurrency", "engine", "engine_args", "max_requests_per_second",
-        "print_server_args", "server", "shared", "timeout", "warm_up",
+        "concurrency", "engine_args", "launch", "model", "print_server_args", "served_as",
+        "shared",
     ),
-    "the verdict": (
-        "confidence", "every_category_passes", "expect_baseline", "look",
-        "max_relative_drop", "min_prompts", "policy", "spending", "unrecorded",
-        "unrelated",
+    "limits of the verdict": (
+        "confidence", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
     ),
     "what servers measured": ("baseline_again", "measured", "parity"),
     "where it runs": ("batch_size", "device", "device_map", "dtype"),
-    "files to write": (
-        "github", "html", "junit", "junit_inconclusive", "markdown", "out", "overwrite",
-        "plot", "report",
+    "report files": (
+        "github", "junit_inconclusive", "log_to", "markdown", "overwrite", "trend",
     ),
 }  # fmt: skip
-"""Heading -> names of options; what stands nowhere comes first, under `options`."""
+"""Heading -> names of options, the most used heading first; what stands nowhere is rarely needed.
+"""
 
 
-def heading(option: argparse.Action) -> str | None:
-    """The heading of an option, None for that of all others."""
+def heading(option: argparse.Action) -> str:
+    """The heading of an option."""
     if option.required:
         return NEEDED
-    return next((title for title, names in GROUPS.items() if option.dest in names), None)
+    return next((title for title, names in GROUPS.items() if option.dest in names), RARE)

@@ -12,7 +12,7 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -20,7 +20,8 @@ from ..recipes.errors import DraftQuantError, short
 from .api.given import members
 from .api.option import Argument, Option, spelling
 from .api.settings import Settings, WordsError, options_of
-from .option_groups import GROUPS, MANY, NEEDED, heading
+from .help_text import HelpFormatter, listed, wrapped
+from .option_groups import GROUPS, MANY, NEEDED, RARE, heading
 
 
 class UsageError(DraftQuantError):
@@ -31,50 +32,23 @@ class UsageError(DraftQuantError):
         self.usage = usage
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Usage in one line: what must be given; the list below has the rest."""
-
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
-    ) -> None:
-        """Only what must be given, in any order of groups."""
-        needed = [each for each in actions if each.required or not each.option_strings]
-        needed.sort(key=lambda each: bool(each.option_strings))
-        del groups
-        if usage is None and prefix is None:
-            # argparse puts positional arguments behind options, where commas of nargs="+" end.
-            parts = [self._format_needed(each) for each in needed]
-            usage = " ".join(["%(prog)s", *parts, "[options]"])
-            if any(each.nargs == argparse.PARSER for each in needed):
-                usage = usage.removesuffix(" [options]")
-        super().add_usage(usage, needed, [], prefix)
-
-    def _format_needed(self, action: argparse.Action) -> str:
-        metavar = self._get_default_metavar_for_positional(action)
-        if action.option_strings:
-            metavar = self._get_default_metavar_for_optional(action)
-            return f"{action.option_strings[0]} {self._format_args(action, metavar)}".strip()
-        return self._format_args(action, metavar)
-
-
 class CommandParser(argparse.ArgumentParser):
     """A parser that raises `UsageError`, and says what was probably meant.
 
     Attributes:
         examples: command lines that work, shown below `--help` and as the fix of what is missing.
         commands: name -> parser of what stands below it; none for a leaf.
+        common: options that every command takes.
         settings: of the verb, which parsing makes of the words, as `settings` of the namespace.
     """
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", _Formatter)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)
         self.commands: Mapping[str, CommandParser] = {}
+        self.common: Sequence[argparse.Action] = ()
+        self._listing: Mapping[str, Mapping[str, str]] = {}
         self.settings: type[Settings] | None = None
 
     def takes(self, settings: type[Settings]) -> None:
@@ -93,17 +67,37 @@ class CommandParser(argparse.ArgumentParser):
             _add(alone.get(name, self), name, option, hints[name], needed=needed)
 
     def format_help(self) -> str:
-        """As argparse's, with the examples before the epilog."""
-        own, columns = self.epilog, shutil.get_terminal_size().columns - 2
-        paragraphs = [textwrap.fill(own, columns)] if own else []
+        """As argparse's, with the commands in groups, common options in short, and examples."""
+        columns = shutil.get_terminal_size().columns - 2
+        paragraphs = [textwrap.fill(f"every command takes: {_IN_SHORT}", columns)]
         if self.examples:
             noun = "example" if len(self.examples) == 1 else "examples"
-            paragraphs.insert(0, "\n  ".join((f"{noun}:", *self.examples)))
+            paragraphs.append("\n".join((f"{noun}:", *wrapped(self.examples, columns))))
+        if self.epilog:
+            paragraphs.append(textwrap.fill(self.epilog, columns))
+        listing = "\n".join(listed(self._listing, columns))
+        own = self.description, self.epilog
+        self.description = "\n\n".join(filter(None, (self.description, listing)))
         self.epilog = "\n\n".join(paragraphs)
         try:
             return super().format_help()
         finally:
-            self.epilog = own
+            self.description, self.epilog = own
+
+    def list_commands(self, groups: Mapping[str, Mapping[str, str]]) -> None:
+        """Show the commands in groups: heading -> name -> summary."""
+        self._listing = groups
+        self._positionals._group_actions.clear()  # argparse would list them once more
+
+    def below(self, name: str) -> "CommandParser":
+        """The parser of a command.
+
+        Raises:
+            UsageError: there is no such command, with what was probably meant.
+        """
+        if name not in self.commands:
+            self._refuse_command(name)
+        return self.commands[name]
 
     def add_subparsers(self, **kwargs: Any) -> Any:
         """As argparse's; the parsers are `commands` too."""
@@ -117,11 +111,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def group_options(self) -> None:
         """Show the options under headings, where there are many."""
-        options = list(self._optionals._group_actions)
+        options = self._optionals._group_actions
         if len(options) <= MANY:
+            options.sort(key=lambda option: not option.required)
             return
+        options = list(options)
         groups: dict[str, argparse._ArgumentGroup] = {}
-        for title in (NEEDED, *GROUPS):
+        for title in (NEEDED, *GROUPS, RARE):
             found = [option for option in options if heading(option) == title]
             if found:
                 groups[title] = self.add_argument_group(title)
@@ -136,6 +132,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, but what is not known is an error of this very command."""
         self._check_options(args)
+        self._words = list(args)
         found, extras = super().parse_known_args(args, namespace)
         if extras:
             self._refuse_extras(extras)
@@ -154,6 +151,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """What argparse found."""
+        if message.startswith("the following arguments are required: --"):
+            self._refuse_misplaced(message.partition(": ")[2].split(", "))
         found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
         where, what = (found[1], found[2]) if found else (self.prog, message)
         if "not allowed with" in what:
@@ -163,6 +162,27 @@ class CommandParser(argparse.ArgumentParser):
         else:
             fix = self._example_or_help()
         self._fail(where, what.replace("the following arguments are required", "missing"), fix)
+
+    def _refuse_misplaced(self, missing: Sequence[str]) -> None:
+        """Words that no place takes, where options are missing: what Python gives in order."""
+        needed = [action for action in self._actions if action.required and action.option_strings]
+        for action in needed:
+            action.required = False
+        try:
+            _, extras = super().parse_known_args(self._words, argparse.Namespace())
+        finally:
+            for action in needed:
+                action.required = True
+        if not extras or extras[0].startswith("-"):
+            return
+        named = [f"{name.partition('/')[0]} {word}" for name, word in zip(missing, extras)]  # noqa: B905
+        kept = [word for word in self._words if word not in extras]
+        fix = f"name what they are: {' '.join((self.prog, *kept, *named))}"
+        number = f"{len(extras)} arguments" if len(extras) > 1 else "one argument"
+        words = ", ".join(map(short, extras))
+        self._fail(
+            self.prog, f"{number} too many: {words}; and {', '.join(missing)} is missing", fix
+        )
 
     def _fail(self, where: object, what: str, fix: str) -> NoReturn:
         raise UsageError(where, what, fix=fix, usage=self.format_usage().strip())
@@ -184,8 +204,13 @@ class CommandParser(argparse.ArgumentParser):
                 self._refuse_option(name)
 
     def _refuse_option(self, name: str) -> NoReturn:
-        meant = _close(name, [each for each in self._option_string_actions if each[:2] == "--"])
-        fix = f"did you mean {meant}?" if meant else f"'{self._help()}' lists the options"
+        known = [each[2:] for each in self._option_string_actions if each[:2] == "--"]
+        meant = _close(name[2:], known)
+        fix = f"did you mean --{meant}?" if meant else f"'{self._help()}' lists the options"
+        placed = [str(each.metavar or each.dest) for each in self._actions
+                  if not each.option_strings and not self.commands]  # fmt: skip
+        if not meant and placed:
+            fix = f"give {' '.join(placed)} without an option in front; {fix}"
         self._fail(self.prog, f"has no option {name}", fix)
 
     def _refuse_extras(self, extras: Sequence[str]) -> NoReturn:
@@ -205,9 +230,12 @@ class CommandParser(argparse.ArgumentParser):
         """A command that there is: all other words are decoded by the settings of the verb."""
         if action.choices is None or value in action.choices:
             return
-        meant = _close(str(value), [str(choice) for choice in action.choices])
+        self._refuse_command(str(value))
+
+    def _refuse_command(self, name: str) -> NoReturn:
+        meant = _close(name, list(self.commands))
         fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{self._help()}'"
-        self._fail(self.prog, f"has no command {short(value)}", fix)
+        self._fail(self.prog, f"has no command {short(name)}", fix)
 
 
 def _add(
@@ -263,10 +291,15 @@ def _close(name: str, known: Sequence[str]) -> str | None:
 
 _FLAGS = (
     (("--json",), "print JSON on stdout, errors too"),
-    (("-q", "--quiet"), "say nothing on stderr but warnings and errors"),
-    (("-v", "--verbose"), "say which versions run, and how long each phase took"),
-    (("--debug",), "show the traceback of an error"),
+    (("-q", "--quiet"), "print nothing on stderr but warnings and errors"),
+    (("-v", "--verbose"), "print the versions that run, and how long each phase took"),
+    (("--debug",), "print the traceback of an error"),
 )
+_IN_SHORT = (
+    "-h/--help, -V (version), --json (JSON on stdout), -q/--quiet, -v/--verbose, --debug"
+    " (tracebacks)"
+)
+"""What `--help` says of all of them."""
 COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}
 """The common options where none is given."""
 
@@ -277,7 +310,8 @@ def add_common_options(parser: CommandParser, version: str) -> None:
     They count wherever they stand: before or behind the name of a command.
     """
     parser.group_options()
-    group = parser.add_argument_group("common options")
+    group = parser.add_argument_group()
+    parser._action_groups.remove(group)  # help says them in short
     group.add_argument("-h", "--help", action="help", help="show this and stop")
     for names, summary in _FLAGS:
         if not parser.has(names[-1]):
@@ -287,5 +321,6 @@ def add_common_options(parser: CommandParser, version: str) -> None:
     names = ("-V",) if parser.has("--version") else ("-V", "--version")
     text = f"draftquant {version}"
     group.add_argument(*names, action="version", version=text, help="show the version and stop")
+    parser.common = group._group_actions
     for below in dict.fromkeys(parser.commands.values()):
         add_common_options(below, version)

@@ -181,10 +181,10 @@ def _found(arguments: Mapping[str, Any] | None, place: str) -> Any:
 def declared() -> Iterator[tuple[str, str]]:
     """Every command with every argument and option of its own, as the parsers know them."""
     for words, parser in _leaves(every_parser()):
-        groups = {group.title: group for group in parser._action_groups}
-        common = groups["common options"]._group_actions
+        if parser.settings is None:
+            continue  # help
         for action in parser._actions:
-            if action not in common and action.dest != "json":
+            if action not in parser.common and action.dest != "json":
                 named = max(action.option_strings, key=len, default=str(action.metavar))
                 yield " ".join(words), named
 

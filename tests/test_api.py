@@ -7,6 +7,7 @@ import json
 import logging
 import pickle
 import pydoc
+import re
 import subprocess
 import sys
 import typing
@@ -173,6 +174,38 @@ def test_options_are_keywords_that_are_explained(name: str) -> None:
     assert "\nReturns:" in text
     assert "\nRaises:" in text
     assert not {"argv", "on_plan", "on_stage"} & set(signature.parameters)
+
+
+NOT_PLAIN = re.compile(
+    r"\b(?:see `|likewise|codes?|carrier|taught|teach(?:es)?|in effect|told|believed|nobody)\b"
+    r"|\bas of `|\bof which\b|\bwhat is no\b",
+    re.IGNORECASE,
+)
+"""Words that people outside of this project would ask about."""
+
+
+@pytest.mark.parametrize("name", sorted({*dq.__all__} - {"VERBS"}))
+def test_documentation_is_in_plain_words(name: str) -> None:
+    thing = getattr(dq, name)
+    documented = [inspect.unwrap(thing) if name in dq.VERBS else thing]
+    if name not in dq.VERBS:
+        documented += [
+            member
+            for key, member in inspect.getmembers(thing)
+            if key[0] != "_" and (inspect.isfunction(member) or isinstance(member, property))
+        ]
+    for each in documented:
+        text = inspect.getdoc(each) or ""
+        assert text[0].isupper() or text[0] in "0`", text
+        assert text.splitlines()[0].endswith((".", "?")), text
+        found = NOT_PLAIN.search(text.replace("pickled code", ""))
+        assert found is None, f"{found}: {text}"
+
+
+def test_help_names_keyword_arguments() -> None:
+    shown = pydoc.render_doc(dq.check, renderer=pydoc.plaintext)
+    assert "needs out=" in shown
+    assert "--" not in shown
 
 
 @pytest.mark.parametrize("name", dq.VERBS)

@@ -98,7 +98,7 @@ def test_every_command_is_one_that_there_is(
     commands = of_ours(everything[0])
     for arguments in commands:
         try:
-            cli._parser(arguments).parse_args(arguments)
+            cli.parser_of(arguments).parse_args(arguments)
         except SystemExit:
             pytest.fail(f"{shlex.join(arguments)}\n{capsys.readouterr().err}")
     verbs = [arguments[0] for arguments in commands]

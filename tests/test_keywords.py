@@ -1,7 +1,10 @@
 """What the command line calls `--num-draft-tokens` is `num_draft_tokens=` for who calls Python."""
 
 import ast
+import collections.abc
+import inspect
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -33,7 +36,9 @@ SAID = (
     ("record", "or name them: --aux-layers I,J,K", "or name them: aux_layer_ids=[I, J, K]"),
     ("check", "'draftquant parity run-tasks' and record of it",
      "'parity_run_tasks()' and record of it"),
-    ("gate", "give BF16 QUANT --traces T too", "give BF16 QUANT traces=T too"),
+    ("gate", "give BF16 QUANT --traces T too", "give baseline= candidate= traces=T too"),
+    ("gate", "the BF16 draft", "the BF16 draft"),
+    ("push", "REPO", "push(repository=)"),
 )  # fmt: skip
 
 
@@ -82,7 +87,7 @@ def test_no_option_of_ours_is_left_in_any_message() -> None:
         (lambda: dq.check(PAIR / "draft", "vllm", fix=True), r"check\(fix=\)"),
         (lambda: dq.check(PAIR / "draft", "vllm", tp=0), r"check\(tp=\)"),
         (lambda: dq.check(PAIR / "draft", "vllm", arch="rtx"), r"check\(arch=\)"),
-        (lambda: dq.gate(), r"gate: expected BF16 QUANT traces=T, got no BF16, QUANT, traces="),
+        (lambda: dq.gate(), r"expected baseline= candidate= traces=T, got no baseline=, "),
         (lambda: dq.gate(measured=["a", "b"], target="t"), r"gate\(target=\)"),
         (lambda: dq.card(PAIR / "draft", overwrite=True), r"card\(overwrite=\)"),
         (lambda: dq.compare([PAIR / "draft"], target="t"), r"compare\(target=\)"),
@@ -109,3 +114,34 @@ def test_errors_of_every_verb_name_keyword_arguments(call: object, where: str) -
     for text in (str(exc), exc.where, exc.what, exc.fix, *exc.details):
         flags = set(FLAG.findall(text))
         assert not flags & OURS, text
+
+
+def bad(kind: object) -> object:
+    """A value of this kind that names nothing there is."""
+    if typing.get_origin(kind) is typing.Literal:
+        return typing.get_args(kind)[0]
+    if typing.get_origin(kind) is collections.abc.Sequence:
+        return ["nowhere", "nothing"]
+    return 1 if kind is int else "nowhere"
+
+
+@pytest.mark.parametrize("name", sorted({*dq.VERBS} - {"completion", "recipes_list"}))
+def test_what_every_verb_says_of_folders_that_are_not_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = getattr(dq, name)
+    given = {
+        each.name: bad(each.annotation)
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty
+    }
+    if name == "gate":
+        given |= {"baseline": "nowhere", "candidate": "nothing", "traces": "none"}
+    if name == "measure":
+        given |= {"prompts": "nowhere", "server": "http://127.0.0.1:1", "out": "m.jsonl"}
+    with pytest.raises(dq.DraftQuantError) as caught:
+        function(**given)
+    for text in (str(caught.value), caught.value.where, caught.value.what, caught.value.fix):
+        assert not set(FLAG.findall(text)) & OURS, text
+    assert list(tmp_path.iterdir()) == []

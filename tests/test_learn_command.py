@@ -80,7 +80,7 @@ def test_a_draft_is_quantized_verified_and_told_of(
         ),
         (
             ("--recipe", "mi325x-w4a8", "--algorithm", "learned", "--backend", "quark", "TRACES"),
-            ("backend quark", "learned rounding is draftquant's own", "--backend torch"),
+            ("backend quark", "only draftquant's own backend (torch)", "--backend torch"),
         ),
         (
             ("--recipe", "int4-channel", "--algorithm", "learned", "-k", "40", "TRACES"),

@@ -93,7 +93,7 @@ def test_from_a_matrix_to_a_table_and_a_drawing(
     assert main([*arguments, "--plot", str(tmp_path / "speed.svg")]) == 0
     printed = capsys.readouterr()
     assert "the server starts" not in printed.err
-    assert "warning: one repeat says nothing" in printed.out
+    assert "warning: one repeat does not show" in printed.out
     assert "speed-up over none" in (tmp_path / "speed.svg").read_text(encoding="utf-8")
     assert main([*arguments, "--plot", str(tmp_path / "speed.svg")]) == 2
     assert "already exists" in capsys.readouterr().err

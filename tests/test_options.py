@@ -81,6 +81,7 @@ def pages(beside: str = "") -> tuple[Row, ...]:
             "--junit r.xml",
         ),
         Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
+        Row("--trend", "t.jsonl", "path", Path("t.jsonl"), "scripts.api.pages.check_place"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
         Row(
             "--log-to",
@@ -491,8 +492,9 @@ COMMANDS = (
              f"{COMPARED}.load_for_replay", f"{COMPARED}.replay_loaded",
              "validate.comparison.sources.of_replays",
              "validate.comparison.draft_comparison.compare",
-             "validate.comparison.comparison_page.page", "validate.comparison.comparison_page.plot",
-             "validate.charts.svg.standalone", "validate.report.document.document_text",
+             "validate.comparison.comparison_page.page",
+             "validate.comparison.comparison_page.drawing",
+             "validate.comparison.draft_comparison.text_of",
              "scripts.commands.compare._print")),
     Command("report G.json", "validate.report.document.read_report", (
         Row("G.json", "other.json", "path", Path("other.json")),

@@ -219,7 +219,7 @@ def test_a_dry_run_asks_nothing(pusher: Pusher, out: Path, served: tuple[str, Hu
     for name, content in contents(out).items():
         assert name in run.stdout
         assert f"{len(content):,}" in run.stdout
-    assert "vllm 0.33.0: H200 (sm90) LOADS" in run.stdout
+    assert "vLLM 0.33.0: H200 (sm90) LOADS" in run.stdout
     assert "nothing was sent (--dry-run)" in run.stdout
 
 

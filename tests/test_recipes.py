@@ -16,7 +16,7 @@ import yaml
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import DraftQuantError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.gpus import GPUS
+from draftquant.quantize.gpus import GPUS, gpu_names
 from draftquant.quantize.layouts import check_layout
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import (
@@ -314,7 +314,11 @@ def test_nvfp4_inputs_are_dynamic_under_a_static_scale() -> None:
 
 
 def loads_on(recipe: Recipe) -> str:
-    return "; ".join(map(str, recipe.loads_on)) or "no stock engine"
+    places = (
+        f"{each.engine} on {gpu_names(each.arch)} ({', '.join(each.family)})"
+        for each in recipe.loads_on
+    )
+    return "; ".join(places) or "no engine without the plugin"
 
 
 def described(recipe: Recipe) -> list[str]:

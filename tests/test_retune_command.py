@@ -123,7 +123,7 @@ def test_too_few_prompts_are_refused_with_the_reason(
     assert retune(pair, tmp_path) == 2
     text = said(capsys)
     assert "expected at least 128 prompts to learn from, got 10" in text
-    assert "learns fewer by heart" in text
+    assert "on fewer overfits" in text
     assert "record more prompts: 160 or more" in text
     assert list(tmp_path.iterdir()) == []
 

@@ -42,7 +42,7 @@ def test_import_says_what_it_found(
     said = capsys.readouterr().out
     assert f"{out}: 8 traces of 8 texts, 704 tokens" in said
     assert "layers [0, 1, 2], counted after the layer: recomputed by the target" in said
-    assert "last states are those after the last norm: the head says 100.0%" in said
+    assert "last states are those after the last norm: from them, the target's head" in said
     assert TraceFolder.open(out).manifest.tables is not None
     assert main([*arguments, "--out", str(out)]) == 2
     assert "already exists" in capsys.readouterr().err

@@ -9,11 +9,13 @@ accept more than the draft as released is training.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
+
+from typing_extensions import override
 
 from ...quantize.checks import check_source
 from ...quantize.errors import OutputError
@@ -27,6 +29,7 @@ from ...quantize.quantize_draft import QuantizeReport, quantize_draft
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.verify import verify
 from ...quantize.write_tuned import write_tuned
+from ...recipes.brief import Brief
 from ...recipes.errors import short
 from ..errors import CalibrationError
 from ..linear_inputs.plan_inputs import PlanInputs
@@ -42,15 +45,17 @@ Side = Literal["baseline", "quantized"]
 OnProgress = Callable[[Side, LearningProgress], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetuneReport:
-    """What a run wrote.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RetuneReport(Brief):
+    """A quantized draft that was fine-tuned, and its BF16 control.
 
     Attributes:
-        quantized: the draft that was quantized and taught. learned: how it learned.
-        baseline: folder of the unquantized draft taught alike. baseline_learned: how it learned.
-        made_before: the baseline was there already, and was left as it is.
-        retuning: of the quantized draft.
+        quantized: the quantized and fine-tuned draft.
+        learned: how it learned.
+        baseline: folder of the BF16 control, which was fine-tuned identically.
+        baseline_learned: how the control learned.
+        made_before: the control existed already and was left as it is.
+        retuning: what is recorded of the fine-tuning.
     """
 
     quantized: QuantizeReport
@@ -59,6 +64,17 @@ class RetuneReport:
     baseline_learned: LearnedRounding
     made_before: bool
     retuning: Retuning
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        report = self.quantized
+        return {
+            "verified": "verified" if report.verification.ok else "WRONG, not as its source",
+            "out": report.out,
+            "recipe": report.plan.recipe.name,
+            "BF16 control": self.baseline,
+            "control": "made before" if self.made_before else "made now",
+        }
 
 
 def retune_draft(
@@ -171,9 +187,7 @@ def _check(plan: Plan, task: LearningTask, out: Path, baseline: Path) -> None:
     """Before any work."""
     folder = plan.draft.checkpoint.folder
     if out.absolute() == baseline.absolute():
-        raise OutputError(
-            out, "is to be both the quantized draft and its baseline", fix="give two folders"
-        )
+        raise OutputError(out, "--out and --baseline name the same folder", fix="give two folders")
     check_output(out, folder, needed_bytes=plan.bytes_after)
     if not baseline.exists():
         check_output(baseline, folder, needed_bytes=plan.bytes_before)
@@ -232,7 +246,9 @@ def _checked_baseline(
     """
     settings, record = task.settings, read_provenance(baseline)
     if not isinstance(record, TunedProvenance):
-        raise _not_overwritten(baseline, "it is no unquantized draft that was taught")
+        raise _not_overwritten(
+            baseline, "it does not hold an unquantized draft that was fine-tuned"
+        )
     wanted = {
         "traces_sha256": task.traces.sha256,
         "num_draft_tokens": task.num_draft_tokens,
@@ -244,11 +260,14 @@ def _checked_baseline(
     said = dataclasses.asdict(record.learned) | dataclasses.asdict(record.retuning)
     for key, value in wanted.items():
         if said[key] != value:
-            what = f"it was taught otherwise: {key}: {short(said[key])}, now {short(value)}"
+            what = (
+                f"it was fine-tuned with other settings ({key}: {short(said[key])}, now"
+                f" {short(value)})"
+            )
             raise _not_overwritten(baseline, what)
     report = verify(baseline, plan.draft.checkpoint.folder)
     if report.faults:
-        raise _not_overwritten(baseline, f"it is not as it was written: {report.faults[0]}")
+        raise _not_overwritten(baseline, f"its files were changed: {report.faults[0]}")
     return record
 
 
@@ -260,6 +279,6 @@ def _settings_sha256(settings: LearningSettings) -> str:
 def _not_overwritten(baseline: Path, why: str) -> OutputError:
     return OutputError(
         baseline,
-        f"already exists, nothing existing is ever overwritten, and {why}",
+        f"already exists and cannot be reused: {why}",
         fix="give another --baseline, or move this one away",
     )

@@ -1,8 +1,11 @@
 """What is in a trace folder, by one pass over it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief, megabytes
 from .feature_evidence import FeatureEvidence, FeatureTally
 from .head_agreement import head_agreement
 from .near_duplicates import independent_groups, num_near_duplicates, prompt_text
@@ -27,21 +30,25 @@ class CategoryInfo:
     longest: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceInfo:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TraceInfo(Brief):
     """What a trace folder holds.
 
     Attributes:
-        categories: by name. nbytes: of its files.
-        num_copies: prompts whose token ids another one before has too.
-        num_later_turns: prompts that go on with a conversation.
-        num_near_duplicates: see `num_near_duplicates`. num_independent: groups of prompts that have
-            nothing to do with each other, as a split keeps them. num_clusters: that are declared.
-        suggested_clusters: what ids or categories say of groups that are not declared, a sentence
-            without a full stop; empty if nothing.
-        known_top1: share of positions in prompts whose argmax is known.
-        features: whether they belong to their tokens.
-        head_agreement: see `head_agreement`; None where the traces do not carry what it needs.
+        traces: the opened folder.
+        categories: the categories by name, each with its counts.
+        nbytes: bytes of the folder's files.
+        num_copies: prompts with the same token ids as an earlier one.
+        num_later_turns: prompts that continue a conversation.
+        num_near_duplicates: prompts that share most of their text with an earlier one.
+        num_independent: groups of prompts that share no text; a split keeps each group together.
+        num_clusters: groups of prompts that the prompt file declares.
+        suggested_clusters: groups that ids or categories suggest and that are not declared, in
+            one sentence; empty if there are none.
+        known_top1: share of the prompts' positions whose most likely token is known.
+        features: whether the hidden states belong to their tokens.
+        head_agreement: share of the tokens that the target's head, applied to the recorded hidden
+            states, gives again; None where the traces do not hold what this needs.
     """
 
     traces: TraceFolder
@@ -56,6 +63,17 @@ class TraceInfo:
     known_top1: float
     features: FeatureEvidence
     head_agreement: float | None
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "traces": self.traces.folder,
+            "prompts": len(self.traces),
+            "categories": len(self.categories),
+            "size": megabytes(self.nbytes),
+            "copies": self.num_copies or None,
+            "independent groups": self.num_independent,
+        }
 
 
 def trace_info(traces: TraceFolder) -> TraceInfo:

@@ -10,7 +10,10 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from typing_extensions import override
+
 from ...quantize.files.staging import check_output
+from ...recipes.brief import Brief
 from ...recipes.decode import encode
 from ...recipes.errors import short
 from ..errors import TraceError
@@ -25,20 +28,26 @@ from .trace_folder import TraceFolder
 from .writer import TraceWriter, trace_output
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitReport:
-    """A split that is done.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SplitReport(Brief):
+    """A trace folder, split into two.
 
     Attributes:
-        first, second: the folders that were written, opened.
-        by_category: prompts of each category in the two.
-        num_kept_together: prompts that stand where they do because another one does.
+        first: the first folder that was written, opened.
+        second: the second one.
+        by_category: category -> number of its prompts in the first and in the second folder.
+        num_kept_together: prompts that were moved because they belong to the group of another one.
     """
 
     first: TraceFolder
     second: TraceFolder
     by_category: Mapping[str, tuple[int, int]]
     num_kept_together: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        prompts = f"{len(self.first)} and {len(self.second)}"
+        return {"first": self.first.folder, "second": self.second.folder, "prompts": prompts}
 
 
 def split_traces(
@@ -142,7 +151,7 @@ def _of_categories(
         if category not in known:
             raise TraceError(
                 traces.folder,
-                f"no prompt is of category {category!r}",
+                f"no prompt has the category {category!r}",
                 fix=f"use some of: {', '.join(known)}",
             )
     own = (group for group in groups if any(prompts[i].category in categories for i in group))
@@ -159,19 +168,23 @@ def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     return quotas
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeReport:
-    """A merge that is done.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MergeReport(Brief):
+    """Several trace folders, joined.
 
     Attributes:
         traces: the folder that was written, opened.
-        renamed: old id -> new id, of prompts whose id another folder has too.
-        without_tables: folders that carry no tables where others do: the merged one carries none.
+        renamed: old id -> new id, for prompts whose id another folder has too.
+        without_tables: folders without tables where others have them: the joined one has none.
     """
 
     traces: TraceFolder
     renamed: Mapping[str, str]
     without_tables: tuple[Path, ...]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {**self.traces.brief(), "renamed": len(self.renamed) or None}
 
 
 def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
@@ -265,7 +278,7 @@ def _check_alike(folders: Sequence[TraceFolder]) -> None:
                 raise TraceError(
                     folder.folder,
                     f"another {what} than {first.folder}: {_difference(ours, theirs)}",
-                    fix="merge traces of one target, recorded alike",
+                    fix="merge traces of one target that were recorded with the same settings",
                 )
 
 

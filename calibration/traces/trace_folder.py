@@ -22,17 +22,19 @@ a time.
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import override
 
 from ...quantize.errors import CheckpointError
 from ...quantize.files.safetensors_header import read_header
 from ...quantize.stored.loading import CPU
+from ...recipes.brief import Brief
 from ...recipes.errors import reason
 from ...recipes.regular_file import open_stream, read_text
 from ..errors import TraceError
@@ -52,15 +54,17 @@ from .trace_tables import TensorTable, expected_tensors, shared_tables
 _RECORDED = "give a folder written by 'draftquant record' or 'traces import'"
 
 
-class TraceFolder:
-    """An opened trace folder: manifest and headers are checked, tensors are read on demand.
+class TraceFolder(Brief):
+    """An opened trace folder. Manifest and headers are checked, tensors are read on demand.
+
+    Its length is the number of prompts, and iterating over it reads them one by one.
 
     Attributes:
         folder: where it lies.
-        manifest: trace.json, checked.
-        sha256: hash of trace.json, which holds the hash of every shard: the identity of the traces.
-            Tables are left out: the same traces with and without them are the same.
-        warnings: of the run that recorded it, where that returned it.
+        manifest: what trace.json holds, checked.
+        sha256: hash of trace.json, which holds the hash of every file: the identity of the traces.
+            Tables are left out: the same traces with and without them have the same hash.
+        warnings: what the command line prints as warnings, of the run that recorded it.
     """
 
     warnings: tuple[str, ...] = ()
@@ -182,6 +186,16 @@ class TraceFolder:
             self._opened[listed.file] = safe_open(path, framework="pt")
         return self._opened[listed.file]
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "folder": self.folder,
+            "prompts": len(self),
+            "tokens": f"{self.manifest.num_tokens:,}",
+            "target": self.manifest.target.name,
+            "warnings": len(self.warnings) or None,
+        }
+
 
 def file_sha256(path: Path) -> str:
     """Hash of a file's bytes, hex."""
@@ -197,8 +211,8 @@ def _no_traces(folder: Path) -> TraceError:
         return TraceError(folder, "is a file, not a trace folder", fix=fix)
     if not folder.exists():
         return TraceError(folder, "no such folder", fix=_RECORDED)
-    what = "is a model's folder" if (folder / "config.json").exists() else "has no trace.json"
-    return TraceError(folder, f"{what}: these are no traces", fix=_RECORDED)
+    what = "it is a model's folder" if (folder / "config.json").exists() else "has no trace.json"
+    return TraceError(folder, f"{what}, so it is not a trace folder", fix=_RECORDED)
 
 
 def _shard_tensors(manifest: TraceManifest, file: str) -> TensorTable:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, Sharding, Stage
 from .captured_layers import Captures
 from .declaration import Declaration
@@ -184,22 +187,29 @@ class Layer:
     quantized: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCheck:
-    """The answer of `check_draft`.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EngineCheck(Brief):
+    """What one engine does with a draft.
 
     Attributes:
+        engine: vllm, sglang or tensorrt-llm.
+        version: the engine's version.
+        arch: the GPU architecture, such as sm90; None = all known ones agree.
+        tp: number of tensor-parallel shards.
+        verdict: LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN.
+        evidence: how this is known.
         gpu: the GPUs that the answer is for, with their architectures, as the user calls them.
         error: why it does not load, in a sentence; where the engine refuses, its own text follows
             in brackets.
         remedy: what to do; None where the draft loads.
-        layers: empty where the engine never gets to build them.
-        launch: the command that serves the draft. launch_note: what a flag of it does, where its
-            name misleads.
-        findings: everything that was found, the deciding one first.
-        captures: the target's layers that it hands to the draft, by its default runner first.
-        notes: what another runner of it makes of the draft, as the verdict is the default one's;
-            then what stands for tables that the draft has not.
+        layers: the layers that the engine builds; empty where it stops before.
+        launch: the command that serves the draft.
+        launch_note: what a flag of that command does, where its name misleads.
+        findings: everything that was found, the decisive finding first.
+        captures: the target's layers that the engine hands to the draft, by its default runner
+            first.
+        notes: what another runner of the engine does with the draft, and what stands in for tables
+            that the draft does not have.
     """
 
     engine: EngineName
@@ -222,6 +232,16 @@ class EngineCheck:
     def title(self) -> str:
         """The engine and its version, as people write them."""
         return f"{TITLES[self.engine]} {self.version}"
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "verdict": self.verdict,
+            "engine": self.title,
+            "GPU": self.gpu,
+            "why": self.error,
+            "remedy": self.remedy,
+        }
 
 
 def shown(text: str) -> str:

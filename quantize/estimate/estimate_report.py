@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ..gpus import Gpu
 from .step_estimate import BreakEven, Candidate, Estimate
 from .target import Target
@@ -15,16 +18,18 @@ from .work import Machine, Part, Pass, Round
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateReport:
-    """An estimate, and the settings under which it is read.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EstimateReport(Brief):
+    """An estimate, with the settings that it was made for.
 
     Attributes:
-        loaded_by: the engines that load what a recipe makes, by its name and then by GPU; nothing
-            is asked of the draft as it is.
-        refused: shipped recipes that do not fit this draft, and why.
-        target: None where nothing is known of it.
-        allowed_drop: relative loss of acceptance length that the gate lets pass.
+        estimate: bytes and operations of the unquantized draft and of every candidate.
+        loaded_by: name of a recipe -> GPU -> the engines that load its result there.
+        refused: name of a built-in recipe that does not fit this draft -> the reason.
+        machines: the GPUs, with the share of their data sheet that kernels reach.
+        concurrencies: how many sequences are served at once, one estimate for each.
+        target: the time of the target's verify step; None where it is not known.
+        allowed_drop: the relative loss of acceptance length that the gate's release policy allows.
         context_by_config: the context is shorter than usual, because a config.json allows no more.
     """
 
@@ -46,6 +51,15 @@ class EstimateReport:
     def engines(self, candidate: Candidate, gpu: Gpu) -> Sequence[str]:
         """The engines that `check` says load it there."""
         return self.loaded_by.get(candidate.name, {}).get(gpu.name, ())
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "recipes": f"{len(self.loaded_by)} recipes on {len(self.machines)} GPUs",
+            "K": self.estimate.num_draft_tokens,
+            "do not fit": len(self.refused) or None,
+            "target": "known" if self.target else "not known: no break-even acceptance",
+        }
 
 
 def multiplied_as(whole: Round) -> str:

@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief, megabytes
 from ..errors import OutputError
 
 _NAME = re.compile(
@@ -68,17 +71,25 @@ class Staging:
                 yield Path(parent, file).lstat()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanReport:
-    """What became of the staging folders beside outputs, by their names.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CleanReport(Brief):
+    """What became of the unfinished folders that interrupted runs left.
 
     Attributes:
-        removed: bytes of each that is gone.
-        left: why each of the others stays.
+        removed: name of each removed folder -> its bytes.
+        left: name of each folder that stays -> the reason.
     """
 
     removed: Mapping[str, int]
     left: Mapping[str, str]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "removed": f"{len(self.removed)} removed, {megabytes(sum(self.removed.values()))}",
+            "names": ", ".join(self.removed),
+            "left": len(self.left) or None,
+        }
 
 
 def staging_name(out: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ...recipes.brief import Brief, megabytes
 from ...recipes.regular_file import open_regular, read_text
 from ..errors import CheckpointError, VerifyError
 from .checkpoint import CONFIG_FILE, HIDDEN, pread_exactly, read_json_object
@@ -40,19 +41,30 @@ _DTYPES = {
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpickled:
-    """What was written.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Unpickled(Brief):
+    """A draft whose pickled weights were written as safetensors.
 
     Attributes:
-        out: the folder. files: the pickles that were read, in order. tensors: their number.
-        nbytes: of the tensors.
+        out: the folder that was written.
+        files: the pickles that were read, in order.
+        tensors: number of tensors.
+        nbytes: their bytes.
     """
 
     out: Path
     files: tuple[str, ...]
     tensors: int
     nbytes: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "out": self.out,
+            "files": ", ".join(self.files),
+            "tensors": self.tensors,
+            "size": megabytes(self.nbytes),
+        }
 
 
 def pickles(folder: Path) -> tuple[str, ...]:

@@ -3,13 +3,14 @@
 No weight is rounded anew and no source is needed: what was judged is written for another engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from typing_extensions import override
 
+from ...recipes.brief import Brief, megabytes
 from ...recipes.expectations import Expectation, GateChoice
 from ...recipes.schema import (
     Algorithm,
@@ -69,13 +70,18 @@ class TranscodePlan:
         return bytes_of(self.outputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscodeReport:
-    """What was written.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TranscodeReport(Brief):
+    """A quantized draft, stored in another layout or dtype.
 
     Attributes:
-        before, after: what the two folders declare.
-        linears: that are stored as codes. kept: tensors copied byte for byte.
+        out: the folder that was written.
+        before: what the source declares.
+        after: what the new folder declares.
+        linears: number of quantized linears.
+        kept: number of tensors that were copied byte for byte.
+        bytes_before: bytes of the tensors of the source.
+        bytes_after: bytes of the tensors that were written.
     """
 
     out: Path
@@ -85,6 +91,16 @@ class TranscodeReport:
     kept: int
     bytes_before: int
     bytes_after: int
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "out": self.out,
+            "from": self.before,
+            "to": self.after,
+            "linears": self.linears,
+            "size": f"{megabytes(self.bytes_before)} -> {megabytes(self.bytes_after)}",
+        }
 
 
 def plan_transcoding(

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief, megabytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -43,21 +47,24 @@ class LinearFinding:
     found: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyReport:
-    """The result of one verification.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class VerifyReport(Brief):
+    """How a quantized folder compares with its source.
 
     Attributes:
-        scheme: what the output declares, None if it declares nothing.
-        rule: what was demanded of codes and scales, in words; None where nothing could be read.
-        kept: tensors compared byte by byte. quantized: linears decoded and compared.
-        bytes_compared: of the source and of the output together.
-        source_sha256: per source tensor. output_sha256: per output tensor.
-        faults: all of them; empty means that every byte is accounted for.
+        output: the folder. source: the draft that it was made from.
+        scheme: the scheme that the folder declares; None if it declares nothing.
+        rule: what was demanded of quantized values and scales; None where nothing could be read.
+        kept: number of tensors that were compared byte by byte.
+        quantized: number of linears that were decoded and compared.
+        bytes_compared: bytes of source and folder together.
+        linears: what was found of each quantized linear.
+        source_sha256: source tensor -> hash. output_sha256: output tensor -> hash.
+        faults: everything that is wrong; empty means that every byte is accounted for.
         dropped: source tensors that the recipe leaves to the target.
-        dropped_shown: they were compared with the target's, byte for byte, in this verification.
-        retuned: the target taught the draft: that its linears are those of the source is not shown,
-            only that they are those recorded.
+        dropped_shown: these were compared with the target's tensors in this verification.
+        retuned: the draft was fine-tuned after quantization: its linears are those that were
+            recorded, which need not be those of the source.
     """
 
     output: str
@@ -83,6 +90,17 @@ class VerifyReport:
     def to_mapping(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        wrong = f"WRONG: {len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
+        return {
+            "verified": "verified, every byte" if self.ok else wrong,
+            "folder": Path(self.output),
+            "first fault": None if self.ok else self.faults[0],
+            "linears": f"{self.quantized} quantized, {self.kept} tensors kept",
+            "compared": megabytes(self.bytes_compared),
+        }
 
 
 def unreadable(output: Path, source: Path, fault: Fault) -> VerifyReport:

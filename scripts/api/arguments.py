@@ -30,38 +30,39 @@ def share(text: str) -> float:
         raise MisfitError(f"expected a share such as 0.01 or 1%, got {short(text)}") from exc
 
 
-Draft = Annotated[Reference, Argument("draft folder or Hub id (owner/name)", "DRAFT")]
-Quantized = Annotated[Reference, Argument("quantized draft folder or Hub id", "QUANT")]
-QuantizedFolder = Annotated[AnyPath, Argument("folder that 'quantize' wrote", "FOLDER")]
+Draft = Annotated[Reference, Argument("draft: a folder or a Hub id (owner/name)", "DRAFT")]
+Quantized = Annotated[Reference, Argument("quantized draft: a folder or a Hub id", "QUANT")]
+QuantizedFolder = Annotated[AnyPath, Argument("the folder that 'quantize' wrote", "FOLDER")]
 Subtree = Annotated[
     str | None,
     Option(
-        "the folder is a target's, and its MTP layer below this prefix the draft"
-        " (model.layers.61, model.mtp_layers.0, mtp), or its layers (model.layers.45,"
-        "model.layers.46): nothing else is read",
+        "DRAFT is a target's folder, and its draft is the MTP layer with this "
+        "prefix (model.layers.61, model.mtp_layers.0, mtp); list several layers "
+        "with commas",
         "PREFIX[,PREFIX...]",
     ),
 ]
 OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
 RecipeName = Annotated[
     AnyRecipe,
-    Option("built-in name or .yaml path", "RECIPE"),
+    Option("recipe: a built-in name or a .yaml file", "RECIPE"),
 ]
 Backend = Annotated[
-    BackendName | None, Option("who computes the codes, instead of the recipe's choice")
+    BackendName | None, Option("toolkit that computes the quantized values (default: the recipe's)")
 ]
 AlgorithmName = Annotated[
     str | None,
     Option(
-        "how codes and scales are found, instead of the recipe's choice; computed by backend"
-        " torch unless --backend says otherwise",
+        "algorithm for quantized values and scales (default: the recipe's); runs "
+        "on backend torch unless --backend is given",
         f"{{{','.join(ALGORITHMS)}}}",
     ),
 ]
 TargetLayers = Annotated[
     int | None,
     Option(
-        "decoder layers of the target, for layouts whose excludes are whole names (fp8)",
+        "number of decoder layers of the target; layout fp8 needs it for the "
+        "names in its exclude list",
         "LAYERS",
         bounds=AT_LEAST_1,
     ),
@@ -69,7 +70,8 @@ TargetLayers = Annotated[
 NumDraftTokens = Annotated[
     int | None,
     Option(
-        "tokens drafted per step, as served (default: 3, or a block draft's whole block)",
+        "tokens drafted per verify step, as served (default: 3, or the whole "
+        "block of a block draft)",
         "K",
         short="-k",
         bounds=AT_LEAST_1,
@@ -79,22 +81,25 @@ NumDraftTokens = Annotated[
 Sampling = Annotated[
     DraftSampling,
     Option(
-        "how drafts choose their proposals for traces with a temperature, as served: their"
-        " most likely token (default), or drawn at that temperature"
+        "how drafts propose on sampled traces, as served: the most likely token "
+        "(greedy, default), or sampled at the traces' temperature"
     ),
 ]
 Device = Annotated[
     str,
-    Option("auto (the first GPU that torch sees, else the CPU), cpu, cuda or cuda:I", "DEVICE"),
+    Option(
+        "device to compute on: auto (the first GPU, else the CPU; default), cpu, cuda or cuda:I",
+        "DEVICE",
+    ),
 ]
 Dtype = Annotated[
     ComputeDtype,
-    Option("what drafts compute in: float32, the reference (default), or bfloat16 as engines do"),
+    Option("dtype that drafts compute in: float32 (default), or bfloat16 as engines do"),
 ]
 BatchSize = Annotated[
     int | None,
     Option(
-        "prompts that go through a draft together (default: as many as are of use and fit)",
+        "prompts per batch (default: as many as fit)",
         "PROMPTS",
         bounds=AT_LEAST_1,
     ),
@@ -102,27 +107,44 @@ BatchSize = Annotated[
 Target = Annotated[
     AnyPath | None,
     Option(
-        "target folder, for drafts without embedding or head where the traces carry neither,"
-        " and for recipes that drop what equals the target's",
+        "folder of the target; needed if neither the draft nor the traces hold "
+        "embedding and head, or if the recipe drops tables shared with the target",
         "TARGET",
     ),
 ]
 FixConfig = Annotated[
-    bool, Option("change the output's config.json as the lints of 'inspect' ask for")
+    bool, Option("repair the output's config.json where 'inspect' reports problems")
 ]
 Temperature = Annotated[
-    float, Option("draw tokens (default 0: greedy)", "TEMPERATURE", bounds=AT_LEAST_0)
+    float, Option("sampling temperature (default 0: greedy)", "TEMPERATURE", bounds=AT_LEAST_0)
 ]
-TopP = Annotated[float, Option("default 1: all tokens", "SHARE", bounds=SHARE_OR_ALL)]
-TopK = Annotated[int, Option("default 0: all tokens", "TOKENS", bounds=AT_LEAST_0)]
-SamplingSeed = Annotated[int, Option("of the draws (default 0)", "SEED")]
+TopP = Annotated[
+    float,
+    Option(
+        "sample only from the most likely tokens with this total probability (default 1: all)",
+        "SHARE",
+        bounds=SHARE_OR_ALL,
+    ),
+]
+TopK = Annotated[
+    int,
+    Option(
+        "sample only from this many most likely tokens (default 0: all)",
+        "TOKENS",
+        bounds=AT_LEAST_0,
+    ),
+]
+SamplingSeed = Annotated[int, Option("seed of the sampling (default 0)", "SEED")]
 TableIds = Annotated[
     Sequence[int],
     Option(
-        "tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
+        "further tokens whose embedding is stored (default: those of the traces "
+        "and the mask token)",
         "TOKEN_ID,...",
         several="commas",
     ),
 ]
-AllowZeroRows = Annotated[bool, Option("store all-zero rows instead of refusing them")]
+AllowZeroRows = Annotated[
+    bool, Option("accept all-zero rows in weights (default: they are refused)")
+]
 Overwrite = Annotated[bool, Option("replace report files that exist already")]

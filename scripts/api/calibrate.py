@@ -5,8 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typing_extensions import override
+
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
+from ...recipes.brief import Brief
 from .arguments import AnyPath, Device, NumDraftTokens, Target
 from .opening import Reference, draft_on_traces, optional_path
 from .option import Argument, Option
@@ -23,34 +26,35 @@ if TYPE_CHECKING:
 class CalibrateSettings(Settings):
     """Of which draft, along which traces, and what is found out besides."""
 
-    draft: Annotated[Reference, Argument("folder or Hub id, BF16", "DRAFT")]
+    draft: Annotated[Reference, Argument("BF16 draft: a folder or a Hub id (owner/name)", "DRAFT")]
     traces: Annotated[
         Sequence[AnyPath],
-        Option("trace folders for calibration: what they show is added up", "TRACES"),
+        Option("trace folders to calibrate on; their ranges are merged", "TRACES"),
     ]
     _: KW_ONLY
     num_draft_tokens: NumDraftTokens = None
     target: Target = None
     device: Device = "auto"
-    plot: Annotated[AnyPath | None, Option("draw the ranges: FILE.svg, .png or .pdf", "FILE")] = (
-        None
-    )
+    plot: Annotated[
+        AnyPath | None, Option("draw the ranges into this file (.svg, .png or .pdf)", "FILE")
+    ] = None
     compare: Annotated[
         bool,
         Option(
-            "replay the first TRACES with inputs rounded under several scales, and under the same"
-            " scale moved a little: what is less than that spread is no gain"
+            "replay the first TRACES with inputs rounded under several scales, and "
+            "under slightly shifted ones; a difference smaller than that spread is "
+            "noise"
         ),
     ] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateReport:
-    """What linears read, and what FP8 makes of it.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CalibrateReport(Brief):
+    """The inputs of a draft's linears, and what FP8 makes of them.
 
     Attributes:
-        ranges: of every linear, step by step.
-        errors: of each linear under static scales.
+        ranges: the inputs of every linear, for each draft step.
+        errors: the error of each linear's inputs under static scales.
         comparison: what scales are worth in accepted tokens; None where it was not asked for.
     """
 
@@ -58,16 +62,27 @@ class CalibrateReport:
     errors: "Mapping[str, StaticError]"
     comparison: "ScaleComparison | None"
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "linears": f"{len(self.errors)} linears",
+            "scales compared": "by acceptance" if self.comparison is not None else None,
+        }
+
 
 @verb(CalibrateSettings)
 def calibrate(settings: CalibrateSettings) -> CalibrateReport:
-    """Measure what a draft's linears read along traces, and what static scales make of it.
+    """Measure the inputs (activations) of a draft's linears along traces.
+
+    With `compare=True` the draft is also replayed with inputs rounded under several static scales,
+    so that you see what a scale is worth in accepted tokens.
 
     Returns:
-        Ranges, errors of static scales, and the comparison where it is asked for.
+        The range of each linear's inputs, the error that each static scale makes, and the
+        comparison of scales where it was asked for.
 
     Raises:
-        DraftQuantError: the draft or traces are not usable, or do not belong together.
+        DraftQuantError: the draft or the traces cannot be read, or do not belong together.
     """
     from ...calibration.linear_inputs.chain_ranges import measure_ranges, merged
     from ...calibration.linear_inputs.range_plot import draw_ranges

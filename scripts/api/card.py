@@ -22,23 +22,28 @@ class CardSettings(Settings):
     folder: QuantizedFolder
     _: KW_ONLY
     gate: Annotated[
-        AnyPath | None, Option("what 'gate --report' wrote of this draft", "G.json")
+        AnyPath | None, Option("JSON report of this draft, written by 'gate --report'", "G.json")
     ] = None
     measured: Annotated[
-        Sequence[AnyPath], Option("what 'measure' wrote of servers with this draft", "R.jsonl")
+        Sequence[AnyPath],
+        Option("measurements of servers with this draft, written by 'measure'", "R.jsonl"),
     ] = ()
     base_model: Annotated[
         str | None,
-        Option("the draft that was quantized, where that was a local folder", "OWNER/NAME"),
+        Option("Hub id of the draft that was quantized, if it was a local folder", "OWNER/NAME"),
     ] = None
     license: Annotated[
-        str | None, Option("of that draft, where its card names none: apache-2.0, mit", "ID")
+        str | None,
+        Option("license of the source draft, if its card names none (apache-2.0, mit)", "ID"),
     ] = None
     name: Annotated[
-        str | None, Option("that O will have on the Hub, for launch commands", "OWNER/NAME")
+        str | None,
+        Option("Hub id that the folder will have, for the launch commands", "OWNER/NAME"),
     ] = None
     out: Annotated[AnyPath | None, Option(f"write it here, such as O/{CARD_FILE}", "FILE")] = None
-    overwrite: Annotated[bool, Option("replace FILE; what others wrote in it stays")] = False
+    overwrite: Annotated[bool, Option("update a card that exists; text by other authors stays")] = (
+        False
+    )
 
     def check(self) -> None:
         """Nothing is replaced where nothing is written."""
@@ -48,7 +53,7 @@ class CardSettings(Settings):
 
 @verb(CardSettings)
 def card(settings: CardSettings) -> str:
-    """The model card of a folder that `quantize` wrote.
+    """Write the model card of a folder that `quantize` wrote.
 
     Example:
         >>> text = dq.card("OUT", base_model="someone/draft", license="mit")
@@ -56,11 +61,11 @@ def card(settings: CardSettings) -> str:
         True
 
     Returns:
-        Its text, which stands nowhere unless `out` says where.
+        The text of the card. It is written to a file only if `out` names one.
 
     Raises:
-        DraftQuantError: the folder is not what was recorded, figures are of another draft, or base
-            model or licence is missing.
+        DraftQuantError: a file of the folder is not the recorded one, the figures belong to another
+            draft, or the base model or the licence is missing.
     """
     from ...validate.card.model_card import CardRequest, model_card
 

@@ -4,6 +4,7 @@ And a copy of the folder with its config repaired.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.files.staging import check_output
+from ...recipes.brief import Brief
 from . import arguments
 from .opening import Reference
 from .option import Argument, Option
@@ -30,33 +32,36 @@ if TYPE_CHECKING:
 class CheckSettings(Settings):
     """Of which draft, in which engine, on which GPU; and whether a repaired copy is written."""
 
-    draft: Annotated[Reference, Argument("draft folder or Hub id, quantized or not", "DRAFT")]
-    engine: Annotated[EngineName, Option("that is to load the draft")]
+    draft: Annotated[Reference, Argument("draft, quantized or not: a folder or a Hub id", "DRAFT")]
+    engine: Annotated[EngineName, Option("engine that will load the draft")]
     _: KW_ONLY
     version: Annotated[
-        str | None, Option("of the engine; default: the newest known", "VERSION")
+        str | None, Option("version of the engine (default: the newest one known)", "VERSION")
     ] = None
-    tp: Annotated[int, Option("tensor-parallel shards", "GPUS")] = 1
+    tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS")] = 1
     target_layers: Annotated[
         int | None,
-        Option("decoder layers of the target, after which vLLM numbers the draft's", "LAYERS"),
+        Option(
+            "number of decoder layers of the target; vLLM numbers the draft's layers after them",
+            "LAYERS",
+        ),
     ] = None
     arch: Annotated[
         str | None,
         Option(
-            "such as mi325x, h200 or b200, or an architecture (gfx942, sm90, sm100); default: all"
-            " must agree",
+            "GPU such as mi325x, h200 or b200, or architecture such as gfx942, sm90 "
+            "or sm100 (default: every known one)",
             "GPU",
         ),
     ] = None
-    fix: Annotated[bool, Option("write a copy with its config repaired; needs --out")] = False
-    out: Annotated[arguments.AnyPath | None, Option("folder to create, with --fix", "FOLDER")] = (
-        None
-    )
+    fix: Annotated[bool, Option("write a copy with a repaired config.json; needs --out")] = False
+    out: Annotated[arguments.AnyPath | None, Option("folder to create for --fix", "FOLDER")] = None
     against: Annotated[
         Reference | None,
         Option(
-            "the draft that DRAFT was made from: proves INT4 pack orders and the result", "BF16"
+            "the draft that DRAFT was quantized from; with it the values are compared"
+            " too, and the order of packed INT4 is verified",
+            "BF16",
         ),
     ] = None
 
@@ -102,14 +107,14 @@ class Repaired:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckReport(Brief):
     """What an engine does with a draft.
 
     Attributes:
-        answer: the engine's, of the repaired copy where one was written.
-        before: of the draft as given.
-        repaired: None without `fix`.
+        answer: the engine's answer; of the repaired copy, where one was written.
+        before: the engine's answer for the draft as it was given.
+        repaired: what was repaired, and where the copy is; None without `fix=True`.
     """
 
     answer: EngineCheck
@@ -140,10 +145,15 @@ class CheckReport:
         before_and_after = {"before": _mapping(self.before), "after": _mapping(self.answer)}
         return {**before_and_after, **self.repaired.to_mapping()}
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        repaired = self.repaired.report if self.repaired else None
+        return {**self.answer.brief(), "repaired copy": repaired.out if repaired else None}
+
 
 @verb(CheckSettings)
 def check(settings: CheckSettings) -> CheckReport:
-    """Predict what an engine does with a draft, quantized or not; runs no engine, needs no GPU.
+    """Predict what an engine does with a draft, quantized or not. No engine and no GPU is needed.
 
     Example:
         >>> answer = dq.check("OUT", "vllm", arch="h200")
@@ -151,11 +161,12 @@ def check(settings: CheckSettings) -> CheckReport:
         ('LOADS', None)
 
     Returns:
-        The engine's answer, with its reasons and what to do.
+        The engine's answer (LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN), the reasons, and what to
+        do.
 
     Raises:
-        CheckpointError: no draft can be read there, or there is no such engine or GPU.
-        OutputError: the repaired copy's folder exists or cannot be written.
+        CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
+        OutputError: the folder of the repaired copy exists already or cannot be written.
     """
     if settings.fix and settings.out is not None:
         check_output(Path(settings.out))

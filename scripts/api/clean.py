@@ -27,13 +27,13 @@ def _hours(text: str) -> float:
 class CleanSettings(Settings):
     """Which folder, and how long others may have been away."""
 
-    folder: Annotated[str | Path, Argument("that outputs were written to", "FOLDER")]
+    folder: Annotated[str | Path, Argument("folder that outputs were written to", "FOLDER")]
     _: KW_ONLY
     older_than: Annotated[
         float | None,
         Option(
-            "also what runs on other machines have not touched for so long; without it only what"
-            " died here",
+            "also remove what other machines' runs have not touched for this long "
+            "(default: only what died on this machine)",
             "HOURS",
             reads=_hours,
             bounds=AT_LEAST_0,
@@ -43,13 +43,13 @@ class CleanSettings(Settings):
 
 @verb(CleanSettings)
 def clean(settings: CleanSettings) -> "reports.CleanReport":
-    """Remove what killed runs left beside outputs.
+    """Remove the unfinished folders that interrupted runs left beside their outputs.
 
     Returns:
-        What was removed, and what was left, and why.
+        What was removed, and what stays, with the reason.
 
     Raises:
-        DraftQuantError: there is no such folder.
+        DraftQuantError: the folder does not exist.
     """
     from ...quantize.files.staging_names import clean_folder
 

@@ -1,6 +1,7 @@
 """`compare`: several drafts on the same prompts; which one for which traffic?"""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from .verb import verb
 if TYPE_CHECKING:
     from ...validate.comparison.draft_comparison import ComparisonReport
     from ...validate.comparison.sources import Counted
+    from ...validate.judging.published import Texts
 
 
 def shares_by_category(text: str) -> Mapping[str, float]:
@@ -45,9 +47,9 @@ class CompareSettings(OnTracesSettings):
     drafts: Annotated[
         Sequence[Reference],
         Argument(
-            "drafts, the baseline first; without --traces files: what 'gate --report' wrote of"
-            " several drafts and one baseline, what 'replay --json' printed, or what 'measure'"
-            " wrote of each",
+            "drafts, the baseline first; without --traces, files instead: reports of "
+            "'gate --report' with one baseline, output of 'replay --json', or "
+            "measurements of 'measure'",
             "DRAFT",
         ),
     ]
@@ -64,11 +66,11 @@ class CompareSettings(OnTracesSettings):
         ),
     ] = None
     confidence: Annotated[
-        float, Option("of all intervals together (default 0.95)", "SHARE", reads=share)
+        float, Option("joint confidence of all intervals (default 0.95)", "SHARE", reads=share)
     ] = 0.95
-    html: Annotated[AnyPath | None, Option("write it as a page", "F.html")] = None
-    plot: Annotated[AnyPath | None, Option("draw it", "F.svg")] = None
-    report: Annotated[AnyPath | None, Option("also write the JSON here", "F.json")] = None
+    html: Annotated[AnyPath | None, Option("write the comparison as an HTML page", "F.html")] = None
+    plot: Annotated[AnyPath | None, Option("draw the comparison", "F.svg")] = None
+    report: Annotated[AnyPath | None, Option("also write the comparison as JSON", "F.json")] = None
     overwrite: Annotated[bool, Option("replace files that exist already")] = False
 
     @property
@@ -94,13 +96,14 @@ class CompareSettings(OnTracesSettings):
 
 @verb(CompareSettings)
 def compare(settings: CompareSettings) -> "reports.ComparisonReport":
-    """Compare several drafts on the same prompts: which one for your traffic?
+    """Compare several drafts on the same prompts, to find out which one suits your traffic.
 
     Returns:
-        Acceptance lengths and changes against the first, with intervals that hold together.
+        The acceptance length of every draft, and the relative change between every two drafts, over
+        all prompts and in each category. All intervals hold together at the given confidence.
 
     Raises:
-        DraftQuantError: a draft, the traces or a file cannot be read, or they are not of the same
+        DraftQuantError: a draft, the traces or a file cannot be read, or they do not have the same
             prompts.
     """
     from ...validate.comparison import draft_comparison
@@ -114,8 +117,10 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
         confidence=settings.confidence,
         warnings=counted.warnings,
     )
-    _write(report, settings)
-    return report
+    texts = _texts(report)
+    files = {path: texts[kind]() for kind, path in settings.files.items()}
+    write_reports(files, overwrite=settings.overwrite)
+    return report.with_texts(texts)
 
 
 def _counted(settings: CompareSettings) -> "Counted":
@@ -133,16 +138,11 @@ def _counted(settings: CompareSettings) -> "Counted":
     return of_replays(replay_loaded(loaded, settings), digests)
 
 
-def _write(report: "ComparisonReport", settings: CompareSettings) -> None:
-    """All files that are asked for, or none."""
-    from ...validate.charts.svg import standalone
-    from ...validate.comparison.comparison_page import page, plot
-    from ...validate.report.document import document_text
+def _texts(report: "ComparisonReport") -> "Texts":
+    """What makes the files of a comparison."""
+    from ...validate.comparison.comparison_page import drawing, page
+    from ...validate.comparison.draft_comparison import text_of
 
-    writers = {
-        "html": lambda: page(report),
-        "plot": lambda: standalone(plot(report)),
-        "report": lambda: document_text(report.to_mapping()),
-    }
-    texts = {path: writers[kind]() for kind, path in settings.files.items()}
-    write_reports(texts, overwrite=settings.overwrite)
+    forms: Mapping[ReportFormat, Callable[[ComparisonReport], str]]
+    forms = {"html": page, "plot": drawing, "report": text_of}
+    return {kind: functools.partial(form, report) for kind, form in forms.items()}

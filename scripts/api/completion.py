@@ -19,18 +19,18 @@ Shell = Literal["bash", "zsh", "fish"]
 class CompletionSettings(Settings):
     """Of which shell."""
 
-    shell: Annotated[Shell, Argument("bash, zsh or fish", "SHELL")]
+    shell: Annotated[Shell, Argument("the shell: bash, zsh or fish", "SHELL")]
 
 
 @verb(CompletionSettings)
 def completion(settings: CompletionSettings) -> str:
-    """What a shell completes commands, options and recipes by.
+    """Write the script by which a shell completes commands, options and recipes.
 
     Returns:
-        A script in the shell's language.
+        The script, in the language of the shell.
 
     Raises:
-        DraftQuantError: shtab is not installed.
+        DraftQuantError: the package shtab is not installed.
     """
     try:
         import shtab

@@ -25,18 +25,18 @@ class DequantizeSettings(Settings):
     _: KW_ONLY
     dtype: Annotated[
         Literal["bfloat16", "float32"] | None,
-        Option("of the dequantized weights, instead of that of the kept ones; float32 loses"
-               " nothing"),
+        Option("dtype of the dequantized weights (default: that of the unquantized "
+        "tensors); float32 is exact"),
     ] = None  # fmt: skip
     subtree: Subtree = None
 
 
 @verb(DequantizeSettings)
 def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
-    """Write the weights of a quantized draft as plain ones, which any engine loads.
+    """Write the weights of a quantized draft as unquantized ones, which every engine loads.
 
     Returns:
-        What was written, and what rounding lost.
+        What was written, and how many weights were rounded.
 
     Raises:
         DraftQuantError: the folder is not quantized, or cannot be read; nothing is left behind.

@@ -62,6 +62,7 @@ def with_warnings(report: ReportT, warnings: Sequence[str]) -> ReportT:
     if not warnings or getattr(report, "warnings", None) != ():
         return report
     if dataclasses.is_dataclass(report) and not isinstance(report, type):
-        return dataclasses.replace(report, warnings=tuple(warnings))
+        has_field = "warnings" in {each.name for each in dataclasses.fields(report)}
+        return dataclasses.replace(report, warnings=tuple(warnings)) if has_field else report
     report.warnings = tuple(warnings)  # type: ignore[attr-defined] # of an opened folder
     return report

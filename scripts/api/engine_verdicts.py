@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.contract import TITLES, EngineCheck
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.gpus import gpu_name
 from ...quantize.quantization_plan import Plan, make_plan
@@ -20,7 +20,7 @@ def verdict_lines(verdicts: Iterable[EngineCheck]) -> list[str]:
     by_engine: dict[str, list[str]] = {}
     for one in verdicts:
         where = gpu_name(one.arch)
-        by_engine.setdefault(f"{one.engine} {one.version}", []).append(f"{where} {one.verdict}")
+        by_engine.setdefault(one.title, []).append(f"{where} {one.verdict}")
     return [f"{engine}: {', '.join(each)}" for engine, each in by_engine.items()]
 
 
@@ -36,12 +36,18 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
         return None
     lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
     lines += verdict_lines(verdicts)
-    lines += dict.fromkeys(f"{one.engine}: {one.error}" for one in verdicts)
+    lines += dict.fromkeys(map(_why, verdicts))
     if is_for_the_plugin(plan.recipe):
-        lines.append("with draftquant installed beside them (its plugin), vllm and sglang load it")
+        lines.append("with draftquant installed beside them (its plugin), vLLM and SGLang load it")
     for arch, recipes in _alternatives(plan).items():
         lines.append(f"on {gpu_name(arch)} these load: {', '.join(recipes)}")
     return "\n  ".join(lines)
+
+
+def _why(one: EngineCheck) -> str:
+    """Its reason, which says the engine's name."""
+    title, reason = TITLES[one.engine], one.error or ""
+    return reason if title in reason else f"{title}: {reason}"
 
 
 def is_for_the_plugin(recipe: Recipe) -> bool:

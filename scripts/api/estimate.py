@@ -48,7 +48,8 @@ class EstimateSettings(Settings):
     recipes: Annotated[
         Sequence[AnyRecipe],
         Option(
-            "built-in name or .yaml path, may be repeated; default: all that fit the draft",
+            "recipe to compare: a built-in name or a .yaml file; repeat for more "
+            "(default: all that fit the draft)",
             "RECIPE",
             flag="--recipe",
             several="repeated",
@@ -75,27 +76,33 @@ class EstimateSettings(Settings):
     ] = None
     concurrency: Annotated[
         Sequence[int],
-        Option("sequences at once (1,2,4,8,16,32,64)", "SEQUENCES,...", several="commas"),
+        Option(
+            "concurrent sequences (default: 1,2,4,8,16,32,64)", "SEQUENCES,...", several="commas"
+        ),
     ] = (1, 2, 4, 8, 16, 32, 64)
-    tp: Annotated[int, Option("tensor-parallel shards", "GPUS")] = 1
+    tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS")] = 1
     efficiency: Annotated[
         float,
-        Option("share of the data sheets' bandwidths and peaks that kernels reach (0.75)", "SHARE"),
+        Option(
+            "share of the data sheet's bandwidth and peak that kernels reach (default 0.75)",
+            "SHARE",
+        ),
     ] = 0.75
     target_step_ms: Annotated[
         str | float | None,
         Option(
-            "the target's verify step as measured: 14.2, or by concurrency 1=9.5,8=14.2,64=38",
+            "measured time of the target's verify step in ms: 14.2, or by concurrency"
+            " 1=9.5,8=14.2,64=38",
             "MILLISECONDS",
         ),
     ] = None
     target: Annotated[
         arguments.AnyPath | None,
-        Option("folder with the config.json of a dense target", "TARGET"),
+        Option("folder with the config.json of the (dense) target", "TARGET"),
     ] = None
     target_bytes: Annotated[
         float | None,
-        Option("bytes of the target's weights that one token reads, such as 140e9", "BYTES"),
+        Option("bytes of target weights read per token, such as 140e9", "BYTES"),
     ] = None
     target_layers: arguments.TargetLayers = None
 
@@ -104,13 +111,13 @@ class EstimateSettings(Settings):
 
 @verb(EstimateSettings)
 def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
-    """Estimate what a draft step reads and takes, and how much acceptance quantizing may cost.
+    """Estimate how long one draft step takes, and how much acceptance quantization may cost.
 
     Returns:
-        The draft as it is and by each recipe, on each GPU.
+        Bytes and milliseconds of the unquantized draft and of each recipe's draft, on each GPU.
 
     Raises:
-        DraftQuantError: the draft, a recipe or the target is not one that can be estimated.
+        DraftQuantError: the draft, a recipe, a GPU or the target cannot be estimated.
     """
     gpus = dict.fromkeys(named_gpu(name).name for name in settings.gpus or USUAL_GPUS)
     efficiency = checked_efficiency(settings.efficiency)

@@ -22,7 +22,8 @@ class FindingsFile(Settings):
     """Where findings are written to, for the gate."""
 
     report: Annotated[
-        AnyPath | None, Option("also write the findings here, for 'gate'", "F.json")
+        AnyPath | None,
+        Option("also write the findings to this file, for 'gate --parity'", "F.json"),
     ] = None
     overwrite: Overwrite = False
 
@@ -46,7 +47,7 @@ class BoundedFindings(FindingsFile):
     confidence: Annotated[
         float,
         Option(
-            "of each one-sided bound (default 0.95)",
+            "confidence of each one-sided bound (default 0.95)",
             "SHARE",
             reads=share,
             bounds=CONFIDENCE,

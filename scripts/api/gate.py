@@ -20,7 +20,7 @@ from . import arguments, reports
 from .gate_on_traces import GateOnTracesSettings, OnTraces, judge_on_traces
 from .opening import optional_path
 from .option import Option
-from .pages import Pages, asked_for
+from .pages import Pages, asked_for, texts_of
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -46,66 +46,72 @@ class GateSettings(GateOnTracesSettings, Pages):
     measured: Annotated[
         Sequence[arguments.AnyPath] | None,
         Option(
-            "what `measure` wrote of servers with the BF16 and with the quantized draft: instead"
-            " of traces, or beside them, and the worse verdict counts",
+            "measurements ('measure') of servers with the BF16 and with the quantized"
+            " draft; given with traces, the worse verdict counts",
             "A B",
             count=2,
         ),
     ] = None
     baseline_again: Annotated[
         arguments.AnyPath | None,
-        Option("A measured once more: the noise of the server, held against the limit", "A2"),
+        Option("a second measurement of A; it shows the server's own noise", "A2"),
     ] = None
     parity: Annotated[
         Sequence[arguments.AnyPath],
-        Option("what `parity --report` wrote: each finding enters the verdict", "FILE"),
+        Option("reports of 'parity --report'; each finding enters the verdict", "FILE"),
     ] = ()
-    policy: Annotated[PolicyName, Option("default: release, whatever QUANT's recipe asks for")] = (
+    policy: Annotated[PolicyName, Option("set of limits to judge by (default: release)")] = (
         "release"
     )
     max_relative_drop: Annotated[
         float | None,
         Option(
-            "margin instead of the policy's, such as 0.01 or 1%%", "SHARE", reads=arguments.share
+            "largest tolerated relative drop of the acceptance length, such as 0.01 "
+            "or 1%% (default: the policy's)",
+            "SHARE",
+            reads=arguments.share,
         ),
     ] = None
     confidence: Annotated[
-        float | None, Option("instead of the policy's", "SHARE", reads=arguments.share)
+        float | None,
+        Option("confidence of each bound (default: the policy's)", "SHARE", reads=arguments.share),
     ] = None
     min_prompts: Annotated[
         int | None,
         Option(
-            "effective sample size, instead of the policy's (release: 30, which takes 35 to 60"
-            " prompts)",
+            "smallest effective sample size (default: the policy's; release: 30, "
+            "which takes 35 to 60 prompts)",
             "PROMPTS",
         ),
     ] = None
     every_category_passes: Annotated[
         bool,
-        Option("PASS only if every category with enough prompts passes, not just if none fails"),
+        Option("PASS only if every category with enough prompts passes (default: if none fails)"),
     ] = False
     unrecorded: Annotated[
         bool,
         Option(
-            "QUANT needs no draftquant.json: another tool made it, and none of these prompts"
-            " calibrated it"
+            "accept a QUANT without draftquant.json, made by another tool; you assert"
+            " that it was not calibrated on these prompts"
         ),
     ] = False
     look: Annotated[
         str | None,
         Option(
-            "this is look I of N planned ones at a growing set of prompts, equal additions each",
+            "planned interim analysis I of N on a growing set of prompts (equal "
+            "additions each time)",
             "I/N",
         ),
     ] = None
     spending: Annotated[
         Spending | None,
         Option(
-            "how --look spends the error over the looks (default: obrien-fleming, most at the last)"
+            "how the interim analyses share the error rate (default: obrien-fleming, "
+            "which spends most of it on the last)"
         ),
     ] = None
     report: Annotated[
-        arguments.AnyPath | None, Option("also write the JSON report here", "F.json")
+        arguments.AnyPath | None, Option("also write the report as JSON", "F.json")
     ] = None
 
     @override
@@ -153,13 +159,16 @@ def gate(
         True
 
     Returns:
-        The verdict and all that it rests on: of one comparison, of two where the target taught the
-        draft, or of everything that was given beside traces or instead of them.
+        The verdict with all its evidence. It is a `GateReport` for one comparison, a
+        `RetunedReport` for a draft that was fine-tuned after quantization, and a `JointReport`
+        where measurements or parity were judged beside traces. Each writes its page, Markdown,
+        JUnit and JSON by methods.
 
     Raises:
-        GateError: the drafts do not belong together, or a limit is none.
-        DraftQuantError: see `replay`; a file is no measurement or no report of parity; a report
-            file cannot be written; or a tracker does not take the run, when they are written.
+        GateError: the drafts do not belong together, or a limit is out of its range.
+        DraftQuantError: a draft, the traces, a measurement or a parity report cannot be read, they
+            do not fit each other or do not fit in memory, a report file cannot be written, or a
+            tracker does not take the run (the report files are written then).
     """
     return judged(settings).report
 
@@ -209,10 +218,13 @@ def judged(settings: GateSettings) -> Judged:
     argv = asked_for(running_argv())
     document = document_of(report, argv=argv, drafts=drafts, engines=engines, date=date)
     text = document_text(document)
-    if report_file or settings.wants_pages:
+    if report_file or settings.wants_pages or settings.trend:
         beside = {report_file: text} if report_file else {}
         found = parse_report(text, "gate")
-        settings.log(found, settings.write_pages(found, beside=beside))
+        written = settings.write_pages(found, beside=beside)
+        settings.append_to_trend(found)
+        settings.log(found, written)
+    report = report.with_texts(texts_of(text))
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 
 

@@ -35,25 +35,26 @@ _GPUS: Mapping[str, str] = MappingProxyType({"mi3": "mi325x", "blackwell": "b200
 class GateOnTracesSettings(OnTracesSettings):
     """Who is judged on which traces, and what is known of them."""
 
-    baseline: Annotated[Reference | None, Argument("the draft as released", "BF16")] = None
-    candidate: Annotated[Reference | None, Argument("the quantized draft", "QUANT")] = None
+    baseline: Annotated[
+        Reference | None, Argument("the BF16 draft: a folder or a Hub id", "BF16")
+    ] = None
+    candidate: Annotated[
+        Reference | None, Argument("the quantized draft: a folder or a Hub id", "QUANT")
+    ] = None
     traces: Annotated[arguments.AnyPath | None, Option("trace folder", "TRACES")] = None
     _: KW_ONLY
     tuned_baseline: Annotated[
         Reference | None,
         Option(
-            "needed for a QUANT that 'retune' wrote: the identically fine-tuned BF16 draft"
-            " (control)",
+            "the identically fine-tuned BF16 draft (control); needed if 'retune' wrote QUANT",
             "TUNED",
         ),
     ] = None
-    unrelated: Annotated[
-        bool, Option("compare two different drafts on purpose: QUANT need not be BF16 quantized")
-    ] = False
+    unrelated: Annotated[bool, Option("allow a QUANT that was not quantized from BF16")] = False
     expect_baseline: Annotated[
         float | None,
         Option(
-            "acceptance length that BF16 is known to have with this K: confirms an unusual one",
+            "known acceptance length of BF16 with this K; confirms a baseline that looks anomalous",
             "AL",
         ),
     ] = None

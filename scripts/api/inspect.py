@@ -2,8 +2,11 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
+
+from typing_extensions import override
 
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.drafts.speculators_layout import is_speculators
@@ -17,6 +20,7 @@ from ...quantize.lints.concat import HalfRatio, half_ratios
 from ...quantize.quantization_plan import make_plan
 from ...quantize.verify.audit import Audit, audit, looks_quantized
 from ...recipes import built_in_recipes, load_recipe
+from ...recipes.brief import Brief, megabytes
 from . import arguments
 from .settings import Settings
 from .verb import verb
@@ -31,18 +35,19 @@ class InspectSettings(Settings):
     subtree: arguments.Subtree = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """What is known of a draft by its headers and config.json.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Inspection(Brief):
+    """What the headers and the config.json of a draft say.
 
     Attributes:
         draft: family, geometry and tensors.
-        lints: what trainers and engines are known to read differently.
-        retuned: its target taught it.
-        half_ratios: of each linear that reads the concat input; empty of a quantized draft.
-        bytes_after: built-in recipe -> tensor bytes of its result, or why it does not fit; empty of
-            a quantized draft.
-        audit: of a draft that is stored quantized; None of a plain one.
+        lints: settings that trainers and engines are known to read differently.
+        retuned: the draft was fine-tuned after quantization.
+        half_ratios: for each linear that reads the concatenated input, how the halves' ranges
+            differ; empty for a quantized draft.
+        bytes_after: built-in recipe -> bytes of the tensors of its result, or why it does not fit;
+            empty for a quantized draft.
+        audit: quantized values and scales of a quantized draft; None for an unquantized one.
     """
 
     draft: Draft
@@ -59,17 +64,30 @@ class Inspection:
             return {**self.audit.to_mapping(), "lints": lints, "retuned": self.retuned}
         return _summary(self)
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        checkpoint = self.draft.checkpoint
+        return {
+            "family": self.draft.family.name,
+            "folder": checkpoint.folder,
+            "stored": "quantized" if self.audit is not None else "not quantized",
+            "tensors": len(self.draft.rows),
+            "size": megabytes(sum(row.tensor.nbytes for row in self.draft.rows)),
+            "lints": ", ".join(one.name for one in self.lints) or "none",
+        }
+
 
 @verb(InspectSettings)
 def inspect(settings: InspectSettings) -> Inspection:
-    """Say what a draft is, what recipes make of it, and what could hurt.
+    """Describe a draft: its family, its size under each recipe, and settings that are misread.
 
     Returns:
-        Its family and tensors, bytes after each built-in recipe, and lints; of a draft that is
-        stored quantized an audit of its codes and scales.
+        Family, geometry and tensors, the bytes after each built-in recipe, and lints. For a
+        quantized draft an audit of its quantized values and scales takes the place of the recipes.
 
     Raises:
-        CheckpointError: no draft can be read there, or its declaration is not understood.
+        CheckpointError: the folder holds no draft, or declares a quantization that is not
+            understood.
     """
     checkpoint = resolve_draft(str(settings.draft), settings.subtree).checkpoint()
     return _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)

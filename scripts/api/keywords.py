@@ -6,6 +6,7 @@ Options of engines and of other tools stay as they are.
 """
 
 import collections.abc
+import functools
 import importlib
 import re
 import typing
@@ -64,21 +65,39 @@ class Keywords:
     def __init__(self, verb: str, settings: type[Settings]) -> None:
         self.verb = verb
         self._own = keywords_of(settings)
+        self._places = {
+            option.metavar: name
+            for name, option in options_of(settings).items()
+            if isinstance(option, Argument) and option.metavar
+        }
 
     def __call__(self, text: str) -> str:
         """The text, with calls and keywords in the place of commands and options."""
         if "--" not in text and "draftquant" not in text and " -" not in text:
             return text
-        return self._options(_command().sub(self._as_call, text))
+        return self._options(_command().sub(self._as_call, self._named(text)))
 
     def place(self, where: str) -> str:
         """Where an error is: `--tp` of `check` is `check(tp=)`, `--tp x` is `check(tp="x")`."""
         found = re.match(rf"({_OPTION})(?: ({_TOKEN}))?(?=,|$)", where)
         keyword = found and {**_all_keywords(), **self._own}.get(found[1])
+        if where in self._places:
+            return f"{self.verb}({self._places[where]}=)"
         if not found or not keyword:
             return self(where)
         value = "" if found[2] is None else _literal(found[2])
         return f"{self.verb}({keyword.name}={value}){self(where[found.end() :])}"
+
+    def _named(self, text: str) -> str:
+        """Several arguments side by side, which a command line takes by their places."""
+        names = "|".join(map(re.escape, self._places))
+        if len(self._places) < 2:
+            return text
+        return re.sub(
+            rf"\b(?:{names})(?:,? (?:{names}))+\b",
+            lambda found: re.sub(names, lambda one: f"{self._places[one[0]]}=", found[0]),
+            text,
+        )
 
     def _options(self, text: str) -> str:
         """Options in running text: `--out` is `out=`, `--tp 2` is `tp=2`."""
@@ -112,6 +131,11 @@ class Keywords:
             word = words.pop(0)
             arguments.append(known[word].argument(words) if word in known else _literal(word))
         return " ".join((f"{name}({', '.join(arguments)})", *words))
+
+
+def explain(function: Any) -> None:
+    """Say in the documentation of a verb, too, options as keywords; all verbs are there by then."""
+    function.__doc__ = Keywords(function.__name__, function.settings)(function.__doc__)
 
 
 def keywords_of(settings: type[Settings]) -> Mapping[str, Keyword]:
@@ -149,6 +173,7 @@ def _verbs() -> Mapping[str, Any]:
     return {name: getattr(api, name) for name in api.VERBS}
 
 
+@functools.cache
 def _all_keywords() -> Mapping[str, Keyword]:
     """The options of all verbs; of one name the first."""
     found: dict[str, Keyword] = {}
@@ -157,6 +182,7 @@ def _all_keywords() -> Mapping[str, Keyword]:
     return found
 
 
+@functools.cache
 def _command() -> re.Pattern[str]:
     """Commands, and the words behind them that may be their arguments."""
     names = sorted({*_spelled(_verbs())}, key=len, reverse=True)

@@ -40,53 +40,62 @@ class MeasureSettings(ChosenPrompts):
     launch: Annotated[
         AnyPath | None,
         Option(
-            "instead of asking a server that runs: start those of this .yaml file one after the"
-            " other, measure each at every concurrency into the folder --out, and compare their"
-            " speed",
+            "start the servers of this .yaml file one after the other, measure each "
+            "at every concurrency into the folder --out, and compare their speed",
             "MATRIX.yaml",
         ),
     ] = None
     plot: Annotated[
-        AnyPath | None, Option("with --launch: draw speeds (.svg, .png, .pdf)", "FILE")
+        AnyPath | None,
+        Option("with --launch: draw the speeds into this file (.svg, .png, .pdf)", "FILE"),
     ] = None
     server: Annotated[
         str | None,
         Option(
-            "http://HOST:PORT; its key, if it asks for one, is read from DRAFTQUANT_SERVER_KEY",
+            "address of the running server, http://HOST:PORT; an API key is read from"
+            " DRAFTQUANT_SERVER_KEY",
             "URL",
         ),
     ] = None
-    engine: Annotated[EngineName | None, Option("that runs there")] = None
+    engine: Annotated[EngineName | None, Option("engine that runs on the server")] = None
     prompts: Annotated[
-        AnyPath | None, Option("as of 'record'; of conversations the first turn", "PROMPTS")
+        AnyPath | None,
+        Option(
+            "prompts, in the forms that 'record' takes; only the first turn of a "
+            "conversation is measured",
+            "PROMPTS",
+        ),
     ] = None
-    out: Annotated[AnyPath | None, Option("file to create, JSON lines", "FILE")] = None
+    out: Annotated[AnyPath | None, Option("file to create (JSON lines)", "FILE")] = None
     show: Annotated[
-        AnyPath | None, Option("only print the figures of a measurement", "MEASUREMENT")
+        AnyPath | None,
+        Option("print the figures of an earlier measurement, and measure nothing", "MEASUREMENT"),
     ] = None
     tokenizer: Annotated[
         AnyPath | None,
-        Option("of the target, for prompts that are text or messages", "FOLDER"),
+        Option("folder of the target's tokenizer, for prompts given as text or messages", "FOLDER"),
     ] = None
     draft: Annotated[
         Reference | None,
-        Option(
-            "the draft that the server runs: its identity is recorded with the figures", "DRAFT"
-        ),
+        Option("the draft that the server runs; its identity is stored with the figures", "DRAFT"),
     ] = None
     served_as: Annotated[
         str | None,
         Option(
-            "with --draft: what the server calls this draft, where its own path or id is another"
-            " name of the same one",
+            "with --draft: the server's own path or id of that draft, if it is another one",
             "NAME",
         ),
     ] = None
     model: Annotated[
-        str | None, Option("refuse a server that serves its target by another name", "NAME")
+        str | None,
+        Option("name of the served target; a server with another one is refused", "NAME"),
     ] = None
-    max_new_tokens: Annotated[int, Option("default 128", "TOKENS", bounds=AT_LEAST_1)] = 128
-    ignore_eos: Annotated[bool, Option("continue each prompt to --max-new-tokens")] = False
+    max_new_tokens: Annotated[
+        int, Option("longest answer in tokens (default 128)", "TOKENS", bounds=AT_LEAST_1)
+    ] = 128
+    ignore_eos: Annotated[
+        bool, Option("ignore the end-of-text token: every answer has --max-new-tokens tokens")
+    ] = False
     temperature: Temperature = 0
     top_p: TopP = 1
     top_k: TopK = 0
@@ -94,28 +103,34 @@ class MeasureSettings(ChosenPrompts):
     top_logprobs: Annotated[
         int,
         Option(
-            "keep log-probabilities, and with N > 1 the gap of the two most likely tokens",
+            "keep the log-probabilities of this many most likely tokens; 2 or more "
+            "give the gap between the first two (default 0)",
             "TOKENS",
             bounds=AT_LEAST_0,
         ),
     ] = 0
     concurrency: Annotated[
-        int, Option("requests in flight (default 8)", "REQUESTS", bounds=AT_LEAST_1)
+        int, Option("concurrent requests (default 8)", "REQUESTS", bounds=AT_LEAST_1)
     ] = 8
     warm_up: Annotated[
         int,
         Option(
-            "requests before, which are not recorded (default 0)", "REQUESTS", bounds=AT_LEAST_0
+            "warm-up requests, which are not recorded (default 0)", "REQUESTS", bounds=AT_LEAST_0
         ),
     ] = 0
     max_requests_per_second: Annotated[
-        float | None, Option("begin no more than that", "RATE", bounds=ABOVE_0)
+        float | None,
+        Option(
+            "send at most this many requests per second (default: no limit)", "RATE", bounds=ABOVE_0
+        ),
     ] = None
-    timeout: Annotated[float, Option("of a request (default 600)", "SECONDS", bounds=ABOVE_0)] = 600
+    timeout: Annotated[
+        float, Option("timeout of a request in seconds (default 600)", "SECONDS", bounds=ABOVE_0)
+    ] = 600
     attempts: Annotated[
         int,
         Option(
-            "per request, where the server is overloaded or breaks off (default 6)",
+            "attempts per request if the server is overloaded or drops the connection (default 6)",
             "ATTEMPTS",
             bounds=AT_LEAST_1,
         ),
@@ -147,14 +162,14 @@ class MeasureSettings(ChosenPrompts):
 
 @verb(MeasureSettings)
 def measure(settings: MeasureSettings) -> "reports.Measurement | reports.SpeedReport":
-    """Measure what running servers accept on prompts, and how long it takes.
+    """Measure how many drafted tokens running servers accept on prompts, and how long they take.
 
     Returns:
-        What was measured of a server; of a matrix of servers how fast each is.
+        A `Measurement` of one server, or a `SpeedReport` where a matrix of servers was launched.
 
     Raises:
-        DraftQuantError: a server cannot be measured; what was measured before stays, and the same
-            call goes on with it.
+        DraftQuantError: a server cannot be measured. Answers that were measured before are kept,
+            and the same call continues with them.
     """
     if settings.show is not None:
         from ...validate.measure.measurement_file import read_measurement

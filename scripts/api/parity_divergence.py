@@ -18,45 +18,50 @@ class DivergenceSettings(FindingsFile):
 
     plain: Annotated[
         AnyPath,
-        Argument("measured without a draft, at temperature 0, with --top-logprobs 2", "PLAIN"),
+        Argument("measurement without a draft, at temperature 0, with --top-logprobs 2", "PLAIN"),
     ]
     speculative: Annotated[
         Sequence[AnyPath],
-        Argument("the same prompts with a draft: BF16, quantized", "SPECULATIVE"),
+        Argument("measurements of the same prompts with drafts: BF16, quantized", "SPECULATIVE"),
     ]
     _: KW_ONLY
     plain_again: Annotated[
         AnyPath | None,
-        Option("PLAIN measured again at another concurrency: what numeric noise does there",
+        Option("a second measurement of PLAIN at another concurrency; it shows the "
+        "numeric noise",
                "MEASUREMENT"),
     ] = None  # fmt: skip
     max_gap: Annotated[
         float | None,
         Option(
-            "nats between the target's two most likely tokens up to which a difference is noise"
-            " (default 0.25, or twice what --plain-again shows, up to 0.5)",
+            "largest gap in nats between the target's two most likely tokens at which"
+            " a difference counts as noise (default 0.25, or twice what --plain-again"
+            " shows, at most 0.5)",
             "NATS",
         ),
     ] = None
     max_hazard_ratio: Annotated[
         float | None,
-        Option("speculation may part from PLAIN X times as often as --plain-again does", "RATIO"),
+        Option(
+            "how many times as often as --plain-again the speculative output may differ from PLAIN",
+            "RATIO",
+        ),
     ] = None
     min_prompts: Annotated[
         int | None,
-        Option("distinct prompts with fewer of which nothing passes (default 30)", "PROMPTS"),
+        Option("smallest number of distinct prompts for a pass (default 30)", "PROMPTS"),
     ] = None
 
 
 @verb(DivergenceSettings)
 def parity_divergence(settings: DivergenceSettings) -> "reports.Findings":
-    """Compare what a target writes greedily with a draft and without, to the first difference.
+    """Compare the greedy output of a target with a draft and without, up to the first difference.
 
     Returns:
-        A finding for each speculative measurement.
+        One finding for each speculative measurement.
 
     Raises:
-        DraftQuantError: the measurements cannot be read, or are not of the same prompts.
+        DraftQuantError: the measurements cannot be read, or do not have the same prompts.
     """
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.divergence_findings import MIN_PROMPTS, divergence_findings

@@ -18,8 +18,8 @@ from .verb import verb
 class DraftParitySettings(BoundedFindings):
     """Of which drafts along which traces, and how far they may part."""
 
-    baseline: Annotated[Reference, Argument("the draft as released", "BF16")]
-    candidate: Annotated[Reference, Argument("the quantized draft", "QUANT")]
+    baseline: Annotated[Reference, Argument("the BF16 draft: a folder or a Hub id", "BF16")]
+    candidate: Annotated[Reference, Argument("the quantized draft: a folder or a Hub id", "QUANT")]
     traces: Annotated[AnyPath, Option("trace folder", "TRACES")]
     _: KW_ONLY
     num_draft_tokens: NumDraftTokens = None
@@ -27,43 +27,59 @@ class DraftParitySettings(BoundedFindings):
     device: Device = "auto"
     dtype: Dtype = "float32"
     top: Annotated[
-        int, Option("tokens of the set compared (default 5)", "TOKENS", bounds=AT_LEAST_1)
+        int,
+        Option(
+            "how many most likely tokens are compared as a set (default 5)",
+            "TOKENS",
+            bounds=AT_LEAST_1,
+        ),
     ] = 5
     max_kl: Annotated[
-        float | None, Option("mean KL(BF16 || QUANT) per draft step, nats", "NATS")
+        float | None, Option("largest mean KL(BF16 || QUANT) per drafted token, in nats", "NATS")
     ] = None
     min_agreement: Annotated[
-        float | None, Option("share of steps with the same most likely token", "SHARE")
+        float | None,
+        Option("smallest share of drafted tokens with the same most likely token", "SHARE"),
     ] = None
     min_top_agreement: Annotated[
-        float | None, Option("shared part of the --top most likely tokens", "SHARE")
+        float | None, Option("smallest shared part of the --top most likely tokens", "SHARE")
     ] = None
     min_overlap: Annotated[
-        float | None, Option("mean sum of the smaller of both probabilities", "SHARE")
+        float | None,
+        Option(
+            "smallest mean overlap of the two distributions (sum of the smaller probabilities)",
+            "SHARE",
+        ),
     ] = None
     max_right_drop: Annotated[
         float | None,
-        Option("how much less often the most likely token may be the target's", "SHARE"),
+        Option("how much less often the most likely token may equal the target's", "SHARE"),
     ] = None
     max_perplexity_rise: Annotated[
         float | None,
-        Option("of the draft's perplexity on the target's tokens, 1 %% = 0.01", "SHARE"),
+        Option(
+            "largest relative rise of the draft's perplexity on the target's tokens (0.01 is 1 %%)",
+            "SHARE",
+        ),
     ] = None
     max_alpha_drop: Annotated[
         float | None,
-        Option("of the expected acceptance of drawn proposals (drawn traces)", "SHARE"),
+        Option(
+            "largest drop of the expected acceptance of sampled proposals (for sampled traces)",
+            "SHARE",
+        ),
     ] = None
 
 
 @verb(DraftParitySettings)
 def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
-    """Compare the proposals of a quantized draft with those of BF16, step by step.
+    """Compare the proposals of a quantized draft with those of the BF16 draft, at each draft step.
 
     Returns:
-        A finding for each figure, with its parts by step and category.
+        One finding for each figure, with its parts by draft step and by category.
 
     Raises:
-        DraftQuantError: a draft or the traces cannot be read, or do not fit each other.
+        DraftQuantError: a draft or the traces cannot be read, or they do not fit each other.
     """
     from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.counting.trace_replay import chosen_num_draft_tokens

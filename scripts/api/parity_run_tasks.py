@@ -18,55 +18,65 @@ from .verb import verb
 class RunTasksSettings(Settings):
     """Which tasks, of which server, into which folder."""
 
-    server: Annotated[str, Option("http://HOST:PORT", "URL")]
+    server: Annotated[str, Option("address of the server, http://HOST:PORT", "URL")]
     engine: Annotated[
-        EngineName, Option("that runs there: it is asked who it is before lm_eval begins")
+        EngineName, Option("engine that runs on the server; it is verified before lm_eval starts")
     ]
     tasks: Annotated[
-        Sequence[str], Option("by lm_eval's names, such as gsm8k", "TASK,...", several="commas")
+        Sequence[str],
+        Option("tasks by their lm_eval names, such as gsm8k", "TASK,...", several="commas"),
     ]
     out: OutFolder
     _: KW_ONLY
     model: Annotated[
         str | None,
-        Option("that the server calls its target by (default: it is asked)", "NAME"),
+        Option("the server's name of the target (default: the server is asked)", "NAME"),
     ] = None
-    tokenizer: Annotated[AnyPath | None, Option("the target's folder", "FOLDER")] = None
+    tokenizer: Annotated[AnyPath | None, Option("folder of the target's tokenizer", "FOLDER")] = (
+        None
+    )
     chat: Annotated[bool, Option("send messages; the server applies its chat template")] = False
     include_path: Annotated[
         AnyPath | None, Option("folder with task definitions of your own", "FOLDER")
     ] = None
     num_fewshot: Annotated[
-        int | None, Option("examples in each prompt (default: the task's own)", "EXAMPLES")
+        int | None, Option("few-shot examples in each prompt (default: the task's own)", "EXAMPLES")
     ] = None
     limit: Annotated[int | None, Option("items per task (default: all)", "ITEMS")] = None
-    seed: Annotated[int, Option("of few-shot examples and draws (default 1234)", "SEED")] = 1234
-    concurrency: Annotated[int, Option("requests in flight (default 8)", "REQUESTS")] = 8
-    max_retries: Annotated[int, Option("attempts of each request (default 5)", "ATTEMPTS")] = 5
-    timeout: Annotated[int, Option("seconds of a request (default 600)", "SECONDS")] = 600
+    seed: Annotated[
+        int, Option("seed of few-shot examples and of sampling (default 1234)", "SEED")
+    ] = 1234
+    concurrency: Annotated[int, Option("concurrent requests (default 8)", "REQUESTS")] = 8
+    max_retries: Annotated[int, Option("retries of each request (default 5)", "ATTEMPTS")] = 5
+    timeout: Annotated[int, Option("timeout of a request in seconds (default 600)", "SECONDS")] = (
+        600
+    )
     max_length: Annotated[
-        int, Option("tokens of prompt and answer together (default 4096)", "TOKENS")
+        int, Option("longest prompt and answer together, in tokens (default 4096)", "TOKENS")
     ] = 4096
     gen_kwargs: Annotated[
-        str | None, Option("how to generate (default: as the task says)", "KEY=VALUE,...")
+        str | None,
+        Option("generation arguments for lm_eval (default: the task's own)", "KEY=VALUE,..."),
     ] = None
     confirm_run_unsafe_code: Annotated[
-        bool, Option("tasks such as humaneval run the code that the model writes, here")
+        bool,
+        Option("allow tasks such as humaneval to run code that the model wrote, on this machine"),
     ] = False
     lm_eval: Annotated[
-        str, Option("that starts lm_eval, of any environment (default lm_eval)", "COMMAND")
+        str, Option("command that starts lm_eval, in any environment (default lm_eval)", "COMMAND")
     ] = "lm_eval"
 
 
 @verb(RunTasksSettings)
 def parity_run_tasks(settings: RunTasksSettings) -> "Mapping[str, reports.TaskSamples]":
-    """Let lm_eval ask a server, for `parity_tasks`.
+    """Run tasks of lm_eval against a server, and keep the samples for `parity_tasks`.
 
     Returns:
-        Task -> what lm_eval wrote of it.
+        Task -> the samples that lm_eval wrote.
 
     Raises:
-        DraftQuantError: the server is another one, or lm_eval fails; what it said is told.
+        DraftQuantError: the server is not the expected one, or lm_eval fails; the error quotes
+            lm_eval's own text.
     """
     from ...validate.parity.run_tasks import TaskRun, run_tasks
 

@@ -29,31 +29,44 @@ ScoringEngine = Literal["vllm", "sglang"]
 class SampledSettings(BoundedFindings, ChosenPrompts):
     """Of which measurements, and who says how likely they are."""
 
-    plain: Annotated[AnyPath, Argument("measured without a draft, with a --temperature", "PLAIN")]
-    speculative: Annotated[AnyPath, Argument("the same with a draft", "SPECULATIVE")]
-    prompts: Annotated[AnyPath, Option("that both were measured with", "PROMPTS")]
+    plain: Annotated[
+        AnyPath, Argument("measurement without a draft, with a --temperature", "PLAIN")
+    ]
+    speculative: Annotated[AnyPath, Argument("the same measurement with a draft", "SPECULATIVE")]
+    prompts: Annotated[AnyPath, Option("prompts that both were measured with", "PROMPTS")]
     _: KW_ONLY
     tokenizer: Annotated[
         AnyPath | None,
         Option("folder of the tokenizer, for prompts that are text (default: --target)", "FOLDER"),
     ] = None
-    target: Annotated[AnyPath | None, Option("target folder: transformers scores", "TARGET")] = None
+    target: Annotated[
+        AnyPath | None,
+        Option("folder of the target, if transformers computes the scores", "TARGET"),
+    ] = None
     score_server: Annotated[
-        str | None, Option("server of the target without a draft: it scores", "URL")
+        str | None,
+        Option(
+            "address of a server that runs the target without a draft, if it computes the scores",
+            "URL",
+        ),
     ] = None
     score_engine: Annotated[
-        ScoringEngine | None, Option("that runs at --score-server (default: PLAIN's)")
+        ScoringEngine | None, Option("engine at --score-server (default: that of PLAIN)")
     ] = None
     device: Device = "auto"
-    dtype: Annotated[ComputeDtype, Option("of --target (default float32)")] = "float32"
+    dtype: Annotated[ComputeDtype, Option("dtype that --target computes in (default float32)")] = (
+        "float32"
+    )
     concurrency: Annotated[
         int,
-        Option("requests in flight at --score-server (default 8)", "REQUESTS", bounds=AT_LEAST_1),
+        Option("concurrent requests at --score-server (default 8)", "REQUESTS", bounds=AT_LEAST_1),
     ] = 8
     max_logprob_drop: Annotated[
         float | None,
         Option(
-            "nats per token by which output may be less likely, or more (which is as wrong)", "NATS"
+            "largest difference of the mean log-probability per token, in nats, in "
+            "either direction",
+            "NATS",
         ),
     ] = None
 
@@ -71,13 +84,14 @@ class SampledSettings(BoundedFindings, ChosenPrompts):
 
 @verb(SampledSettings)
 def parity_sampled(settings: SampledSettings) -> "reports.Findings":
-    """Compare how likely drawn output is to the target, with a draft and without.
+    """Compare how likely sampled output is to the target, with a draft and without.
 
     Returns:
         One finding.
 
     Raises:
-        DraftQuantError: the measurements do not fit each other, or nobody can score.
+        DraftQuantError: the measurements do not fit each other, or no target is given that can
+            score them.
     """
     from ...calibration.prompts.prompt_file import PromptEncoder
     from ...validate.measure.measurement_file import read_measurement

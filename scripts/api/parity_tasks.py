@@ -21,16 +21,20 @@ class TasksSettings(BoundedFindings):
     first: Annotated[
         AnyPath,
         Argument(
-            "of the server to be matched: folder of lm_eval's --log_samples, or one of its files",
+            "samples of the reference server: a folder of lm_eval's --log_samples, or"
+            " one of its files",
             "A_SAMPLES",
         ),
     ]
-    second: Annotated[AnyPath, Argument("of the other server", "B_SAMPLES")]
+    second: Annotated[AnyPath, Argument("samples of the other server", "B_SAMPLES")]
     _: KW_ONLY
     max_score_drop: Annotated[
         float | None,
         Option(
-            "margin in the metric's own unit: of right answers 0.01 or 1%%", "MARGIN", reads=share
+            "largest tolerated drop of the score, in the metric's own unit, such as "
+            "0.01 or 1%% for accuracy",
+            "MARGIN",
+            reads=share,
         ),
     ] = None
     higher_is_better: Annotated[Sequence[str], Option(_DIRECTION, "METRIC")] = ()
@@ -39,13 +43,13 @@ class TasksSettings(BoundedFindings):
 
 @verb(TasksSettings)
 def parity_tasks(settings: TasksSettings) -> "reports.Findings":
-    """Compare the scores that lm_eval gave the same items of two servers.
+    """Compare the scores that two servers got for the same items of lm_eval.
 
     Returns:
-        A finding for each metric of each task.
+        One finding for each metric of each task.
 
     Raises:
-        DraftQuantError: the samples cannot be read, or are not of the same items.
+        DraftQuantError: the samples cannot be read, or do not hold the same items.
     """
     from ...validate.parity.lm_eval_samples import read_samples
     from ...validate.parity.metric_directions import Directions

@@ -1,10 +1,14 @@
 """`plan`: what a recipe would do to every tensor, and where the result would load."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.quantization_plan import Plan, make_plan
+from ...recipes.brief import Brief, megabytes
 from . import arguments
 from .engine_verdicts import nothing_loads, to_mapping, verdicts_of
 from .opening import chosen_recipe, open_draft
@@ -25,13 +29,14 @@ class PlanSettings(Settings):
     target_layers: arguments.TargetLayers = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """A plan, which was made of headers alone.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PlanReport(Brief):
+    """What a recipe would do to a draft, found out from headers alone.
 
     Attributes:
-        loads: what each known engine does with the result on each of its GPUs.
-        warnings: what the command line says of this plan on stderr.
+        plan: every tensor with its rule, its action and its bytes.
+        loads: what each known engine does with the result, on each of its GPUs.
+        warnings: what the command line prints as warnings.
     """
 
     plan: Plan
@@ -42,13 +47,28 @@ class PlanReport:
         """What `--json` prints."""
         return {**self.plan.to_mapping(), "engines": to_mapping(self.loads)}
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        plan = self.plan
+        loading = [one for one in self.loads if one.verdict == "LOADS"]
+        where = [f"{one.title} on {one.gpu}" for one in loading]
+        return {
+            "recipe": plan.recipe.name,
+            "draft": plan.draft.checkpoint.folder,
+            "linears": f"{len(plan.quantized)} to quantize",
+            "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
+            "loads in": ", ".join(where[:2]) + (f" and {len(where) - 2} more" if where[2:] else ""),
+            "warnings": len(self.warnings) or None,
+        }
+
 
 @verb(PlanSettings)
 def plan(settings: PlanSettings) -> PlanReport:
-    """Say what a recipe would do to every tensor of a draft. Nothing is written.
+    """Show what a recipe would do to every tensor of a draft. Nothing is written.
 
     Returns:
-        Each tensor with its rule, action and bytes, and where the result would load.
+        Each tensor with its rule, its action and its bytes, and which engines would load the
+        result.
 
     Raises:
         DraftQuantError: the draft or the recipe cannot be read, or they do not fit each other.

@@ -22,20 +22,19 @@ class ChosenPrompts(Settings):
 
     prompts_split: Annotated[
         str | None,
-        Option(
-            "of a data set: which split, and of which config if it has several", "[CONFIG/]SPLIT"
-        ),
+        Option("split of a Hub data set, with its config if it has several", "[CONFIG/]SPLIT"),
     ] = None
     prompts_column: Annotated[
         str | None,
-        Option("the column or key that holds the prompts, where it is none that is known", "NAME"),
+        Option("column that holds the prompts, if its name is not a usual one", "NAME"),
     ] = None
     num_prompts: Annotated[
         int | None,
-        Option("take so many, drawn at random (default: all)", "PROMPTS", bounds=AT_LEAST_1),
+        Option("draw so many prompts at random (default: take all)", "PROMPTS", bounds=AT_LEAST_1),
     ] = None
     prompts_seed: Annotated[
-        int, Option("draws other prompts (default 0); with one seed, more contain fewer", "SEED")
+        int,
+        Option("seed of --num-prompts (default 0); a larger draw contains a smaller one", "SEED"),
     ] = 0
 
     def read_prompts(self, prompts: AnyPath, encoder: "PromptEncoder") -> "ReadPrompts":

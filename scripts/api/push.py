@@ -5,6 +5,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from typing_extensions import override
+
 from ...quantize.errors import CheckpointError, HubError, VerifyError
 from ...quantize.files.card_text import CARD_FILE, front_keys, read_card
 from ...quantize.files.checkpoint import Checkpoint
@@ -13,6 +15,7 @@ from ...quantize.files.hub import is_hub_id
 from ...quantize.files.hub_upload import Upload, upload, upload_files
 from ...quantize.files.model_signature import differences, read_signature
 from ...quantize.verify.unowned_files import unknown_files
+from ...recipes.brief import Brief, megabytes
 from .arguments import AnyPath, QuantizedFolder
 from .opening import Reference, optional_path
 from .option import Argument, Option
@@ -24,16 +27,18 @@ if TYPE_CHECKING:
     from ...quantize.engines import EngineCheck
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushReport:
-    """What was uploaded, or would be.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PushReport(Brief):
+    """What was uploaded, or what a dry run would upload.
 
     Attributes:
+        repository: the Hub id.
+        private: whether only its owner may see it.
         files: name -> bytes.
         verified: every byte was compared with the source in this run.
-        engines: what each known engine does with the folder on each of its GPUs.
-        upload: None of a dry run.
-        warnings: what the command line prints on stderr of this run.
+        engines: what each known engine does with the folder, on each of its GPUs.
+        upload: the commit on the Hub; None for a dry run.
+        warnings: what the command line prints as warnings.
     """
 
     repository: str
@@ -49,38 +54,52 @@ class PushReport:
         """Of all files."""
         return sum(self.files.values())
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "repository": self.repository,
+            "state": "uploaded" if self.upload else "a dry run: nothing is uploaded",
+            "seen by": "its owner" if self.private else "everybody",
+            "files": f"{len(self.files)}, {megabytes(self.nbytes)}",
+            "verified": "against its source" if self.verified else "not against a source",
+            "warnings": len(self.warnings) or None,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class PushSettings(Settings):
     """Of which folder, to where, and what is checked before."""
 
     folder: QuantizedFolder
-    repository: Annotated[str, Argument("owner/name on the Hub", "REPO")]
+    repository: Annotated[str, Argument("Hub id to upload to (owner/name)", "REPO")]
     _: KW_ONLY
-    against: Annotated[Reference | None, Option("its source: every byte is compared", "DRAFT")] = (
-        None
-    )
-    unverified: Annotated[bool, Option("upload without a source to compare with")] = False
-    target: Annotated[AnyPath | None, Option("target folder, see 'verify --target'", "TARGET")] = (
-        None
-    )
-    public: Annotated[bool, Option("everybody may see it")] = False
-    revision: Annotated[str | None, Option("branch, made if need be (default main)", "BRANCH")] = (
-        None
-    )
+    against: Annotated[
+        Reference | None,
+        Option("the source draft; the upload is verified against it byte by byte", "DRAFT"),
+    ] = None
+    unverified: Annotated[bool, Option("upload without verifying against a source")] = False
+    target: Annotated[
+        AnyPath | None, Option("folder of the target, as in 'verify --target'", "TARGET")
+    ] = None
+    public: Annotated[bool, Option("make the repository public (default: private)")] = False
+    revision: Annotated[
+        str | None, Option("branch to upload to, created if missing (default main)", "BRANCH")
+    ] = None
     overwrite: Annotated[
         bool,
-        Option("replace files of the same name that have other contents, in a new commit"),
+        Option("replace files that differ, in a new commit"),
     ] = False
-    dry_run: Annotated[bool, Option("check all of it here; print files and bytes")] = False
+    dry_run: Annotated[bool, Option("run all checks and print the files, but upload nothing")] = (
+        False
+    )
 
 
 @verb(PushSettings)
 def push(settings: PushSettings) -> PushReport:
-    """Upload a quantized draft: nothing that does not verify, and never over something else.
+    """Upload a quantized draft to the Hub, after verifying it. Nothing there is overwritten.
 
-    The token is the one that huggingface_hub finds: HF_TOKEN, or what `hf auth login` stored. A run
-    that was cut short goes on where it was.
+    The token is the one that huggingface_hub finds: the variable HF_TOKEN, or what `hf auth login`
+    stored. An interrupted upload continues when the call is repeated.
 
     Example:
         >>> import pathlib
@@ -90,12 +109,14 @@ def push(settings: PushSettings) -> PushReport:
         True
 
     Returns:
-        What was uploaded, or would be.
+        What was uploaded, or what would be uploaded by a dry run.
 
     Raises:
-        VerifyError: the folder does not verify, or there is nothing to verify it against.
-        HubError: it has no card; no token, right or network; the repository holds something else.
-        CheckpointError: the folder holds what cannot be uploaded, or is not what was signed.
+        VerifyError: the folder does not verify, or no source was given to verify it against.
+        HubError: the folder has no card; there is no token, no permission or no network; or the
+            repository holds other files of the same names.
+        CheckpointError: the folder holds files that cannot be uploaded, or differs from what was
+            signed.
     """
     place, repository, watch = Path(settings.folder), settings.repository, settings.watch
     if not is_hub_id(repository) or "@" in repository:

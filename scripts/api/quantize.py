@@ -45,13 +45,13 @@ class QuantizeSettings(Settings):
     traces: Annotated[
         arguments.AnyPath | None,
         Option(
-            "calibration traces for static activation scales and for algorithms that look at"
-            " inputs",
+            "traces to calibrate on, for static activation scales and for algorithms "
+            "that use the linears' inputs (GPTQ)",
             "TRACES",
         ),
     ] = None
     input_scale: Annotated[
-        float | None, Option("one static activation scale for all linears", "SCALE")
+        float | None, Option("use this static activation scale for all linears", "SCALE")
     ] = None
     num_draft_tokens: arguments.NumDraftTokens = None
     device: arguments.Device = "auto"
@@ -62,7 +62,7 @@ class QuantizeSettings(Settings):
 
 @verb(QuantizeSettings)
 def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
-    """Quantize a draft into a new folder, which appears whole and verified, or not at all.
+    """Quantize a draft into a new folder. The folder appears complete and verified, or not at all.
 
     Example:
         >>> report = dq.quantize("DRAFT", "int4-channel", "OUT")
@@ -72,11 +72,12 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         (7, True)
 
     Returns:
-        What was written, with its plan, what verification found, what engines do with it, and all
-        warnings, which are also Python warnings (`DraftQuantWarning`) where nobody watches.
+        The folder, the plan, what verification found, which engines load the result, lints of the
+        source, and all warnings. Each warning is a Python warning (`DraftQuantWarning`) too.
 
     Raises:
-        DraftQuantError: of the stage that failed; nothing is left behind.
+        DraftQuantError: a stage failed: reading, planning, computing, writing or verifying. Nothing
+            is left behind.
     """
     from ...quantize.checks import check_retuning, check_tables
     from ...quantize.quantize_draft import quantize_draft

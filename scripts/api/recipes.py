@@ -1,13 +1,17 @@
 """The verbs of `recipes`: list the built-in ones, show one resolved, check a file."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any
+
+from typing_extensions import override
 
 from ...quantize.drafts import FAMILIES
 from ...quantize.engines.contract import EngineName
 from ...quantize.engines.registry import choose
 from ...quantize.gpus import GPUS, architecture, gpu_name, gpu_names
 from ...recipes import Recipe, aliases, built_in_recipes, load_recipe, to_mapping
+from ...recipes.brief import Brief
 from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.expectations import LoadsOn
@@ -26,10 +30,13 @@ class RecipesListSettings(Settings):
     """Which recipes are listed; all where nothing is asked."""
 
     _: KW_ONLY
-    engine: Annotated[EngineName | None, Option("only what it loads")] = None
-    arch: Annotated[str | None, Option("only for mi325x, h200, b200, sm90, ...", "GPU")] = None
+    engine: Annotated[EngineName | None, Option("show only recipes that this engine loads")] = None
+    arch: Annotated[
+        str | None, Option("show only recipes for this GPU (mi325x, h200, b200, ...)", "GPU")
+    ] = None
     family: Annotated[
-        str | None, Option("only for drafts of eagle3-llama, eagle3-mla, ...", "FAMILY")
+        str | None,
+        Option("show only recipes for this family (eagle3-llama, eagle3-mla, ...)", "FAMILY"),
     ] = None
 
     def places(self, recipe: Recipe) -> tuple[LoadsOn, ...]:
@@ -48,17 +55,18 @@ class RecipesListSettings(Settings):
 class RecipeSettings(Settings):
     """Which recipe."""
 
-    recipe: Annotated[AnyRecipe, Argument("name, alias or .yaml path", "RECIPE")]
+    recipe: Annotated[AnyRecipe, Argument("recipe: a name, an alias or a .yaml file", "RECIPE")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedRecipe:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ListedRecipe(Brief):
     """A built-in recipe.
 
     Attributes:
-        aliases: other names, after GPUs.
-        emulated_on: GPUs where its result loads that neither multiply nor widen its 4-bit floats:
-            slower than BF16, see docs/estimate.md.
+        recipe: the resolved recipe.
+        aliases: its other names.
+        emulated_on: architectures of GPUs that load the result but have no instructions for its
+            4-bit floats; a draft is slower there than in BF16.
     """
 
     recipe: Recipe
@@ -70,17 +78,26 @@ class ListedRecipe:
         more = {"aliases": list(self.aliases), "emulated_on": list(self.emulated_on)}
         return to_mapping(self.recipe) | more
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "name": self.recipe.name,
+            "summary": self.recipe.summary,
+            "aliases": ", ".join(self.aliases),
+            "loads in": ", ".join(dict.fromkeys(place.engine for place in self.recipe.loads_on)),
+        }
+
 
 @verb(RecipesListSettings)
 def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
-    """List the built-in recipes, those of a GPU, an engine or a family if asked.
+    """List the built-in recipes: all, or those for a GPU, an engine or a family of drafts.
 
     Returns:
-        The recipes by name. Where there is none, the watch is told why.
+        The recipes by name. An empty list is explained in the log.
 
     Raises:
-        RecipeError: there is no such family.
-        CheckpointError: there is no such GPU.
+        RecipeError: there is no family of this name.
+        CheckpointError: there is no GPU of this name.
     """
     arch = architecture(settings.arch) if settings.arch else None
     families = [each.name for each in FAMILIES]
@@ -100,26 +117,26 @@ def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
 
 @verb(RecipeSettings)
 def recipes_show(settings: RecipeSettings) -> Recipe:
-    """Resolve one recipe: what is hashed and stored.
+    """Resolve a recipe: its own keys, and those of the recipe that it extends.
 
     Returns:
-        The recipe; `recipe_sha256` of it is its hash.
+        The recipe as it is hashed and recorded.
 
     Raises:
-        RecipeError: there is no such recipe, or its file is wrong.
+        RecipeError: there is no recipe of this name, or the recipe is wrong.
     """
     return named_recipe(settings.recipe, settings.watch)
 
 
 @verb(RecipeSettings)
 def recipes_check(settings: RecipeSettings) -> Recipe:
-    """Check a recipe file, and report every problem of it.
+    """Check a recipe, and report every problem of it at once.
 
     Returns:
-        The recipe, which is good.
+        The resolved recipe.
 
     Raises:
-        RecipeError: says all that is wrong, with lines.
+        RecipeError: the recipe is wrong; the error names every problem with its line or key.
     """
     return named_recipe(settings.recipe, settings.watch)
 

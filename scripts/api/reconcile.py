@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 class ReconcileSettings(Settings):
     """Which measurement along which traces, by which draft."""
 
-    traces: Annotated[AnyPath, Argument("recorded from the target", "TRACES")]
-    measured: Annotated[AnyPath, Argument("what `measure` wrote", "MEASUREMENT")]
-    draft: Annotated[Reference, Option("that was served", "DRAFT")]
+    traces: Annotated[AnyPath, Argument("traces recorded from the target", "TRACES")]
+    measured: Annotated[AnyPath, Argument("measurement, written by 'measure'", "MEASUREMENT")]
+    draft: Annotated[Reference, Option("the draft that was served", "DRAFT")]
     _: KW_ONLY
     target: Target = None
     device: Device = "auto"
     max_gap: Annotated[
         float | None,
         Option(
-            "nats between two tokens of the target up to which either may be written (default"
-            " 0.5: four BF16 steps of a logit in [16, 32))",
+            "largest gap in nats between two tokens of the target at which either may"
+            " be emitted (default 0.5: four BF16 steps of a logit in [16, 32))",
             "NATS",
         ),
     ] = None
     limit: Annotated[
         int | None,
         Option(
-            "only the first so many of the measurement that the traces hold",
+            "use only the first so many prompts that measurement and traces share (default: all)",
             "PROMPTS",
             bounds=AT_LEAST_1,
             fix="leave it out for all prompts",
@@ -54,8 +54,7 @@ class ReconcileSettings(Settings):
     report: Annotated[
         AnyPath | None,
         Option(
-            "also write the JSON report here; what is replayed is kept beside it, and a run that"
-            " was killed goes on with the same command",
+            "also write the report as JSON; a killed run resumes from files beside it",
             "F.json",
         ),
     ] = None
@@ -73,14 +72,14 @@ class ReconcileSettings(Settings):
 
 @verb(ReconcileSettings)
 def reconcile(settings: ReconcileSettings) -> "reports.Reconciliation":
-    """Hold what a server accepted against what replay says of the same prompts.
+    """Compare what a server accepted with what replay says of the same prompts.
 
     Returns:
-        Every difference, and what explains it.
+        Every difference, and its explanation where there is one.
 
     Raises:
-        DraftQuantError: measurement, traces and draft do not fit each other, or do not fit in
-            memory.
+        DraftQuantError: the measurement, the traces and the draft do not fit each other, or do not
+            fit in memory.
     """
     from ...calibration.passes.devices import resolve_device
     from ...calibration.traces.trace_folder import TraceFolder

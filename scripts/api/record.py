@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @verb(RecordSettings)
 def record(settings: RecordSettings) -> "reports.TraceFolder | str":
-    """Let a target continue prompts, and keep what a draft would have seen of it.
+    """Let a target continue prompts, and record the hidden states that a draft reads.
 
     Example:
         >>> traces = dq.record(
@@ -41,11 +41,12 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
         (2, True)
 
     Returns:
-        The folder that was written, opened: its length is the number of traces. With
-        `print_server_args` the command that starts a vLLM server to be recorded from.
+        The folder that was written, opened; its length is the number of traces. With
+        `print_server_args=True` it is the command that starts a vLLM server to record from.
 
     Raises:
-        DraftQuantError: target, prompts or settings are not usable, or `out` exists.
+        DraftQuantError: the target, the draft, the prompts or a setting cannot be used, or the
+            folder exists already.
     """
     from transformers.utils import logging
 

@@ -43,14 +43,14 @@ class RecordSettings(ChosenPrompts):
 
     target: Annotated[
         arguments.AnyPath,
-        Option("transformers folder of the target (safetensors, no remote code)", "TARGET"),
+        Option("folder of the target for transformers (safetensors, no remote code)", "TARGET"),
     ]
     prompts: Annotated[
         arguments.AnyPath,
         Option(
-            'JSON lines: {"id", "category", and token_ids, text or messages}; also files of'
-            " MT-Bench, ShareGPT, Alpaca and SPEED-Bench (parquet too); or a data set of the Hub,"
-            " OWNER/NAME[@REVISION]",
+            "prompts: JSON lines with id, category and token_ids, text or messages; "
+            "MT-Bench, ShareGPT, Alpaca or SPEED-Bench files (also Parquet); or a Hub"
+            " data set, OWNER/NAME[@REVISION]",
             "PROMPTS",
         ),
     ]
@@ -59,24 +59,27 @@ class RecordSettings(ChosenPrompts):
     turns: Annotated[
         Literal["first", "all"],
         Option(
-            "of conversations: all = the target answers each turn on top of its own answers"
-            " (default first)"
+            "turns of a conversation: the first only (default), or all, each after "
+            "the target's own answers"
         ),
     ] = "first"
     draft: Annotated[
         Reference | None,
-        Option("read the target layers, and the mask token, from this draft's config", "DRAFT"),
+        Option(
+            "draft whose config.json names the target layers and the mask token to record", "DRAFT"
+        ),
     ] = None
     fused: Annotated[
         bool,
         Option(
-            "store the features after the draft's fc: narrower, for drafts with the same fc only"
+            "store hidden states after the draft's fc: smaller, but valid only for "
+            "drafts with the same fc"
         ),
     ] = False
     aux_layer_ids: Annotated[
         Sequence[int] | None,
         Option(
-            "target layers whose outputs are recorded, 0-based",
+            "target layers to record, counted from 0 (default: those of --draft)",
             "LAYER,...",
             flag="--aux-layers",
             several="commas",
@@ -84,23 +87,21 @@ class RecordSettings(ChosenPrompts):
     ] = None
     tables: Annotated[
         bool,
-        Option(
-            "carry the target's embedding and head too: drafts without them then need no target"
-        ),
+        Option("store the target's embedding and head too, for drafts without their own"),
     ] = False
     table_ids: arguments.TableIds = ()
     max_new_tokens: Annotated[
-        int, Option("of each answer (default 128)", "TOKENS", bounds=AT_LEAST_1)
+        int, Option("longest answer in tokens (default 128)", "TOKENS", bounds=AT_LEAST_1)
     ] = 128
     ignore_eos: Annotated[
         bool,
-        Option("continue each prompt to --max-new-tokens, behind the target's end of text"),
+        Option("ignore the end-of-text token: every answer has --max-new-tokens tokens"),
     ] = False
     too_long: Annotated[
         TooLong,
         Option(
-            "prompts that leave too few positions for their answer: name them all and stop, leave"
-            " them out, or keep their last tokens (default error)"
+            "what to do with prompts too long for the target's context: stop and name"
+            " them (error, default), leave them out (skip), or keep their last tokens"
         ),
     ] = "error"
     temperature: arguments.Temperature = 0
@@ -109,19 +110,20 @@ class RecordSettings(ChosenPrompts):
     seed: arguments.SamplingSeed = 0
     logprobs: Annotated[
         bool,
-        Option("keep log-probabilities of emitted tokens; of drawn ones they are always kept"),
+        Option("store log-probabilities of emitted tokens (always stored when sampling)"),
     ] = False
     top_logprobs: Annotated[
-        int, Option("keep the N most likely tokens too", "TOKENS", bounds=AT_LEAST_0)
+        int,
+        Option("also store this many most likely tokens (default 0)", "TOKENS", bounds=AT_LEAST_0),
     ] = 0
     dtype: Annotated[
         FeatureDtype | None,
-        Option("what the target computes in (default float32, of an engine bfloat16)"),
+        Option("dtype that the target computes in (default float32; bfloat16 with an engine)"),
     ] = None
     batch_size: Annotated[
         int,
         Option(
-            "prompts run together, or handed to an engine at a time (default 32)",
+            "prompts per batch, or in flight at an engine (default 32)",
             "PROMPTS",
             bounds=AT_LEAST_1,
         ),
@@ -129,22 +131,19 @@ class RecordSettings(ChosenPrompts):
     device: arguments.Device = "auto"
     device_map: Annotated[
         Literal["auto"] | None,
-        Option(
-            "spread a target that is too large for one GPU over all of them, then the CPU and the"
-            " disk (needs accelerate)"
-        ),
+        Option("spread a large target over all GPUs, then CPU and disk (needs accelerate)"),
     ] = None
     engine: Annotated[
         Literal["transformers", "vllm", "sglang"],
         Option(
-            "who runs the target (default transformers); vllm: any target and any number of GPUs"
-            " that vLLM takes"
+            "what runs the target (default transformers); vllm takes every target "
+            "that vLLM runs, on any number of GPUs"
         ),
     ] = "transformers"
     engine_args: Annotated[
         Mapping[str, object] | None,
         Option(
-            "argument of vLLM, such as tensor_parallel_size=8; repeated for more",
+            "argument for vLLM, such as tensor_parallel_size=8; repeat for more",
             "NAME=VALUE",
             flag="--engine-arg",
             several="repeated",
@@ -154,17 +153,19 @@ class RecordSettings(ChosenPrompts):
     server: Annotated[
         str | None,
         Option(
-            "a running vLLM server, started with what --print-server-args prints; its key is read"
-            " from DRAFTQUANT_SERVER_KEY",
+            "address of a vLLM server that was started with the output of "
+            "--print-server-args; an API key is read from DRAFTQUANT_SERVER_KEY",
             "URL",
         ),
     ] = None
     shared: Annotated[
         arguments.AnyPath | None,
-        Option("folder that server and recorder share, for hidden states on their way", "FOLDER"),
+        Option(
+            "folder that the server and this machine share, for passing hidden states", "FOLDER"
+        ),
     ] = None
     print_server_args: Annotated[
-        bool, Option("print the command that starts such a server for these prompts, and end")
+        bool, Option("print the command that starts such a server, and exit")
     ] = False
 
     @property

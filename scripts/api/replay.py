@@ -44,14 +44,16 @@ class OnTracesSettings(Settings):
 class ReplaySettings(OnTracesSettings):
     """Of which drafts, along which traces, and how."""
 
-    drafts: Annotated[Sequence[Reference], Argument("the reference (BF16) first", "DRAFT")]
+    drafts: Annotated[
+        Sequence[Reference], Argument("drafts to replay, the BF16 one first", "DRAFT")
+    ]
     traces: Annotated[arguments.AnyPath, Option("trace folder", "TRACES")]
     _: KW_ONLY
     rope_theta: Annotated[
         float | None,
         Option(
-            "rotary base for all drafts instead of their config's: with the base that a draft was"
-            " trained with it accepts most",
+            "RoPE base for all drafts instead of config.json's; acceptance is highest"
+            " at the base used in training",
             "BASE",
         ),
     ] = None
@@ -64,7 +66,7 @@ class ReplaySettings(OnTracesSettings):
 
 @verb(ReplaySettings)
 def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
-    """Count what drafts would have had accepted on recorded traces, exactly.
+    """Count exactly how many tokens of each draft the target would have accepted on traces.
 
     Example:
         >>> bf16, int4 = dq.replay(["DRAFT", "OUT"], "TRACES", num_draft_tokens=3)
@@ -74,7 +76,8 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
         True
 
     Returns:
-        One for each draft, in their order.
+        One `DraftReplay` for each draft, in their order. Acceptance lengths count the target's own
+        token: they lie between 1 and `num_draft_tokens` + 1.
 
     Raises:
         DraftQuantError: a draft or the traces cannot be read, do not fit each other, or do not fit
@@ -83,7 +86,10 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     from ...calibration.traces.trace_folder import TraceFolder
 
     loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
-    return replay_loaded(loaded, settings)
+    replays = replay_loaded(loaded, settings)
+    if fault := replays[0].traces.features.fault():
+        settings.watch.warning(fault)
+    return replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,46 +1,72 @@
 """`report`: what `gate --report` wrote as a page, as Markdown, as JUnit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from . import reports
+from typing_extensions import override
+
+from ...recipes.regular_file import read_text
+from ...validate.errors import GateError
+from ...validate.judging.published import Published
 from .arguments import AnyPath
 from .option import Argument
-from .pages import Pages
+from .pages import Pages, texts_of
 from .verb import verb
+
+if TYPE_CHECKING:
+    from ...validate.report.document import Document
+    from ...validate.report.trend import History
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings(Pages):
     """Of which report, and into which files; without any the command prints Markdown."""
 
-    gate: Annotated[AnyPath, Argument("what 'gate --report' wrote", "G.json")]
+    gate: Annotated[AnyPath, Argument("JSON report, written by 'gate --report'", "G.json")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenReport:
-    """What the gate found, and the files that were written of it."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WrittenReport(Published):
+    """A report of the gate that was read, and the files that were written of it.
 
-    document: "reports.Document"
+    Attributes:
+        document: the report.
+        history: of releases, with this one in it; None where none was asked for.
+        written: the files.
+    """
+
+    document: "Document"
+    history: "History | None"
     written: tuple[Path, ...]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {**self.document.brief(), "written": ", ".join(map(str, self.written))}
 
 
 @verb(ReportSettings)
 def report(settings: ReportSettings) -> WrittenReport:
-    """Write the gate's JSON as a page, as Markdown, as JUnit.
+    """Write a report of the gate as a page, as Markdown, or as JUnit.
 
     Returns:
-        What the gate found, and the files that were written of it.
+        The report that was read, and the files that were written.
 
     Raises:
-        DraftQuantError: it is no report of the gate, or a file cannot be written; then none is.
-            Or the tracker does not take it; then they are.
+        DraftQuantError: the file is not a report of the gate, or a file cannot be written; then no
+            file is written. Or a tracker does not take the run; then the files are written.
     """
     from ...validate.report.document import read_report
 
     settings.check_pages()
     document = read_report(Path(settings.gate))
+    if settings.trend is not None and not Path(settings.trend).exists():
+        raise GateError(
+            settings.trend, "no such history", fix="give what 'gate --trend' wrote, or leave it out"
+        )
+    history = settings.history(document)
     written = settings.write_pages(document)
     settings.log(document, (Path(settings.gate), *written))
-    return WrittenReport(document=document, written=written)
+    found = WrittenReport(document=document, history=history, written=written)
+    return found.with_texts(texts_of(read_text(Path(settings.gate))))

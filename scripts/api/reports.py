@@ -30,13 +30,17 @@ if TYPE_CHECKING:
     from ...validate.served.joint_report import JointReport as JointReport
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
+    from .calibrate import CalibrateReport as CalibrateReport
     from .check import CheckReport as CheckReport
     from .inspect import Inspection as Inspection
     from .plan import PlanReport as PlanReport
+    from .push import PushReport as PushReport
     from .recipes import ListedRecipe as ListedRecipe
+    from .report import WrittenReport as WrittenReport
     from .verify import Verification as Verification
 
 _HOMES = {
+    "CalibrateReport": "scripts.api.calibrate",
     "CheckReport": "scripts.api.check",
     "CleanReport": "quantize.files.staging_names",
     "ComparisonReport": "validate.comparison.draft_comparison",
@@ -54,6 +58,7 @@ _HOMES = {
     "Measurement": "validate.measure.measurement",
     "MergeReport": "calibration.traces.sets",
     "PlanReport": "scripts.api.plan",
+    "PushReport": "scripts.api.push",
     "QuantizeReport": "quantize.quantize_draft",
     "Reconciliation": "validate.served.reconciliation",
     "RetuneReport": "calibration.rounding.retune_draft",
@@ -68,6 +73,7 @@ _HOMES = {
     "Unpickled": "quantize.files.unpickle_draft",
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",
+    "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""
 __all__ = [*_HOMES]

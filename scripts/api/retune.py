@@ -34,20 +34,24 @@ if TYPE_CHECKING:
 class RetuneSettings(Settings):
     """Of which draft, in which format, taught by what, into which two folders."""
 
-    draft: Annotated[Reference, Argument("BF16 draft folder or Hub id (owner/name)", "DRAFT")]
-    recipe: Annotated[AnyRecipe, Option("format: built-in name or .yaml path", "RECIPE")]
+    draft: Annotated[Reference, Argument("BF16 draft: a folder or a Hub id (owner/name)", "DRAFT")]
+    recipe: Annotated[
+        AnyRecipe, Option("recipe with the format: a built-in name or a .yaml file", "RECIPE")
+    ]
     traces: Annotated[
         AnyPath,
         Option(
-            "what the target did on prompts that the gate will not judge, 160 or more", "TRACES"
+            "traces to fine-tune on: 160 prompts or more, none of which the gate will judge",
+            "TRACES",
         ),
     ]
-    out: Annotated[AnyPath, Option("quantized draft folder to create", "FOLDER")]
+    out: Annotated[AnyPath, Option("folder to create for the quantized draft", "FOLDER")]
     baseline: Annotated[
         AnyPath,
         Option(
-            "folder to create, of the BF16 draft taught alike: what --out is compared with; one"
-            " that the same traces and settings gave is used again",
+            "folder to create for the BF16 draft that is fine-tuned identically "
+            "(control), which the gate compares with; an existing one from the same "
+            "traces and settings is reused",
             "FOLDER",
         ),
     ]
@@ -61,14 +65,13 @@ class RetuneSettings(Settings):
 
 @verb(RetuneSettings)
 def retune(settings: RetuneSettings) -> "reports.RetuneReport":
-    """Teach a quantized draft by its target, and the BF16 draft alike to compare with.
+    """Fine-tune a quantized draft on its target's outputs, and BF16 identically as a control.
 
     Returns:
-        What was written, and how both learned.
+        Both folders, and how both learned.
 
     Raises:
-        DraftQuantError: of the stage that failed; a run that is cut short goes on when it is asked
-            for again.
+        DraftQuantError: a stage failed. An interrupted run continues when the call is repeated.
     """
     from ...calibration.passes.devices import peak_bytes
     from ...calibration.rounding import learning_settings as learning

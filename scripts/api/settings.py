@@ -79,11 +79,13 @@ class Settings:
                 raise SettingsError(where, f"not allowed with {given[0]}", fix=fix)
             if not given and names in cls.one_of:
                 what = f"one of {', '.join(names)} is required"
-                raise SettingsError(verb, what, fix="see help() of the function")
+                raise SettingsError(verb, what, fix=f"help(dq.{verb}) explains the arguments")
         settings, misfits = walk(cls, of_python(arguments, options_of(cls)))
         for misfit in misfits:
             where = f"{verb}({misfit.key}=)" if misfit.key else verb
-            raise SettingsError(where, misfit.what, fix=misfit.fix or "see help() of the function")
+            raise SettingsError(
+                where, misfit.what, fix=misfit.fix or f"help(dq.{verb}) explains the arguments"
+            )
         settings.check_bounds(lambda name, _: f"{verb}({name}=)")
         settings.check()
         return typing.cast(Self, settings)

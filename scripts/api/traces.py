@@ -27,8 +27,9 @@ class TracesImportSettings(Settings):
     target: Annotated[
         AnyPath,
         Option(
-            "folder of the target that was dumped: its head shows whether answers are its own;"
-            " where it runs here, a few positions are recomputed and show which layers these are",
+            "folder of the dumped target; its head shows whether the answers are its "
+            "own, and if it runs on this machine, a few recomputed positions show "
+            "which layers were dumped",
             "TARGET",
         ),
     ]
@@ -36,20 +37,20 @@ class TracesImportSettings(Settings):
     _: KW_ONLY
     written_by: Annotated[
         DumpFormat,
-        Option("who wrote it (vllm: its ExampleHiddenStatesConnector)", flag="--from"),
+        Option("tool that wrote the dump (vllm: its ExampleHiddenStatesConnector)", flag="--from"),
     ]
     draft: Annotated[
         Reference | None,
         Option(
-            "that reads these features: says which layers are expected, and settles their order"
-            " where the target does not run here",
+            "draft that reads these hidden states; it names the expected layers, and "
+            "settles their order if the target does not run on this machine",
             "DRAFT",
         ),
     ] = None
     aux_layer_ids: Annotated[
         Sequence[int] | None,
         Option(
-            "layers that the dump should hold, 0-based, counted after the layer",
+            "layers that the dump should hold, counted from 0 (the layer's output)",
             "LAYER,...",
             flag="--aux-layers",
             several="commas",
@@ -58,23 +59,25 @@ class TracesImportSettings(Settings):
     prompts: Annotated[
         AnyPath | None,
         Option(
-            "prompt file that the dump was made with: ids, categories, and where prompts end if"
-            " the dump has no loss mask",
+            "prompt file of the dump, for ids and categories, and for where prompts "
+            "end if the dump has no loss mask",
             "PROMPTS",
         ),
     ] = None
     greedy: Annotated[
         bool,
         Option(
-            "the answers are the target's own at temperature 0, for dumps without the last states"
-            " that would show it"
+            "you assert that the answers are the target's own at temperature 0, if "
+            "the dump lacks the last hidden states to verify it"
         ),
     ] = False
     leave_out_off_policy: Annotated[
         bool,
-        Option("leave out answers that the target would not have given, and say how many"),
+        Option("leave out answers that the target would not have given, and report their number"),
     ] = False
-    tables: Annotated[bool, Option("carry the target's embedding and head, as record")] = False
+    tables: Annotated[
+        bool, Option("store the target's embedding and head too, as 'record --tables' does")
+    ] = False
     table_ids: TableIds = ()
 
     def check(self) -> None:
@@ -93,7 +96,7 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
         The traces, and what was found out about the dump.
 
     Raises:
-        DraftQuantError: the dump is damaged, or of another target; nothing is left behind.
+        DraftQuantError: the dump is damaged, or belongs to another target; nothing is left behind.
     """
     from transformers.utils import logging
 
@@ -147,7 +150,7 @@ class TracesInfoSettings(Settings):
 
 @verb(TracesInfoSettings)
 def traces_info(settings: TracesInfoSettings) -> "reports.TraceInfo":
-    """Look at every trace of a folder once.
+    """Describe a trace folder, and check every trace in it.
 
     Returns:
         What the folder holds.
@@ -165,21 +168,30 @@ def traces_info(settings: TracesInfoSettings) -> "reports.TraceInfo":
 class TracesSplitSettings(Settings):
     """Which traces, into which two folders, and how many of them into the first."""
 
-    traces: Annotated[AnyPath, Argument("trace folder, which stays", "TRACES")]
+    traces: Annotated[AnyPath, Argument("trace folder to split; it is kept", "TRACES")]
     outs: Annotated[
         Sequence[AnyPath],
-        Option("folders to create, for example calibration and gate", "A B", flag="--out", count=2),
+        Option(
+            "the two folders to create, for example for calibration and for the gate",
+            "A B",
+            flag="--out",
+            count=2,
+        ),
     ]
     _: KW_ONLY
-    fraction: Annotated[float | None, Option("share of the prompts in A", "SHARE", reads=share)] = (
-        None
-    )
-    count: Annotated[int | None, Option("prompts in A", "PROMPTS", bounds=AT_LEAST_1)] = None
+    fraction: Annotated[
+        float | None, Option("share of the prompts that go to A", "SHARE", reads=share)
+    ] = None
+    count: Annotated[
+        int | None, Option("number of prompts that go to A", "PROMPTS", bounds=AT_LEAST_1)
+    ] = None
     categories: Annotated[
         tuple[str, ...],
-        Option("the categories of A, whole", "CATEGORY", flag="--category"),
+        Option("categories that go to A as a whole", "CATEGORY", flag="--category"),
     ] = ()
-    seed: Annotated[int, Option("equal seeds give equal splits (default 0)", "SEED")] = 0
+    seed: Annotated[
+        int, Option("seed of the split (default 0); equal seeds give equal splits", "SEED")
+    ] = 0
 
     one_of = (("fraction", "count", "categories"),)
 
@@ -194,7 +206,7 @@ class TracesSplitSettings(Settings):
 
 @verb(TracesSplitSettings)
 def traces_split(settings: TracesSplitSettings) -> "reports.SplitReport":
-    """Cut a trace folder in two that have no prompt in common.
+    """Split a trace folder into two that share no prompt, for calibration and for the gate.
 
     Returns:
         The two folders, opened, and how many prompts of each category are in them.
@@ -223,7 +235,9 @@ def traces_split(settings: TracesSplitSettings) -> "reports.SplitReport":
 class TracesMergeSettings(Settings):
     """Which traces, into which folder."""
 
-    traces: Annotated[tuple[AnyPath, ...], Argument("trace folders, which stay", "TRACES")]
+    traces: Annotated[
+        tuple[AnyPath, ...], Argument("trace folders to merge; they are kept", "TRACES")
+    ]
     out: OutFolder
 
 
@@ -232,10 +246,10 @@ def traces_merge(settings: TracesMergeSettings) -> "reports.MergeReport":
     """Join several trace folders of one target.
 
     Returns:
-        The folder that was written, opened, and what changed.
+        The folder that was written, opened, and which prompts were renamed.
 
     Raises:
-        DraftQuantError: they were recorded differently, or one of them is given twice.
+        DraftQuantError: the folders were recorded differently, or one of them is given twice.
     """
     from ...calibration.traces.sets import merge_traces
     from ...calibration.traces.trace_folder import TraceFolder

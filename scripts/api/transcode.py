@@ -22,12 +22,14 @@ class TranscodeSettings(Settings):
     quantized: Quantized
     out: OutFolder
     _: KW_ONLY
-    layout: Annotated[LayoutName | None, Option("of the output; default: that of QUANT")] = None
+    layout: Annotated[
+        LayoutName | None, Option("layout of the output (default: that of QUANT)")
+    ] = None
     carrier: Annotated[
         Literal["fp8_e4m3", "none"] | None,
         Option(
-            "store INT4 codes per channel as FP8 ones, which every engine loads, or back as INT4;"
-            " default: as in QUANT"
+            "dtype that stores the INT4 values: fp8 (which every engine loads) or "
+            "int4 (default: as in QUANT)"
         ),
     ] = None
     target_layers: TargetLayers = None
@@ -35,13 +37,13 @@ class TranscodeSettings(Settings):
 
 @verb(TranscodeSettings)
 def transcode(settings: TranscodeSettings) -> "reports.TranscodeReport":
-    """Store the codes and scales of a quantized draft in another layout or carrier, bit for bit.
+    """Store a quantized draft in another layout, or its values in another dtype, bit for bit.
 
     Returns:
         What was written.
 
     Raises:
-        DraftQuantError: the layout cannot hold the codes; nothing is left behind.
+        DraftQuantError: the layout cannot hold the quantized values; nothing is left behind.
     """
     from ...quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 

@@ -49,38 +49,36 @@ MAX_DROP = 0.01
 class TuneSettings(Settings):
     """Of which draft, for which engine, judged by what, and which mixture is wanted."""
 
-    draft: Annotated[Reference, Argument("BF16 draft, folder or Hub id", "DRAFT")]
+    draft: Annotated[Reference, Argument("BF16 draft: a folder or a Hub id (owner/name)", "DRAFT")]
     traces: Annotated[
         AnyPath,
-        Option(
-            "traces to find and judge mixtures by; not the ones that the gate judges on", "TRACES"
-        ),
+        Option("traces to choose formats on; do not use the gate's traces", "TRACES"),
     ]
     out: Annotated[AnyPath, Option("recipe file to create", "FILE.yaml")]
     _: KW_ONLY
-    engine: Annotated[EngineName, Option("that must load the result")]
-    arch: Annotated[str, Option("on which: b200, sm100, ...", "GPU")]
+    engine: Annotated[EngineName, Option("engine that must load the result")]
+    arch: Annotated[str, Option("GPU that it will run on: b200, mi325x, ...", "GPU")]
     recipes: Annotated[
         Sequence[AnyRecipe],
         Option(
-            "recipes whose formats may be mixed, the first one gives the rules (default: all"
-            " built-in ones whose format the layout holds)",
+            "recipes whose formats may be mixed; the first one gives the rules "
+            "(default: all built-in recipes that the layout can store)",
             "RECIPE",
             flag="--recipe",
         ),
     ] = ()
     layout: Annotated[
-        LayoutName, Option("in which all formats are stored (default: compressed-tensors)")
+        LayoutName, Option("layout that stores all formats (default: compressed-tensors)")
     ] = "compressed-tensors"
     algorithm: Annotated[
         Literal["absmax", "mse", "gptq"] | None,
         Option(
-            "how quantized values and scales are found (default: gptq where a --recipe names it,"
-            " else absmax)"
+            "algorithm for quantized values and scales (default: gptq if a --recipe "
+            "uses it, else absmax)"
         ),
     ] = None
     budget: Annotated[
-        float | None, Option("of all tensors of the draft: at most these", "BYTES")
+        float | None, Option("largest total size of the draft's tensors, in bytes", "BYTES")
     ] = None
     max_drop: Annotated[
         float | None,
@@ -91,13 +89,16 @@ class TuneSettings(Settings):
             reads=share,
         ),
     ] = None
-    plot: Annotated[AnyPath | None, Option("draw the path: FILE.svg, .png or .pdf", "FILE")] = None
+    plot: Annotated[
+        AnyPath | None,
+        Option("draw acceptance against size into this file (.svg, .png or .pdf)", "FILE"),
+    ] = None
     num_draft_tokens: NumDraftTokens = None
     device: Device = "auto"
     target: Target = None
     target_layers: TargetLayers = None
     allow_zero_rows: AllowZeroRows = False
-    fix_config: Annotated[bool, Option("as 'quantize --fix-config' will change config.json")] = (
+    fix_config: Annotated[bool, Option("as 'quantize --fix-config', which repairs config.json")] = (
         False
     )
 
@@ -119,13 +120,14 @@ class TuneSettings(Settings):
 
 @verb(TuneSettings)
 def tune(settings: TuneSettings) -> "reports.TuneReport":
-    """Find out which formats a draft's linears may have, and write the recipe that says so.
+    """Find out which format each linear of a draft may have, and write the recipe.
 
     Returns:
-        What every format costs, what was measured, and the recipe; None = no mixture is as wanted.
+        What every format costs, what was measured, and the recipe, which is None where no mixture
+        meets the limit.
 
     Raises:
-        DraftQuantError: too few prompts, no mixture loads, or the file exists.
+        DraftQuantError: there are too few prompts, no mixture loads, or the file exists already.
     """
     from ...calibration.plot_file import check_plot_path
     from ...calibration.traces.recorded_prompts import seen_prompts

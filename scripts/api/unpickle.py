@@ -20,13 +20,13 @@ class UnpickleSettings(Settings):
 
 @verb(UnpickleSettings)
 def unpickle(settings: UnpickleSettings) -> "reports.Unpickled":
-    """Write a draft's pickled weights as safetensors, value for value; no code of theirs runs.
+    """Write a draft's pickled weights as safetensors, without running any pickled code.
 
     Returns:
         What was written.
 
     Raises:
-        DraftQuantError: there are none, or they hold more than plain tensors; nothing is left
+        DraftQuantError: there are no pickles, or they hold more than plain tensors; nothing is left
             behind.
     """
     from ...quantize.files.unpickle_draft import unpickle_draft

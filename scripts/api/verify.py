@@ -1,6 +1,7 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.provenance_file import read_provenance
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized
+from ...recipes.brief import Brief
 from . import arguments
 from .opening import Reference, optional_path
 from .option import Option
@@ -32,33 +34,37 @@ class VerifySettings(Settings):
     """Of which folder, against which source, and whose signature."""
 
     output: arguments.Quantized
-    against: Annotated[Reference | None, Option("its BF16 source", "DRAFT")] = None
+    against: Annotated[
+        Reference | None, Option("the BF16 draft that it was quantized from", "DRAFT")
+    ] = None
     _: KW_ONLY
     subtree: arguments.Subtree = None
     foreign: Annotated[
         bool,
         Option(
-            "another tool made QUANT: no draftquant.json is expected, and codes and scales may"
-            " have the roundings of such tools"
+            "another tool made QUANT: no draftquant.json is expected, and other "
+            "tools' rounding is accepted"
         ),
     ] = False
     target: Annotated[
         arguments.AnyPath | None,
         Option(
-            "target folder: compare its tables again with those that QUANT leaves to it", "TARGET"
+            "folder of the target; the tables that QUANT shares with it are compared again",
+            "TARGET",
         ),
     ] = None
     sign: Annotated[
         arguments.AnyPath | None,
         Option(
-            "private key (PEM): if every byte is right, write the signature model.sig into QUANT",
+            "private key (PEM); if verification succeeds, QUANT is signed in the file model.sig",
             "KEY",
         ),
     ] = None
     verify_signature: Annotated[
         arguments.AnyPath | None,
         Option(
-            "public key (PEM): whether its holder signed QUANT as it is; needs no --against", "KEY"
+            "public key (PEM); verify that its holder signed QUANT as it is (needs no --against)",
+            "KEY",
         ),
     ] = None
 
@@ -81,14 +87,14 @@ class VerifySettings(Settings):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """What was found of a folder.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(Brief):
+    """What verifying a folder found.
 
     Attributes:
-        comparison: how it compares with its source; None where no source was given.
-        signature: whose it is; None where nobody asked.
-        signed: what was signed; None where nobody asked, or where a byte is wrong.
+        comparison: how the folder compares with its source; None where no source was given.
+        signature: who signed the folder; None where no key was given.
+        signed: what was signed in this run; None where no key was given, or where a byte is wrong.
     """
 
     comparison: "VerifyReport | None"
@@ -118,6 +124,15 @@ class Verification:
             own = {**self.comparison.to_mapping(), "ok": self.ok}
         return own | {key: each and dataclasses.asdict(each) for key, each in found.items()}
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        if self.comparison is not None:
+            own = dict(self.comparison.brief())
+        else:
+            own = {"signature": "verified" if self.ok else "WRONG signature"}
+        signed = {"signed by us": "yes" if self.signed else None}
+        return {**own, **signed, "faults": len(self.faults) or None}
+
 
 @verb(VerifySettings)
 def verify(settings: VerifySettings) -> Verification:
@@ -129,13 +144,13 @@ def verify(settings: VerifySettings) -> Verification:
         (True, ())
 
     Returns:
-        What was found, faults too: a wrong byte is no exception.
+        What was found. A wrong byte is a fault of the report, not an exception.
 
     Raises:
-        CheckpointError: the source is not an unquantized draft; the output is no checkpoint at all;
-            a key is none, or model-signing is not installed.
-        OutputError: what is to be signed is a Hub id, is signed already, or cannot be written.
-        DeclarationError: another tool's folder declares what is not supported: that is no verdict.
+        CheckpointError: the source is not an unquantized draft, the folder is not a checkpoint, a
+            file is not a key, or the package model-signing is not installed.
+        OutputError: the folder to sign is a Hub id, is signed already, or cannot be written.
+        DeclarationError: the folder of another tool declares a quantization that is not supported.
     """
     report = signature = signed = None
     if settings.verify_signature:

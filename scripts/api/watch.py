@@ -18,7 +18,7 @@ LOG.addHandler(logging.NullHandler())  # as libraries do: who wants to see it co
 
 
 class Bar(Protocol):
-    """How far something is, phase by phase."""
+    """The progress of a run, phase by phase."""
 
     @property
     def measured(self) -> bool:
@@ -50,7 +50,7 @@ class Watch:
 
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        """Something of `total` items or bytes begins; None = nobody knows of how many.
+        """Something of `total` items or bytes begins; None = the number is not known.
 
         It ends with the block.
         """
@@ -63,7 +63,7 @@ class Watch:
         LOG.debug("%s", name)
 
     def line(self, text: str) -> None:
-        """Something to show; what it quotes may hold any character."""
+        """A line to show; what it quotes may hold any character."""
         LOG.info("%s", text)
 
     def warning(self, text: str) -> None:
@@ -84,7 +84,7 @@ class ProgressWatch(Watch):
     @override
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        """As of `Watch`, and shown."""
+        """Something of `total` items or bytes begins, and a bar shows how far it is."""
         if in_notebook():
             from .notebook import cell_bar as shown
         else:

@@ -55,19 +55,11 @@ def _print(measurement: "Measurement", as_json: bool) -> None:
             + (f", quantization {quantization}" if quantization else "")
             + (f"; the server calls it {served}" if (served := speculation.served_draft) else "")
         )
-        for lossy in speculation.lossy:
-            out.line(("warning:", "yellow"), f" accepts what its target does not write: {lossy}")
-        if not speculation.acceptance_told:
-            out.line(
-                ("warning:", "yellow"),
-                " the server does not tell whether it accepts only what its target writes (vLLM:"
-                " VLLM_SERVER_DEV_MODE=1 in its environment)",
-            )
     _print_figures(figures)
     if speed is not None:
         out.line(f"{speed:,.1f} tokens/s")
-    if repeated := figures[-1].num_repeated:
-        out.line(("warning:", "yellow"), f" {repeated} requests were answered at a later attempt")
+    for warning in measurement.warnings:
+        out.line(("warning:", "yellow"), f" {warning}")
 
 
 def _print_figures(figures: "tuple[Figures, ...]") -> None:

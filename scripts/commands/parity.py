@@ -59,14 +59,22 @@ def _run_tasks(options: argparse.Namespace) -> int:
 
 VERBS: Verbs = {
     "divergence": Below(
-        parity_divergence, _divergence, "greedy output with a draft against output without one"
+        parity_divergence, _divergence, "compare greedy output with a draft to output without one"
     ),
-    "tasks": Below(parity_tasks, _tasks, "scores that lm_eval gave the same items of two servers"),
-    "run-tasks": Below(parity_run_tasks, _run_tasks, "let lm_eval ask a server, for 'tasks'"),
+    "tasks": Below(
+        parity_tasks, _tasks, "compare the lm_eval scores of two servers on the same items"
+    ),
+    "run-tasks": Below(
+        parity_run_tasks, _run_tasks, "run lm_eval tasks on a server, for 'parity tasks'"
+    ),
     "sampled": Below(
-        parity_sampled, _sampled, "how likely drawn output is to the target, with and without"
+        parity_sampled,
+        _sampled,
+        "compare how likely sampled output is to the target, with and without a draft",
     ),
-    "draft": Below(parity_draft, _draft, "proposals of a quantized draft against those of BF16"),
+    "draft": Below(
+        parity_draft, _draft, "compare the proposals of a quantized draft to those of the BF16 one"
+    ),
 }
 
 

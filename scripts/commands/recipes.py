@@ -63,9 +63,11 @@ def _check(options: argparse.Namespace) -> int:
 
 VERBS: Verbs = {
     "list": Below(
-        recipes_list, _list, "the built-in recipes, those of a GPU, an engine or a family if asked"
+        recipes_list, _list, "list the built-in recipes, also those for one GPU, engine or family"
     ),
-    "show": Below(recipes_show, _show, "one recipe, resolved: what is hashed and stored"),
+    "show": Below(
+        recipes_show, _show, "show one recipe with all that it extends, as it is hashed and stored"
+    ),
     "check": Below(recipes_check, _check, "report every problem of a recipe file"),
 }
 

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 def print_reconciliation(found: "Reconciliation") -> None:
     """Print the figures over all prompts, the first differences, and what they come to."""
     out, prompts = stdout(), found.prompts
-    numbers = ("acceptance length", "rounds")
+    numbers = ("acceptance length", "verify steps")
     lengths = table(
         f"{found.name}, K = {found.num_draft_tokens}, {len(prompts)} prompts",
         "",
@@ -51,8 +51,8 @@ def print_reconciliation(found: "Reconciliation") -> None:
     equal = sum(prompt.num_equal for prompt in prompts)
     beyond = sum(prompt.num_beyond for prompt in prompts)
     out.line(
-        f"{equal:,} of {compared:,} rounds in common text are equal; replay does not count"
-        f" {beyond:,} more, behind that text or at its end"
+        f"{equal:,} of {compared:,} verify steps in text that both wrote are equal; replay does not"
+        f" count {beyond:,} more, at the end of that text or after it"
     )
     _print_differences(found)
     outcomes = [prompt.outcome for prompt in prompts]
@@ -67,20 +67,10 @@ def print_reconciliation(found: "Reconciliation") -> None:
             "  how near a tie was, traces with log-probabilities know (record --logprobs"
             " --top-logprobs 8), or a measurement with them (measure --top-logprobs 2)"
         )
-    if found.other_draft:
-        out.line(("warning:", "yellow"), " the server had another draft than the one replayed")
-    if found.other_draft is None:
-        out.line(
-            ("warning:", "yellow"),
-            " the measurement does not say which draft was served (measure --draft)",
-        )
+    for warning in found.warnings:
+        out.line(("warning:", "yellow"), f" {warning}")
     if found.num_left_out:
         out.line(f"{found.num_left_out} more prompts that both hold are left out (--limit)")
-    if found.num_not_recorded:
-        out.line(
-            ("warning:", "yellow"),
-            f" {found.num_not_recorded} prompts of the measurement are not in the traces",
-        )
 
 
 def _print_differences(found: "Reconciliation") -> None:

@@ -25,8 +25,6 @@ def run(options: argparse.Namespace) -> int:
         print_json([one.to_mapping() for one in found])
     else:
         print_replays(replays)
-        if fault := replays[0].traces.features.fault():
-            stdout().line(f"warning: {fault}")
         if settings.rope_theta is not None:
             stdout().line(f"with rotary base {settings.rope_theta:g}, not that of config.json")
     return 0

@@ -78,11 +78,11 @@ def _merge(options: argparse.Namespace) -> int:
 
 VERBS: Verbs = {
     "import": Below(
-        traces_import, _import, "make traces of hidden states that a trainer or vLLM dumped"
+        traces_import, _import, "convert hidden states that a trainer or vLLM dumped into traces"
     ),
-    "info": Below(traces_info, _info, "what is in a trace folder"),
-    "split": Below(traces_split, _split, "cut one in two that have no prompt in common"),
-    "merge": Below(traces_merge, _merge, "join several of one target"),
+    "info": Below(traces_info, _info, "describe a trace folder"),
+    "split": Below(traces_split, _split, "split a trace folder into two without common prompts"),
+    "merge": Below(traces_merge, _merge, "merge trace folders of the same target"),
 }
 
 

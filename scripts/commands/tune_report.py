@@ -57,8 +57,8 @@ def print_choice(settings: TuneSettings, report: "TuneReport") -> None:
             " calibrates on half of the prompts, judges by the others, and often lets narrower"
             " formats pass"
         )
-    if report.doubt:
-        stdout().line(("warning: ", "bold"), report.doubt)
+    for warning in report.warnings:
+        stdout().line(("warning: ", "bold"), warning)
     if recipe is None:
         limit = "small enough" if report.wanted.budget is not None else "shown to be close enough"
         stdout().line(

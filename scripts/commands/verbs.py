@@ -29,10 +29,15 @@ Verbs = Mapping[str, Below]
 def add_arguments(parser: CommandParser, module: ModuleType) -> None:
     """What a command takes: the settings of its `VERB`, or the `VERBS` that stand below it.
 
+    One that is no verb adds its own.
+
     `EPILOG` of its module stands below the help, where exit codes of its own are told. Without a
     verb the first one runs where the module says `DEFAULT`.
     """
     parser.epilog = getattr(module, "EPILOG", None)
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(parser)
+        return
     if hasattr(module, "VERB"):
         parser.takes(module.VERB.settings)
         return

@@ -1,7 +1,8 @@
-"""The demo: quantize the shipped pair, verify it, replay acceptance, print the gate's verdict.
+"""The demo: quantize the shipped pair three times, and let the gate judge each draft.
 
 `./scripts/demo` sets everything up and runs this. Each step is one `draftquant` command, printed as
-a user would type it; everything runs offline, in a folder that is removed at the end.
+a user would type it; everything runs offline, in a folder that is removed at the end. The first
+draft is computed by torch, the other two by AMD Quark and NVIDIA ModelOpt, where these run.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from ..console import stdout
 from . import PAIRS
 
 PAIR = PAIRS / "eagle3-llama"
-RECIPES = {"int4": "mi325x-w4a8", "int4-gptq": "mi325x-w4a8-gptq", "fp8": "blackwell-fp8"}
+RECIPES = {"fp8": "fp8-ptpc", "int4": "mi325x-w4a8-fp8", "fp4": "blackwell-nvfp4"}
 VERDICTS = (0, 1, 3)
 """Exit codes of a gate that judged."""
 
@@ -45,10 +46,9 @@ def main() -> int:
     for name, judgement in verdicts.items():
         out.line(f"{name} ({RECIPES[name]}) {judgement.verdict}: {judgement.reason}")
     if options.keep:
-        out.line(
-            f"as pages for a browser: {', '.join(f'{options.keep}/{n}.html' for n in RECIPES)}"
-        )
-    out.line(f"finished in {time.perf_counter() - began:.0f} s")
+        pages = ", ".join(f"{options.keep}/{name}.html" for name in RECIPES)
+        out.line(f"These pages show the verdicts in a browser: {pages}")
+    out.line(f"The demo took {time.perf_counter() - began:.0f} s.")
     return 0
 
 
@@ -58,18 +58,19 @@ def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
     draft, target = str(pair / "draft"), str(pair / "target")
     traces, calibration = str(work / "traces"), str(work / "calibration")
     _run("inspect", draft)
-    _run("plan", draft, "--recipe", RECIPES["int4"])
+    _run("plan", draft, "--recipe", RECIPES["fp8"])
     # With the target's tables, so that a draft without embedding and head needs the traces alone.
     record = ("record", "--target", target, "--draft", draft, "--tables")
     _run(*record, "--prompts", str(pair / "prompts.jsonl"), "--out", traces)
     _run(*record, "--prompts", str(pair / "calibration.jsonl"), "--out", calibration)
     quantized = {name: str(work / name) for name in RECIPES}
     for name, recipe in RECIPES.items():
-        needed = () if name == "int4" else ("--traces", calibration)
+        needed = ("--traces", calibration) if load_recipe(recipe).needs_input_scales else ()
         options = ("--out", quantized[name], "--fix-config", *needed)
         _run("quantize", draft, "--recipe", recipe, *_backend(recipe), *options)
     for folder in quantized.values():
         _run("verify", folder, "--against", draft)
+    _run("check", quantized["fp8"], "--engine", "vllm", "--arch", "h200")
     _run("replay", draft, *quantized.values(), "--traces", traces)
     reports = {name: work / f"{name}.json" for name in RECIPES}
     for name, folder in quantized.items():
@@ -85,7 +86,7 @@ def _backend(recipe: str) -> tuple[str, ...]:
         get_backend(chosen.backend, chosen.algorithm).check(chosen.weights)
     except BackendError as exc:
         stdout().line("")
-        what = f"{exc.what}: using our own numerics, which give the same bits"
+        what = f"{exc.what}: draftquant computes the same bits with torch instead"
         stdout().line(what, style="yellow")
         return ("--backend", "torch")
     return ()

@@ -25,6 +25,7 @@ from .scripts.api.dequantize import dequantize
 from .scripts.api.estimate import estimate
 from .scripts.api.gate import gate
 from .scripts.api.inspect import inspect
+from .scripts.api.keywords import explain
 from .scripts.api.measure import measure
 from .scripts.api.parity_divergence import parity_divergence
 from .scripts.api.parity_draft import parity_draft
@@ -49,6 +50,7 @@ from .scripts.api.watch import Bar, ProgressWatch, Watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
+        CalibrateReport,
         CheckReport,
         CleanReport,
         ComparisonReport,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
         Measurement,
         MergeReport,
         PlanReport,
+        PushReport,
         QuantizeReport,
         Reconciliation,
         RetunedReport,
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
         Unpickled,
         Verification,
         VerifyReport,
+        WrittenReport,
     )
 
 VERBS = (
@@ -123,6 +127,7 @@ VERBS = (
 __all__ = [
     "VERBS",
     "Bar",
+    "CalibrateReport",
     "CheckReport",
     "CleanReport",
     "ComparisonReport",
@@ -143,6 +148,7 @@ __all__ = [
     "MergeReport",
     "PlanReport",
     "ProgressWatch",
+    "PushReport",
     "QuantizeReport",
     "Recipe",
     "Reconciliation",
@@ -159,6 +165,7 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "Watch",
+    "WrittenReport",
     "calibrate",
     "card",
     "check",
@@ -196,6 +203,9 @@ __all__ = [
     "verify",
 ]
 
+
+for _name in VERBS:
+    explain(globals()[_name])
 
 if not TYPE_CHECKING:  # who checks types would believe that every name is there
 

@@ -67,17 +67,19 @@ def table(answers: Sequence[Answer]) -> str:
     return "\n".join(rows)
 
 
-_INTRODUCTION = """# What `draftquant check` says of folders of other tools
+_INTRODUCTION = """# What `draftquant check` says about folders of other tools
 
-Written by `./scripts/test --foreign`: {folders} folders, made by the tools' own code out of tiny
-drafts in other dimensions, with several layers and architecture names, and loaded by the engines'
-own classes on faked GPUs ({platforms}) in 1 to 8 shards.
+This page compares `check` with the engines on {folders} folders of other tools. `./scripts/test
+--foreign` writes it: the tools' own code made the folders from tiny drafts in other dimensions,
+with several layers and architecture names, and the engines' own classes loaded them on simulated
+GPUs ({platforms}) in 1 to 8 shards. sm80 is A100, sm90 H200, sm100 B200, gfx942 MI325X and gfx950
+MI355X.
 
-- **right**: `check` says what the engine did. **unknown**: it does not say.
-- **wrong LOADS**: it says LOADS, and the engine refuses the folder or loads it wrongly; the other
-  columns of wrong answers likewise.
-- **not told**: the stand-in for a kernel was called before the folder was loaded, so the engine did
-  not answer.
+- **right**: `check` predicted what the engine did. **unknown**: it gave no prediction.
+- **wrong LOADS**: it said LOADS, but the engine refused the folder or loaded it wrongly. The other
+  columns of wrong answers have the same form.
+- **not told**: the substitute for a kernel was called before the folder was loaded, so the engine
+  did not answer.
 
 """
 

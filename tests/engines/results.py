@@ -48,23 +48,24 @@ WORDS = {
 }
 _INTRODUCTION = """# What vLLM and SGLang do with draft folders
 
-Written by `./scripts/test --engines`: {engines}, their own config
-parsers, model classes and loaders, on a CPU that claims to be a GPU, with tiny drafts whose
-dimensions keep the divisibility of the real ones.
+This page shows which tiny quantized drafts the engines load, family by family and recipe by recipe.
+`./scripts/test --engines` writes it: {engines} load the drafts with their own config
+parsers, model classes and loaders, on a CPU that claims to be a GPU. The dimensions of the drafts
+keep the divisibility of real ones. sm90 is H200, sm100 is B200, and gfx942 is MI325X.
 
-- **loads**: accepted, every parameter written, every tensor read. No kernel has run: whether the
-  numbers come out right on the GPU is not shown here.
-- **wrong**: no error, but a parameter was never written, a tensor was dropped, codes were cast to
-  floats (or floats to codes), or one scale took the place of several. The draft serves, and
-  proposes badly.
-- **refused**: the engine raises; its text is below.
-- **unknown**: the stand-in for a kernel was called before the draft was loaded. The limit of this
-  test, not an answer of the engine.
+- **loads**: the engine accepted the draft, wrote every parameter and read every tensor. No kernel
+  was run, so this does not show whether the numbers on the GPU are right.
+- **wrong**: the engine reported no error, but a parameter was never written, a tensor was dropped,
+  quantized values were cast to floats (or floats to quantized values), or one scale replaced
+  several. The draft is served, and proposes badly.
+- **refused**: the engine raised an error, which is quoted below.
+- **unknown**: the substitute for a kernel was called before the draft was loaded. That is a limit
+  of this test, not an answer of the engine.
 - `°`: a step after loading (packing, merging of scales) ends at a kernel, which was not run.
 
-What is faked, and why loading does not notice, is said in `vllm_platform.py` and
-`sglang_platform.py`. Two shards (tensor parallelism) are named where they differ from one. SGLang
-serves the dtype that config.json names; vLLM serves BF16, as the target does.
+`vllm_platform.py` and `sglang_platform.py` say what is simulated, and why loading does not notice.
+Two shards (tensor parallelism) are named if they differ from one. SGLang serves the dtype that
+config.json names; vLLM serves BF16, as the target does.
 """
 
 

@@ -1,7 +1,7 @@
-"""vLLM 0.32 on a CPU norms the context of every DFlash layer as that of its first layer: it hands
-all weights of k_norm to one call of `rms_norm` (`qwen3_dflash.py`, `_normalize_context_k`), whose
-kernel for CPUs reads the first row alone. Where the engine does so, its rounds are also held
-against a replay that makes the same mistake.
+"""vLLM 0.32 on a CPU normalizes the context of every DFlash layer like that of the first layer: it
+passes all weights of k_norm to one call of `rms_norm` (`qwen3_dflash.py`, `_normalize_context_k`),
+and the CPU kernel reads only the first row. If the engine does so, its verify steps are also
+compared with a replay that repeats this mistake.
 """
 
 import subprocess

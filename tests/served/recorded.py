@@ -158,15 +158,16 @@ the same dtype.
 
 {_table(columns, lines)}
 
-**Equal texts**: prompts whose tokens are all the same; others part at a near tie. Differences are
-of the positions up to there, relative as root mean squares; of log-probabilities of the emitted
-tokens the mean. Of two figures the first is vLLM's: **evidence** is the share of the features'
-variance that the token beside them explains, **acceptance length** that of the BF16 draft replayed.
+**Equal texts** are prompts whose tokens are all the same; the others diverge at a near tie.
+Differences cover the positions up to there, relative as root mean squares; for log-probabilities of
+the emitted tokens they are the mean. The first of two figures is vLLM's. **Evidence** is the share
+of the features' variance that their own tokens explain, and **acceptance length** is that of the
+BF16 draft in replay.
 
-A server that is started with what `--print-server-args` prints records the same bytes as the
-offline engine. One that is killed in mid-run and started again goes on with what is missing.
-Prompts that are read in pieces (chunked prefill) have the same states. Drawn text (temperature 0.8,
-top-p 0.9, top-k 40) has the log-probabilities that transformers gives it.
+A server that was started with the command of `--print-server-args` records the same bytes as the
+offline engine. If it is killed during a run and started again, it records what is missing.
+Prompts that are read in pieces (chunked prefill) have the same states. Sampled text (temperature
+0.8, top-p 0.9, top-k 40) has the log-probabilities that transformers computes for it.
 
 {_table(measured, speed)}
 

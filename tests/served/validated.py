@@ -41,9 +41,10 @@ HEAD = f"""# Drafts validated on real servers
 Written by `tests/served/validated.py`: vLLM on a CPU serves each pair without a draft, with the
 BF16 draft and with quantized ones; {MATRICES[0].num_prompts} prompts of {MAX_NEW_TOKENS} tokens
 ({MATRICES[1].num_prompts} where FP8 is served), greedy, two busy cores, so that speeds say little.
-Replay is on what the same engine records without a draft; rounds in common text are compared, each
-at its own place, and a prompt is equal, explained, or neither (`draftquant reconcile`). Texts as
-plain: outputs equal to those without a draft (`draftquant parity divergence`).
+Replay uses traces that the same engine recorded without a draft. Verify steps in common text are
+compared at the same position, and a prompt is equal, explained, or neither (`draftquant
+reconcile`). "Texts as plain" are outputs equal to those without a draft (`draftquant parity
+divergence`).
 
 {context_norms.__doc__}
 """
@@ -58,7 +59,7 @@ class Row:
 
 
 COLUMNS = (
-    "pair", "draft", "acceptance length served", "replayed, the same rounds", "rounds equal",
+    "pair", "draft", "acceptance length served", "replayed, the same steps", "steps equal",
     "prompts equal, explained", "texts as plain", "parts unexplained", "change (gate --measured)",
     "tokens/s at 1", "at 8", "speed-up at 8", "TPOT at 8, ms",
 )  # fmt: skip

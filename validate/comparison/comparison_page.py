@@ -4,6 +4,7 @@ from jinja2 import PackageLoader
 from markupsafe import Markup
 
 from ..charts.forest import Interval, forest
+from ..charts.svg import standalone
 from ..judging.verdict import in_percent
 from ..report.html_report import render
 from .draft_comparison import ComparisonReport, Scope
@@ -22,6 +23,11 @@ def page(report: ComparisonReport) -> str:
         small=[scope for scope in report.scopes if not scope.changes],
         plot=Markup(plot(report)),
     )
+
+
+def drawing(report: ComparisonReport) -> str:
+    """The plot as a file of its own (SVG)."""
+    return standalone(plot(report))
 
 
 def plot(report: ComparisonReport) -> str:

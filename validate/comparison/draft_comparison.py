@@ -8,12 +8,17 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
+from ...quantize.files.report_files import ReportFormat
 from ...recipes.bounds import CONFIDENCE
 from ..errors import CompareError
+from ..judging.published import AnyPath, Paged
+from ..report.document import document_text
 from .counted_drafts import CountedDrafts
 from .prompt_samples import MIN_PROMPTS, Sample, samples_of
 from .simultaneous import bonferroni, simultaneous
@@ -80,17 +85,21 @@ class DraftName:
     sha256: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonReport:
-    """What was found.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ComparisonReport(Paged):
+    """How several drafts compare on the same prompts.
 
     Attributes:
         counted_by: how acceptance was counted, in words.
-        drafts: the baseline first. traffic: share of the output tokens by category.
-        confidence: of all intervals together. confidence_of_each: of one alone.
-            bonferroni_of_each: what it would be without regard to correlations.
-        scopes: the whole first, then categories by name.
-        warnings: sentences without a full stop.
+        num_draft_tokens: tokens drafted per verify step (K).
+        drafts: the compared drafts, the baseline first.
+        traffic: category -> its share of the output tokens; empty where prompts count as they are.
+        method: how the intervals were computed, in words.
+        confidence: the confidence of all intervals together, between 0.5 and 1.
+        confidence_of_each: the confidence of one interval alone.
+        bonferroni_of_each: the same if correlations were ignored.
+        scopes: the changes over all prompts first, then in each category, by name.
+        warnings: what a reader has to know, one sentence each.
     """
 
     counted_by: str
@@ -106,12 +115,12 @@ class ComparisonReport:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the drafts."""
+        """The names of the drafts."""
         return tuple(draft.name for draft in self.drafts)
 
     @property
     def whole(self) -> Scope:
-        """The traffic, or all prompts."""
+        """The changes for the given traffic, or over all prompts."""
         return self.scopes[0]
 
     @property
@@ -119,21 +128,69 @@ class ComparisonReport:
         """Which draft to take, one sentence."""
         if not any(change.is_separable for scope in self.scopes for change in scope.changes):
             return (
-                "Nothing is separable: by these prompts no draft accepts more than another,"
-                " anywhere; take the smallest, or record more prompts."
+                "These prompts show no clear difference between any two drafts. Take the smallest"
+                " draft, or record more prompts."
             )
         whole = self.whole
         if not whole.alike:
-            return f"For {whole.name}, {whole.best} accepts most, more than every other draft."
+            return (
+                f"For {whole.name}, {whole.best} has the longest acceptance length, clearly longer"
+                " than every other draft."
+            )
         return (
-            f"For {whole.name}, {whole.best} accepts most, but {_and(whole.alike)}"
-            f" {'is' if len(whole.alike) == 1 else 'are'} not separable from it."
+            f"For {whole.name}, {whole.best} has the longest acceptance length, but its difference"
+            f" from {_and(whole.alike)} may be chance."
         )
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON."""
         head = {"format": FORMAT, "schema_version": SCHEMA_VERSION, "answer": self.answer}
         return head | asdict(self)
+
+    def plot(self) -> str:
+        """The picture of all changes with their bounds, as SVG."""
+        return self._text("plot")()
+
+    def write(
+        self,
+        *,
+        html: AnyPath | None = None,
+        plot: AnyPath | None = None,
+        json: AnyPath | None = None,
+        overwrite: bool = False,
+    ) -> tuple[Path, ...]:
+        """Write files of the comparison: all that are named, or none.
+
+        Args:
+            html: the page's file, such as "compare.html".
+            plot: the picture's file, such as "compare.svg".
+            json: the file with every figure, such as "compare.json".
+            overwrite: replace files that exist already.
+
+        Returns:
+            The files that were written.
+
+        Raises:
+            OutputError: a file exists, has another ending, or cannot be written; then none is.
+        """
+        asked: dict[ReportFormat, AnyPath | None] = {"html": html, "plot": plot, "report": json}
+        return self._write(asked, overwrite=overwrite)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "answer": self.answer,
+            "drafts": ", ".join(self.names),
+            "acceptance lengths": ", ".join(f"{one:.4f}" for one in self.whole.lengths),
+            "K": self.num_draft_tokens,
+            "prompts": self.whole.num_prompts,
+            "warnings": len(self.warnings) or None,
+        }
+
+
+def text_of(report: ComparisonReport) -> str:
+    """What a file of it holds."""
+    return document_text(report.to_mapping())
 
 
 def compare(
@@ -242,7 +299,9 @@ def _warnings(samples: Sequence[Sample]) -> list[str]:
     small = [f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared]
     if not small:
         return []
-    return [f"categories below {MIN_PROMPTS} prompts were not compared: {', '.join(small)}"]
+    return [
+        f"categories with fewer than {MIN_PROMPTS} prompts were not compared: {', '.join(small)}"
+    ]
 
 
 def _expm1(log_ratio: float) -> float:

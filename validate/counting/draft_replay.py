@@ -1,9 +1,13 @@
 """What replay finds out of a draft: per prompt, over all, and of the traces themselves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from typing_extensions import override
 
 from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import Sampling, TargetIdentity
+from ...recipes.brief import Brief
 from .acceptance_counts import AcceptanceCounts, pooled
 from .draft_counts import PromptCounts, TextFigures
 from .estimand import DraftSampling
@@ -74,15 +78,17 @@ class TraceFigures:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftReplay:
-    """One draft over all prompts of a trace folder.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DraftReplay(Brief):
+    """What the target would have accepted of one draft, over all prompts of a trace folder.
 
     Attributes:
-        name: the draft. num_draft_tokens: K. draft_sampling: how it proposes.
-        traces: the same for all drafts of a call.
-        prompts: in the order of the traces.
-        first_step: against the first draft replayed; that draft agrees with itself.
+        name: the draft.
+        num_draft_tokens: tokens drafted per verify step (K).
+        draft_sampling: how the draft chooses its proposals.
+        traces: facts about the traces, the same for all drafts of a call.
+        prompts: the counts of each prompt, in the order of the traces.
+        first_step: how often the first proposed token is that of the first draft of the call.
     """
 
     name: str
@@ -94,15 +100,26 @@ class DraftReplay:
 
     @property
     def text(self) -> TextFigures:
-        """Of the traces."""
+        """Figures of the recorded text."""
         return self.traces.text
 
     @property
     def counts(self) -> AcceptanceCounts:
-        """Pooled over the prompts."""
+        """Counts of the verify steps, pooled over the prompts."""
         return pooled((p.counts for p in self.prompts), self.num_draft_tokens)
 
     @property
     def every_position(self) -> AcceptanceCounts:
-        """Pooled over the prompts; see `PromptReplay.every_position`."""
+        """Counts of drafting at every position of the output, pooled over the prompts."""
         return pooled((p.every_position for p in self.prompts), self.num_draft_tokens)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        counts = self.counts
+        return {
+            "acceptance length": f"acceptance length {counts.mean_acceptance_length:.4f}",
+            "draft": self.name,
+            "K": self.num_draft_tokens,
+            "prompts": len(self.prompts),
+            "verify steps": f"{counts.num_steps:,}",
+        }

@@ -16,12 +16,12 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-from scipy import optimize, stats
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import GateError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Spending = Literal["obrien-fleming", "pocock"]
 
@@ -58,6 +58,8 @@ class Look:
         Returns:
             In [confidence, 1).
         """
+        from scipy import stats
+
         boundary = boundaries(self.total, self.spending, confidence)[self.number - 1]
         return min(float(stats.norm.cdf(boundary)), math.nextafter(1.0, 0.0))
 
@@ -90,6 +92,9 @@ def parse_look(text: str | None, spending: Spending | None) -> Look | None:
 @functools.cache
 def boundaries(total: int, spending: Spending, confidence: float) -> tuple[float, ...]:
     """c_1 ... c_total, one-sided, in standard deviations."""
+    import numpy as np  # here, as scipy: together they take a second, and the gate's help no bound
+    from scipy import optimize, stats
+
     shape = np.ones(total)
     if spending == "obrien-fleming":
         shape = np.sqrt(total / np.arange(1, total + 1))
@@ -102,12 +107,14 @@ def boundaries(total: int, spending: Spending, confidence: float) -> tuple[float
     return tuple(float(c) for c in least * shape)
 
 
-def crossing_probability(boundary: Sequence[float] | np.ndarray) -> float:
+def crossing_probability(boundary: "Sequence[float] | np.ndarray") -> float:
     """Chance that a standard normal walk, seen at equally spaced looks, is ever above `boundary`.
 
     Args:
         boundary: of z at looks 1 .. n; the sum of k standard normal steps is z * sqrt(k).
     """
+    import numpy as np
+
     nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
     before, mass = np.zeros(1), np.ones(1)  # the walk's places so far, and their probabilities
     for look, limit in enumerate(boundary, start=1):

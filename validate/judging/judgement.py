@@ -4,9 +4,14 @@ This module gathers the evidence and writes the report; `decision` has the rules
 """
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from typing_extensions import override
+
+from ...recipes.brief import percent
 from ..counting.draft_counts import DraftCounts, RecordedPair, distinct_prompts, recorded_pairs
 from ..counting.draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
 from ..counting.estimand import CONVENTION, DraftSampling, estimand
@@ -19,31 +24,46 @@ from .decision import Evidence, decide
 from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures
 from .interim_analysis import Look
 from .policy import Policy, looser_than_release
+from .published import Published
 from .report_warnings import report_warnings
 from .verdict import EXIT_CODES, REPLAYED, Verdict, Wording
 
 MIN_ROUNDS_PER_PROMPT = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GateReport(Published):
     """The verdict and all its evidence: the keys of a report, written and read.
 
     Attributes:
-        reason: one sentence. action: what to do about it, one way out a line; None for PASS.
-        warnings: what a reader has to know beside the verdict, a sentence each.
-        looser_than_release: what the policy in use allows and `release` does not.
-        look: which planned interim analysis; None for a single one. `change.confidence` is then
-            the policy's.
-        num_prompts: distinct prompts with at least one verify step. num_copies: recorded beyond the
-            first of each. num_short_prompts: left out for being too short. num_clusters: of prompts
-            that belong together, each summed and counted as one; None where nothing says it.
-        change: None where the two drafts cannot be compared. relative_change: the same as a share.
-        required_num_prompts: where the prompts were too few.
-        traces, first_step, draft_sampling: of replays; None of drafts that were served.
-        served: how two measurements were compared; None of replays.
-        prompts: that were compared, in their order; none where the two drafts cannot be.
+        verdict: PASS, FAIL, INCONCLUSIVE or ANOMALOUS.
+        reason: why, in one sentence.
+        action: what to do about it, one way out in each line; None for PASS.
+        warnings: what a reader has to know beside the verdict, one sentence each.
+        policy: the limits that were applied.
+        looser_than_release: what these limits allow and those of `release` do not.
+        look: which planned interim analysis this is; None for a single analysis. With one,
+            `change.confidence` is adjusted, and the policy holds the confidence of the whole plan.
+        estimand: what the acceptance length is of, in words.
+        convention: how tokens are counted, in words.
+        num_draft_tokens: tokens drafted per verify step (K).
+        draft_sampling: how the drafts chose their proposals; None for served drafts.
+        traces: facts about the replayed traces; None for served drafts.
+        background: what was checked before the comparison.
+        num_prompts: distinct prompts with at least one verify step.
+        num_copies: prompts that were recorded again, beyond the first time.
+        num_short_prompts: prompts that were left out because they are too short.
+        baseline: the figures of the BF16 draft.
+        candidate: the figures of the quantized draft.
+        change: the relative change with its bounds; None where the drafts cannot be compared.
+        required_num_prompts: how many prompts would decide, where these were too few.
+        first_step: how often both drafts propose the same first token; None for served drafts.
+        categories: the same comparison in each category.
+        served: how two measurements were compared; None for replayed drafts.
+        prompts: the compared prompts in their order; empty where the drafts cannot be compared.
+        num_clusters: groups of related prompts, each counted as one; None where none are declared.
         exit_code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS.
+        relative_change: the relative change as a share: -0.01 is a loss of 1 %.
     """
 
     kind: Literal["comparison"] = "comparison"
@@ -91,6 +111,22 @@ class GateReport:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON, finite numbers only."""
         return dataclasses.asdict(self)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        lengths = (self.baseline.mean_acceptance_length, self.candidate.mean_acceptance_length)
+        change = self.change
+        return {
+            "verdict": self.verdict,
+            "acceptance length": " -> ".join(f"{length:.4f}" for length in lengths),
+            "change": percent(self.relative_change),
+            "bounds": None
+            if change is None
+            else (f"{math.expm1(change.lower):+.2%} to {math.expm1(change.upper):+.2%}"),
+            "limit": f"-{self.policy.max_relative_drop:.2%}",
+            "prompts": self.num_prompts,
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def judge(

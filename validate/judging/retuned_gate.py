@@ -6,11 +6,14 @@ says nothing about quantization; but a loss must not exceed the limit there eith
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from ...quantize.files.provenance import TunedProvenance
+from ...recipes.brief import percent
 from ..counting.draft_counts import distinct_prompts, recorded_pairs
 from ..counting.draft_replay import DraftReplay
 from ..counting.paired_change import PairedChange
@@ -22,6 +25,7 @@ from .contradictions import exit_code_problem
 from .interim_analysis import Look
 from .judgement import GateReport, judge
 from .policy import Policy
+from .published import Published
 from .verdict import EXIT_CODES, Verdict, worst
 
 MARK = "RETUNED"
@@ -32,8 +36,8 @@ RULE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetunedRecord:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RetunedRecord(Published):
     """Both comparisons, and the verdict that they give together: the keys of a report.
 
     Attributes:
@@ -62,7 +66,7 @@ class RetunedRecord:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Of both, each once."""
+        """The warnings of both comparisons, each once."""
         both = (*self.against_tuned.warnings, *self.against_bf16.warnings)
         return tuple(dict.fromkeys(both))
 
@@ -76,14 +80,24 @@ class RetunedRecord:
         mapping = dataclasses.asdict(self)
         return {key: mapping[key] for key in keys}
 
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "verdict": self.verdict,
+            "change by quantization": percent(self.quantization_change),
+            "change by fine-tuning": percent(self.training_change),
+            "change by both": percent(self.quantization_and_training_change),
+            "warnings": len(self.warnings) or None,
+        }
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RetunedReport(RetunedRecord):
-    """What was judged, with what no report keeps.
+    """The verdict on a draft that was fine-tuned after quantization, in two comparisons.
 
     Attributes:
-        training: what fine-tuning changed without quantization, from the released BF16 draft to
-            the control.
+        training: what fine-tuning changed without quantization, from the released BF16 draft to the
+            control.
     """
 
     training: PairedChange | None

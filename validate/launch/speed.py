@@ -8,12 +8,14 @@ in flight, intervals of whole runs cover 75 to 92 % instead of 95 % (simulated, 
 Tokens over the wall time of whole runs stand beside it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
+from ...recipes.brief import Brief
 from ...recipes.errors import short
 from ..counting.jackknife import Floats
 from ..errors import MeasureError
@@ -84,15 +86,18 @@ class SpeedFigures:
     against_baseline: Estimate | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedReport:
-    """Everything that was measured of a matrix.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SpeedReport(Brief):
+    """How fast each variant of a matrix of servers is.
 
     Attributes:
-        engine: with its version. model: as the server calls its target.
-        undrafted: variant without a draft. baseline: first with one. None = there is none.
-        figures: by concurrency, then in the order of the variants.
-        num_prompts: distinct ones. warnings: a sentence each.
+        engine: the engine with its version.
+        model: the target, as the server calls it.
+        undrafted: the variant without a draft; None where there is none.
+        baseline: the first variant with a draft; None where there is none.
+        num_prompts: number of distinct prompts.
+        figures: the figures, by concurrency, then in the order of the variants.
+        warnings: what a reader has to know, one sentence each.
     """
 
     engine: str
@@ -105,18 +110,29 @@ class SpeedReport:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Names in order."""
+        """The names of the variants, in order."""
         return tuple(dict.fromkeys(one.variant for one in self.figures))
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
-        """In order."""
+        """How many sequences were served at once, in order."""
         return tuple(dict.fromkeys(one.concurrency for one in self.figures))
 
     def of(self, variant: str, concurrency: int) -> SpeedFigures:
         """The figures of one variant at one concurrency."""
         place = (variant, concurrency)
         return next(one for one in self.figures if (one.variant, one.concurrency) == place)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "engine": self.engine,
+            "model": self.model,
+            "variants": ", ".join(self.variants),
+            "concurrency": ", ".join(map(str, self.concurrencies)),
+            "prompts": self.num_prompts,
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def speed_report(runs: Sequence[Run]) -> SpeedReport:
@@ -282,9 +298,12 @@ def _spread(seconds: Sequence[float], mean: float) -> Spread:
 
 def _warnings(runs: Sequence[Run], figures: Sequence[SpeedFigures]) -> Iterable[str]:
     if figures[0].repeats < 2:
-        yield "one repeat says nothing of how a server's speed varies: no intervals (repeats: 3)"
+        yield (
+            "one repeat does not show how much a server's speed varies, so there are no intervals"
+            " (repeats: 3)"
+        )
     elif figures[0].repeats < FEWEST_REPEATS:
-        yield "two repeats: intervals are three times as wide as three repeats would make them"
+        yield "with two repeats, intervals are three times as wide as with three"
     retried = sum(one.num_retried for one in figures)
     if retried:
         yield f"{retried} request(s) were asked more than once: the servers were overloaded"
@@ -296,13 +315,13 @@ def _warnings(runs: Sequence[Run], figures: Sequence[SpeedFigures]) -> Iterable[
     ]
     if short_of:
         yield (
-            f"{num_prompts} prompts are few at concurrency {', '.join(short_of)}: much of a run is"
-            " its end, where fewer requests are in flight"
+            f"{num_prompts} prompts are few at concurrency {', '.join(short_of)}: during much of a"
+            " run fewer requests are in flight"
         )
     speculations = {run.variant: s for run in runs if (s := run.measurement.setup.speculation)}
     for variant, speculation in speculations.items():
         if speculation.lossy:
-            yield f"{variant} accepts what its target would not: {', '.join(speculation.lossy)}"
+            yield f"{variant} has a lossy acceptance rule: {', '.join(speculation.lossy)}"
     if len({speculation.num_draft_tokens for speculation in speculations.values()}) > 1:
         drafted = ", ".join(f"{name} {s.num_draft_tokens}" for name, s in speculations.items())
         yield f"the variants draft different numbers of tokens: {drafted}"

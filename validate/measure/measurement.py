@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ..counting.acceptance_counts import AcceptanceCounts
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
@@ -163,17 +166,45 @@ class RequestRecord:
         return (self.latency - self.time_to_first_token) / (len(self.token_ids) - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One run over all prompts.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Measurement(Brief):
+    """What one server answered to all prompts, in one run.
 
     Attributes:
-        name: for people, mostly the file's. records: in the order of the prompts.
+        name: a name for people, usually that of the file.
+        setup: the server, its draft, and what was asked.
+        records: one record for each request, in the order of the prompts.
     """
 
     name: str
     setup: Setup
     records: tuple[RequestRecord, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader has to know of the server and of the run, a sentence each."""
+        speculation, found = self.setup.speculation, list[str]()
+        if speculation is not None:
+            found += [f"accepts what its target does not write: {one}" for one in speculation.lossy]
+            if not speculation.acceptance_told:
+                found.append(
+                    "the server does not tell whether it accepts only what its target writes (vLLM:"
+                    " VLLM_SERVER_DEV_MODE=1 in its environment)"
+                )
+        if repeated := sum(record.num_attempts > 1 for record in self.records):
+            found.append(f"{repeated} requests were answered at a later attempt")
+        return tuple(found)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        server, speculation = self.setup.server, self.setup.speculation
+        return {
+            "name": self.name,
+            "server": f"{server.engine} {server.version}",
+            "model": server.model,
+            "K": speculation.num_draft_tokens if speculation else "drafts nothing",
+            "requests": f"{len(self.records):,}",
+        }
 
 
 def differences(one: Setup, other: Setup) -> tuple[str, ...]:

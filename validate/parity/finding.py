@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from ...quantize.files.report_files import write_reports
 from ...recipes.bounds import CONFIDENCE
+from ...recipes.brief import Brief
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import ParityError
@@ -103,24 +106,38 @@ def read_findings(path: Path) -> tuple[Finding, ...]:
     except (OSError, JsonProblem) as exc:
         raise ParityError(
             path,
-            f"is no report of parity: {exc}",
+            f"is not a report of 'draftquant parity': {exc}",
             fix="give what 'draftquant parity' --report wrote",
         ) from exc
     return report.findings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """All that one check found, at least one figure."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Findings(Brief):
+    """All findings of one parity check, at least one.
+
+    Attributes:
+        findings: the findings, each with an estimate, its bounds, a threshold and a verdict.
+    """
 
     findings: tuple[Finding, ...]
 
     @property
     def verdict(self) -> Verdict:
-        """The worst."""
+        """The worst verdict of all findings."""
         return worst([found.verdict for found in self.findings])
 
     @property
     def exit_code(self) -> int:
-        """Of the command."""
+        """What the command exits with: 0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS."""
         return EXIT_CODES[self.verdict]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        first = min(self.findings, key=lambda one: one.verdict != self.verdict)
+        return {
+            "verdict": self.verdict,
+            "findings": len(self.findings),
+            "of": f"{first.check}: {first.what}",
+            "reason": first.reason,
+        }

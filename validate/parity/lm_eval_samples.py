@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
+from ...recipes.brief import Brief
 from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json
@@ -45,15 +48,17 @@ class Item:
     scores: Scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSamples:
-    """One task of one run.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TaskSamples(Brief):
+    """The samples of one task of one lm_eval run.
 
     Attributes:
         path: the file.
-        sha256: of its bytes. results_sha256: of those of the results beside it, None without any.
-        items: by filter, then by number; no number twice.
-        higher_is_better: metric -> whether, as the results beside it say.
+        task: the task's name.
+        sha256: hash of the file's bytes.
+        results_sha256: hash of the results file beside it; None where there is none.
+        items: filter -> number of an item -> the item.
+        higher_is_better: metric -> whether a higher value is better, as the results file declares.
     """
 
     path: Path
@@ -62,6 +67,14 @@ class TaskSamples:
     results_sha256: str | None
     items: Mapping[str, Mapping[int, Item]]
     higher_is_better: Mapping[str, bool]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "task": self.task,
+            "file": self.path,
+            "items": ", ".join(f"{len(each)} ({name})" for name, each in self.items.items()),
+        }
 
 
 def read_samples(path: Path) -> dict[str, TaskSamples]:
@@ -141,9 +154,9 @@ def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
     try:
         value = parse_json(line.decode("utf-8"))
     except (UnicodeDecodeError, JsonProblem) as exc:
-        raise ParityError(where, f"is no sample: {exc}", fix=_ANEW) from exc
+        raise ParityError(where, f"is not a sample: {exc}", fix=_ANEW) from exc
     if not isinstance(value, Mapping):
-        raise ParityError(where, "is no sample: expected a JSON object", fix=_ANEW)
+        raise ParityError(where, "is not a sample: expected a JSON object", fix=_ANEW)
     return value
 
 

@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from ...quantize.files.provenance import package_version
+from ...recipes.brief import Brief
 from ...recipes.errors import short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -66,9 +69,14 @@ class Header:
         return f"date: expected YYYY-MM-DDThh:mm:ssZ, got {self.date!r}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """A whole report."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Document(Brief):
+    """A report of the gate as it stands in a file.
+
+    Attributes:
+        header: who was judged, by which version and command.
+        judgement: the verdict and all its evidence.
+    """
 
     header: Header
     judgement: Judgement
@@ -80,13 +88,23 @@ class Document:
 
     @property
     def noise(self) -> ServerNoise | None:
-        """Of the server, where it was measured twice."""
+        """The noise of the server; None where it was measured once."""
         return self.judgement.noise if isinstance(self.judgement, JointReport) else None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of checks of parity."""
+        """The findings of parity checks."""
         return self.judgement.parity if isinstance(self.judgement, JointReport) else ()
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        drafts = self.header.drafts
+        return {
+            "verdict": self.judgement.verdict,
+            "draft": drafts.candidate.name,
+            "against": drafts.baseline.name,
+            "reason": self.judgement.reason,
+        }
 
 
 def _comparisons(judgement: Judgement, title: str) -> Iterator[tuple[str, GateReport]]:

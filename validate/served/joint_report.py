@@ -5,9 +5,11 @@ Each is made alone and reported in full; the worst one counts.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from typing_extensions import override
 
 from ..counting.paired_change import PairedChange
 from ..judging.anomalies import Background
@@ -15,6 +17,7 @@ from ..judging.contradictions import comparison_problem, exit_code_problem
 from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport
 from ..judging.policy import Policy
+from ..judging.published import Published
 from ..judging.retuned_gate import RetunedRecord
 from ..judging.verdict import EXIT_CODES, Verdict, worst
 from ..measure.measurement import Measurement
@@ -26,18 +29,20 @@ Part = tuple[str, Verdict, str, str | None]
 """Title of a judgement, its verdict, reason and action."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JointReport:
-    """All judgements of one candidate: the keys of a report.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class JointReport(Published):
+    """The verdict of several judgements of one candidate; the worst one counts.
 
     Attributes:
-        verdict: the worst of all; ANOMALOUS is the worst. reason: of all.
-        action: of the first part that has the verdict of all and an action.
-        warnings: of all, each once; and in what replay and server differ.
-        served: of two measurements; None = none were given.
-        replayed: of two replays; None = no traces were given. One of both there is.
-        noise: of the server; None = the baseline was measured once.
-        parity: findings of checks of parity.
+        verdict: the worst verdict of all; ANOMALOUS is the worst.
+        reason: the reasons of all judgements.
+        action: what to do, from the first judgement that has the verdict of all and an action.
+        exit_code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS.
+        warnings: the warnings of all judgements, and where replay and server differ.
+        served: the comparison of two measurements; None where none were given.
+        replayed: the comparison of two replays; None where no traces were given.
+        noise: the server's own noise; None where the baseline was measured once.
+        parity: the findings of parity checks.
     """
 
     kind: Literal["joint"] = "joint"
@@ -53,7 +58,7 @@ class JointReport:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Each judgement."""
+        """Each judgement: title, verdict, reason and action."""
         return _parts(self.served, self.replayed, self.noise, self.parity)
 
     def problem(self) -> str:
@@ -69,6 +74,14 @@ class JointReport:
         """Plain data for JSON; each judgement as it stands alone."""
         replayed = None if self.replayed is None else self.replayed.to_mapping()
         return dataclasses.asdict(self) | {"replayed": replayed}
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {
+            "verdict": self.verdict,
+            **{title: verdict for title, verdict, _, _ in self.parts},
+            "warnings": len(self.warnings) or None,
+        }
 
 
 def joint_report(

@@ -1,10 +1,12 @@
 """A measurement reconciled with a replay of traces: over all prompts, with the draft at hand."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+
+from typing_extensions import override
 
 from ...calibration.passes.batches import batches_of, work_of
 from ...calibration.passes.draft_inputs import check_trace_fits
@@ -14,6 +16,7 @@ from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.target_tables import SharedTables
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.brief import Brief
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
 from ..errors import MeasureError
 from ..measure.measurement import Measurement, RequestRecord, Speculation
@@ -24,17 +27,20 @@ from .reconciled_prompt import ReconciledPrompt, reconcile_prompt
 from .reconciling_folder import BothDtypes, ReconcilingFolder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciliation:
-    """What was served beside what was replayed.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Reconciliation(Brief):
+    """What a server accepted, beside what replay says of the same prompts.
 
     Attributes:
-        near: distance of the draft's logits up to which BF16 may order them either way.
-        max_gap: nats up to which a choice of the target is a near tie.
-        other_draft: the server had other tensors than the replayed draft; None = it is not known.
-        prompts: in the order of the measurement, those that the traces hold.
+        name: the measurement.
+        num_draft_tokens: tokens drafted per verify step (K).
+        near: distance of two logits of the draft up to which BF16 may order them either way.
+        max_gap: difference of two log-probabilities of the target, in nats, up to which its choice
+            is a near tie.
+        other_draft: the server had another draft than the replayed one; None = it is not known.
+        prompts: the compared prompts, in the order of the measurement.
         num_not_recorded: prompts of the measurement that the traces do not hold.
-        num_left_out: prompts that both hold, behind the limit.
+        num_left_out: prompts that both hold and that the limit leaves out.
     """
 
     name: str
@@ -54,9 +60,9 @@ class Reconciliation:
 
     @property
     def totals(self) -> dict[str, AcceptanceCounts]:
-        """All rounds of the server and of replay, then those of the server that replay can judge.
+        """Verify steps of server and replay: all of them, then those in common text.
 
-        Of the latter what both say: only these two can be held against each other.
+        Only the latter two can be compared with each other.
         """
         columns = {
             "served": (prompt.served for prompt in self.prompts),
@@ -75,6 +81,32 @@ class Reconciliation:
         ]
         return dataclasses.asdict(self) | {"prompts": prompts, "exit_code": self.exit_code}
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader has to know of the two sides, a sentence each."""
+        found = []
+        if self.other_draft:
+            found.append("the server had another draft than the one replayed")
+        if self.other_draft is None:
+            found.append("the measurement does not say which draft was served (measure --draft)")
+        if self.num_not_recorded:
+            found.append(
+                f"{self.num_not_recorded} prompts of the measurement are not in the traces"
+            )
+        return tuple(found)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        outcomes = [prompt.outcome for prompt in self.prompts]
+        counted = {one: outcomes.count(one) for one in dict.fromkeys(outcomes)}
+        words = {0: "explained", 1: "WRONG: not explained", 3: "UNKNOWN of some prompts"}
+        return {
+            "outcome": words[self.exit_code],
+            "measurement": self.name,
+            "K": self.num_draft_tokens,
+            "prompts": ", ".join(f"{number} {one}" for one, number in counted.items()),
+        }
+
 
 def check_reconcilable(measurement: Measurement, traces: TraceFolder) -> Speculation:
     """How the server drafted, if its rounds are those of a replay.
@@ -85,20 +117,20 @@ def check_reconcilable(measurement: Measurement, traces: TraceFolder) -> Specula
     """
     speculation, name = measurement.setup.speculation, measurement.name
     if speculation is None:
-        raise MeasureError(name, "was taken without a draft: it has no rounds",
-                           fix="give a measurement of a server that drafts")  # fmt: skip
+        raise MeasureError(name, "was measured without a draft, so it has no verify steps",
+                           fix="give a measurement of a server with a draft")  # fmt: skip
     if speculation.lossy:
         raise MeasureError(
             name,
             f"the server accepts tokens that its target would not have written"
-            f" ({', '.join(speculation.lossy)}): no replay does",
+            f" ({', '.join(speculation.lossy)}), which no replay does",
             fix="measure again without these settings",
         )
     drawn = [traces.folder] * traces.manifest.sampled + [name] * bool(
         measurement.setup.asked.temperature
     )
     if drawn:
-        raise MeasureError(drawn[0], "its texts were drawn: two draws are two texts",
+        raise MeasureError(drawn[0], "its texts were drawn, and two draws give two texts",
                            fix="record and measure at temperature 0")  # fmt: skip
     return speculation
 

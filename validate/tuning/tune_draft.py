@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from typing_extensions import override
 
 from ...calibration.passes.draft_inputs import check_trace_fits
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts import Draft
 from ...recipes import Recipe, to_mapping
+from ...recipes.brief import Brief, megabytes
 from ...recipes.schema import ALGORITHMS, Algorithm
 from ..counting.draft_replay import DraftReplay
 from ..counting.trace_replay import replay_drafts
@@ -49,21 +51,23 @@ class Wanted:
         return min(allowed, key=lambda point: (point.nbytes, -point.overlap), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneReport:
-    """What was found.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TuneReport(Brief):
+    """Which formats were tried for a draft's linears, and which mixture was chosen.
 
     Attributes:
-        unquantized_bytes: of the draft as it is. unquantized_length: its acceptance length.
-        costs: of every unit in every option that is possible.
-        refused: what is not, and why.
-        points: all that was measured whole, fewest bytes first.
-        chosen: None where no point is as wanted.
-        num_prompts: by which mixtures were judged.
-        num_calibration_prompts: others, which scales and codes were found by; 0 if none were.
-        doubt: why the traces may not be of the draft's own target, or None.
-        wanted: what the chosen point was chosen by. algorithm: by which codes and scales are found.
-        recipe: that makes the chosen mixture, where one was written.
+        unquantized_bytes: bytes of the unquantized draft's tensors.
+        unquantized_length: its acceptance length.
+        costs: the cost of each format, for each group of linears.
+        refused: formats that are not possible for a group, and the reasons.
+        points: the mixtures that were measured, fewest bytes first.
+        chosen: the chosen mixture; None where none meets the limit.
+        num_prompts: number of prompts that judged the mixtures.
+        num_calibration_prompts: number of other prompts that calibrated them; 0 if none did.
+        doubt: why the traces may belong to another target; None without such a doubt.
+        wanted: the limit that the mixture had to meet.
+        algorithm: how scales and quantized values were found.
+        recipe: the recipe of the chosen mixture; None where none was written.
     """
 
     unquantized_bytes: int
@@ -93,6 +97,23 @@ class TuneReport:
             },
             "refused": [dataclasses.asdict(one) for one in self.refused],
             "points": [_mapping(point, chosen=point is self.chosen) for point in self.points],
+        }
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The doubt, where there is one."""
+        return () if self.doubt is None else (self.doubt,)
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        chosen = self.chosen
+        return {
+            "recipe": self.recipe.name if self.recipe else "no mixture is as wanted",
+            "summary": self.recipe.summary if self.recipe else None,
+            "acceptance length, BF16": f"{self.unquantized_length:.4f}",
+            "chosen": f"{megabytes(chosen.nbytes)}" if chosen else None,
+            "instead of": megabytes(self.unquantized_bytes),
+            "prompts": self.num_prompts,
         }
 
 
@@ -126,7 +147,7 @@ def tune_draft(
         raise TuneError(
             traces.folder,
             f"expected at least {MIN_PROMPTS} prompts to judge mixtures by, got {len(traces)}",
-            fix="record more prompts: 96 or more are of use",
+            fix="record more prompts, 96 or more",
         )
     on_progress("the unquantized draft")
     (baseline,) = replay_drafts([reference], traces, num_draft_tokens=k)
@@ -204,8 +225,8 @@ def _doubt(baseline: DraftReplay) -> str | None:
     if length >= least:
         return None
     return (
-        f"the unquantized draft accepts {length:.2f} tokens per step, a working one {least:.2f} and"
-        " more: are these traces of its own target?"
+        f"the unquantized draft has an acceptance length of {length:.2f}, a working one at least"
+        f" {least:.2f}: check that the traces are of its own target"
     )
 
 

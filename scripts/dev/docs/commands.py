@@ -4,7 +4,7 @@ import argparse
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 
-from ...cli import COMMANDS, _parser
+from ...cli import every_parser
 from .markdown import code, page, table, text
 
 _INTRODUCTION = (
@@ -19,7 +19,7 @@ _NEARLY_EVERY = 0.8
 
 def commands_page() -> str:
     """Every command, verb and argument; what nearly all take is said once."""
-    found = list(_parsers(_parser(tuple(COMMANDS))))  # with the arguments of each of these
+    found = list(_parsers(every_parser()))  # with the arguments of each of these
     common = _common([parser for parser, _ in found])
     sections = [_section(parser, summary, common) for parser, summary in found]
     if common:

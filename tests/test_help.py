@@ -1,0 +1,114 @@
+"""Help: every command in one group, every page on two screens, nothing heavy loaded to show it."""
+
+import subprocess
+import sys
+
+import pytest
+from draftquant.scripts.cli import COMMANDS, every_parser, main
+from draftquant.scripts.command_table import GROUPS
+from draftquant.scripts.option_groups import COMMON, NEEDED, RARE
+from draftquant.scripts.option_groups import GROUPS as OPTION_GROUPS
+from test_parsers import ALL, LEAVES
+
+LIST, PAGE = 50, 100
+"""Lines of the list of commands, and of a command's own help: one screen, and two."""
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_every_command_is_in_one_group() -> None:
+    named = [name for group in GROUPS.values() for name in group]
+    assert len(named) == len(set(named)) == len(COMMANDS)
+    assert set(named) == set(every_parser().commands)
+    assert list(GROUPS) == ["look", "make", "convert", "judge", "serve", "ship", "housekeeping"]
+
+
+def test_the_list_of_commands_is_one_screen_of_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= LIST
+    assert all(len(line) <= 80 for line in lines)
+    at = [lines.index(f"{title}:") for title in GROUPS]
+    assert at == sorted(at)
+    for title, group in GROUPS.items():
+        below = lines[lines.index(f"{title}:") + 1 :][: len(group)]
+        assert [line.split()[0] for line in below] == list(group)
+        assert [line.split(maxsplit=1)[1] for line in below] == list(group.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_page_of_help_is_two_screens(name: str) -> None:
+    usage, *lines = ALL[name].format_help().splitlines()
+    assert not [line for line in lines if len(line) > 80]
+    assert -(-len(usage) // 80) + len(lines) <= PAGE
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_what_is_needed_comes_first_and_then_what_is_common(name: str) -> None:
+    order = [NEEDED, *OPTION_GROUPS, RARE]
+    assert order[1] == COMMON
+    shown = [group.title for group in LEAVES[name]._action_groups if group._group_actions]
+    headings = [order.index(title) for title in shown if title in order]
+    assert headings == sorted(headings)
+    if headings:
+        assert "options" not in shown
+
+
+@pytest.mark.parametrize("words", [["gate"], ["parity", "draft"], ["traces"]])
+def test_help_of_a_command_is_what_its_option_shows(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["help", *words]) == 0
+    found = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert capsys.readouterr().out == found
+    assert found.startswith(f"usage: draftquant {' '.join(words)} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["gat"], "draftquant gate"), (["parity", "drft"], "draftquant parity draft")],
+)
+def test_help_says_which_command_was_meant(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["help", *words])
+    assert exit_.value.code == 2
+    assert f"did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_no_help_loads_torch_scipy_or_transformers() -> None:
+    script = (
+        "import sys; from draftquant.scripts.cli import every_parser; every_parser().format_help();"
+        "print(sorted({'torch', 'scipy', 'transformers'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "fix"),
+    [
+        (
+            ["quantize", "d", "fp8-ptpc", "out"],
+            "2 arguments too many: 'fp8-ptpc', 'out'; and --recipe, --out is missing",
+            "draftquant quantize d --recipe fp8-ptpc --out out",
+        ),
+        (["quantize", "--model", "d"], "has no option --model", "give DRAFT without an option"),
+        (["gate", "--trace-s", "d"], "has no option --trace-s", "did you mean --traces?"),
+    ],
+)
+def test_arguments_in_the_wrong_place(
+    given: list[str], what: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(given)
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert what in said
+    assert fix in said
