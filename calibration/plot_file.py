@@ -40,7 +40,7 @@ def headless_pyplot() -> Any:
     except ImportError as exc:
         raise CalibrationError(
             "matplotlib",
-            "is not installed, and draws the plot",
+            "matplotlib draws the plot, and is not installed",
             fix=install_line("plot"),
         ) from exc
     matplotlib.use("agg")

@@ -110,7 +110,7 @@ class ServerClient:
         if not re.match(r"https?://[^/]", url):
             raise ServerError("--server", f"expected an address, got {short(url)}", fix=_ADDRESS)
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise ServerError(KEY_VARIABLE, "holds characters that no header can carry",
+            raise ServerError(KEY_VARIABLE, "holds characters that an HTTP header cannot hold",
                                fix="set it to the key of the server")  # fmt: skip
         try:
             self._http = httpx2.AsyncClient(
@@ -242,8 +242,8 @@ class ServerClient:
             self.url,
             f"no answer after {patience.attempts} attempt(s): {problems[-1]}",
             details=[] if problems[0] == problems[-1] else [f"  attempt 1: {problems[0]}"],
-            fix="see the server's own messages, then run the same command again: what is answered"
-            " is kept",
+            fix="see the server's own messages, then run the same command again: the"
+            " answers so far are kept",
         )
 
     async def _text(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:
@@ -330,9 +330,9 @@ class ServerClient:
         return value
 
 
-_FIX = "see --engine: does this address serve that engine?"
+_FIX = "check --engine: the server at this address may be another engine"
 _FIXES = {
-    400: "the server refuses what was asked: see its words",
+    400: "see the server's message: it refuses this request",
     401: "set DRAFTQUANT_SERVER_KEY to the key of the server",
     403: "set DRAFTQUANT_SERVER_KEY to the key of the server",
     404: "give the root of the server (http://HOST:PORT), and the --engine that runs there",

@@ -79,7 +79,7 @@ def load_recipe(reference: str | Path) -> Recipe:
                     str(path),
                     line + 1,
                     f"name: expected {path.stem!r}, got {recipe.name!r}",
-                    "name the recipe as its file",
+                    f"write 'name: {path.stem}', or rename the file to {recipe.name}{path.suffix}",
                 )
             ]
         )
@@ -142,7 +142,7 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
             path,
             line,
             f"extends: {named!r} extends another recipe itself",
-            "extend that one directly: one level is allowed",
+            "extend the recipe that it extends: only one level is allowed",
         )
     if _find(node, "name")[0] is None:
         raise _at(path, 0, "name: it is missing", f"add 'name: {path.stem}'")

@@ -85,7 +85,12 @@ def compose(path: Path, kind: str = "recipe") -> MappingNode:
             depth -= isinstance(event, CollectionEndEvent)
             line = event.start_mark.line if event.start_mark else 0
             if depth > _DEEPEST:
-                raise _one(path, line, "nested too deeply", "write the keys as they are shown")
+                raise _one(
+                    path,
+                    line,
+                    "the keys are nested too deeply",
+                    "write the keys as 'draftquant recipes show NAME' prints them",
+                )
             if getattr(event, "anchor", None) is not None:
                 raise _one(path, line, "anchors and aliases are not allowed", "write the value out")
             tag = getattr(event, "tag", None)
@@ -168,7 +173,7 @@ def _problem(misfit: "Misfit[_YamlTree]", explain: Explain) -> Problem:
     return Problem(node.start_mark.name, node.start_mark.line + 1, what, fix or _BY_THE_SCHEMA)
 
 
-_BY_THE_SCHEMA = "see recipes/README.md"
+_BY_THE_SCHEMA = "see the table of keys in recipes/README.md"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,24 +28,27 @@ class Refusal:
 
 
 _INSTEAD = (
-    "use 'rounding: gptq' or 'rounding: learned' with 'backend: torch' (--algorithm gptq, learned):"
-    " they look at the inputs too, and change codes and scales only"
+    "use --algorithm gptq or --algorithm learned (in a recipe: 'rounding:"
+    " gptq', 'rounding: learned') with backend torch: both use the linears'"
+    " inputs too, and change only quantized values and scales"
 )
 _FOLDED = Refusal(
-    reason="Quark 0.13 divides inputs and folds the factors into the one module before a linear: q,"
-    " k and v of EAGLE-3 read two norms side by side, where it stops with a size mismatch, and"
-    " elsewhere it changes norms, which a recipe keeps byte for byte",
+    reason="Quark 0.13 scales the inputs of linears and folds the factors into the one"
+    " module in front of a linear. In EAGLE-3, q, k and v read two norms side"
+    " by side, and Quark stops with a size mismatch. Elsewhere it changes norms,"
+    " which a recipe keeps byte for byte",
     fix=_INSTEAD,
 )
 _LEARNED = Refusal(
-    reason="learned rounding is draftquant's own: the toolkit has none that runs a draft's chain",
-    fix="use 'backend: torch' (--backend torch)",
+    reason="only draftquant's own backend (torch) can learn the rounding: a toolkit"
+    " does not run the draft's steps one after the other",
+    fix="use --backend torch (in a recipe: 'backend: torch')",
 )
 _OWN_SCALES = Refusal(
-    reason="the toolkit's GPTQ takes absmax scales and has no other choice",
-    fix="write 'scale: absmax' (--algorithm gptq), or use 'backend: torch'",
+    reason="this toolkit's GPTQ always takes absmax scales",
+    fix="use --algorithm gptq (in a recipe: 'scale: absmax'), or --backend torch",
 )
-_NOT_OURS = Refusal(reason="draftquant computes no such algorithm", fix=_INSTEAD)
+_NOT_OURS = Refusal(reason="draftquant does not implement this algorithm", fix=_INSTEAD)
 
 REFUSED: Mapping[tuple[str, str], Refusal] = {
     ("torch", "awq"): _NOT_OURS,
@@ -54,33 +57,37 @@ REFUSED: Mapping[tuple[str, str], Refusal] = {
     ("quark", "awq"): _FOLDED,
     ("quark", "smoothquant"): _FOLDED,
     ("quark", "svdquant"): Refusal(
-        reason="Quark 0.13 keeps a low-rank part of each weight beside its codes, which no layout"
-        " declares: an engine would serve the rest of the weight alone",
+        reason="Quark 0.13 keeps a low-rank part of each weight beside the quantized"
+        " values, and no layout declares it: an engine would serve the weight"
+        " without that part",
         fix=_INSTEAD,
     ),
     ("quark", "mse"): Refusal(
-        reason="Quark 0.13 searches no scales of rows or groups, and that of a matrix for each"
-        " weight alone, while engines hold fused linears under one",
-        fix="write 'scale: absmax', or use 'backend: torch'",
+        reason="Quark 0.13 does not search scales per row or group, and it searches the"
+        " scale of a matrix for each weight alone, while engines load fused linears"
+        " under one scale",
+        fix="use --backend torch, or --algorithm absmax (in a recipe: 'scale: absmax')",
     ),
     ("quark", "mse gptq"): _OWN_SCALES,
     ("quark", "learned"): _LEARNED,
     ("quark", "retuned"): _LEARNED,
     ("modelopt", "awq"): Refusal(
-        reason="ModelOpt 0.47 leaves a pre_quant_scale beside the codes, by which inputs are to be"
-        " multiplied: what declares FP8 and NVFP4 does not say so, and engines do not; where it"
-        " folds it instead it changes norms, which a recipe keeps byte for byte",
+        reason="ModelOpt 0.47 stores a pre_quant_scale beside the quantized values, by"
+        " which inputs have to be multiplied. A declaration of FP8 or NVFP4 does not"
+        " mention it, so engines do not multiply. Where ModelOpt folds it into a"
+        " norm instead, it changes norms, which a recipe keeps byte for byte",
         fix=_INSTEAD,
     ),
     ("modelopt", "smoothquant"): Refusal(
-        reason="ModelOpt 0.47 smooths INT8 only, which no recipe has: with FP8 it changes no"
-        " weight, and exports an input_scale for each input under a declaration of one",
+        reason="ModelOpt 0.47 smooths INT8 only, which no recipe has. With FP8 it changes"
+        " no weight, but it exports one input_scale per input where its declaration"
+        " says one per tensor",
         fix=_INSTEAD,
     ),
     ("modelopt", "svdquant"): Refusal(
-        reason="ModelOpt 0.47 takes a low-rank part out of each weight and loses it on export"
-        " (INT4), or exports it under names that engines do not load: they would serve the rest of"
-        " the weight alone",
+        reason="ModelOpt 0.47 takes a low-rank part out of each weight. On export it loses"
+        " that part (INT4) or stores it under names that engines do not load: they"
+        " would serve the weight without it",
         fix=_INSTEAD,
     ),
     ("modelopt", "mse gptq"): _OWN_SCALES,

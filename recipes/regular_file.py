@@ -68,7 +68,7 @@ def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
     with open_stream(path) as stream:
         content = stream.read(limit + 1)  # not the size that it claims: it may grow
     if len(content) > limit:
-        raise OSError(f"more than {limit:,} bytes, which nothing of its kind has")
+        raise OSError(f"it has more than {limit:,} bytes, far more than any file of its kind")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as exc:

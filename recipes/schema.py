@@ -54,7 +54,7 @@ class WeightFormat:
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
         if not self.symmetric:
-            return "symmetric: expected true: no shipped layout stores a non-zero zero point"
+            return "symmetric: expected true, because no layout here stores zero points"
         number = self.number
         if self.granularity not in number.sizes:
             return f"granularity: {self.dtype} needs {_either(number.sizes)}"
@@ -63,15 +63,15 @@ class WeightFormat:
             wanted = _either(sizes) if sizes else "none"
             return f"group_size: {self.dtype} per {self.granularity} needs {wanted}"
         if self.scale_dtype and number.scale_dtype is not None:
-            return f"scale_dtype: the scales of {self.dtype} have one dtype: leave it out"
+            return f"scale_dtype: leave it out, because {self.dtype} has scales of one dtype only"
         if self.first_stage and self.granularity not in number.second_stage:
-            return f"first_stage: only int4 per channel has two stages, not {self}: leave it out"
+            return f"first_stage: leave it out: only int4 per channel has two stages, not {self}"
         if self.carrier and self.granularity not in number.carried:
-            return f"carrier: only the codes of int4 per channel are carried, not {self}"
+            return f"carrier: leave it out: only int4 per channel fits a wider dtype, not {self}"
         if self.carrier and self.first_stage:
-            return "carrier: codes of two stages are not carried: leave one of the two out"
+            return "carrier: values rounded in two stages do not fit a wider dtype: leave it out"
         if self.first_stage and self.scale_dtype:
-            return "scale_dtype: the scales of two stages are float32: leave it out"
+            return "scale_dtype: leave it out, because the scales of two stages are float32"
         return None
 
     @property
@@ -122,9 +122,9 @@ class ActivationFormat:
         if self.number.only_groups and self.granularity != "group":
             return f"granularity: {self.dtype} activations need 'group'"
         if self.granularity == "tensor" and self.dynamic:
-            return "dynamic: per-tensor activation scales are static here: expected false"
+            return "dynamic: expected false, because activation scales per tensor are static here"
         if self.granularity != "tensor" and not self.dynamic:
-            return f"dynamic: per-{self.granularity} scales exist only at run time: expected true"
+            return f"dynamic: expected true: scales per {self.granularity} are computed at run time"
         return None
 
     def __str__(self) -> str:
@@ -228,19 +228,19 @@ class Rule:
         if bool(self.role) == bool(self.tensor):
             return "expected exactly one of 'role' and 'tensor'"
         if self.action == "keep" and self.format is not None:
-            return "format: a kept tensor is not quantized: leave it out, or quantize"
+            return "format: leave it out, because a kept tensor is not quantized"
         if self.action == "keep" and not self.why:
-            return "why: a kept tensor costs bytes: say why it is kept"
+            return "why: it is missing: a kept tensor costs bytes, so write down why it is kept"
         return self._drop_problem() if self.action == "drop" else None
 
     def _drop_problem(self) -> str | None:
         others = [role for role in self.role if role not in SHARED_ROLES]
         if others:
-            return f"role: no engine takes the {others[0]} of a draft from its target: keep it"
+            return f"role: engines do not take the {others[0]} of a draft from its target: keep it"
         if self.format is not None:
-            return "format: a dropped tensor is not stored: leave it out"
+            return "format: leave it out, because a dropped tensor is not stored"
         if not self.why:
-            return "why: a dropped tensor must come from elsewhere: say from where"
+            return "why: it is missing: write down where engines get the dropped tensor from"
         return None
 
     def __str__(self) -> str:
@@ -289,9 +289,9 @@ class Recipe(Brief):
     def _format_problem(self) -> str | None:
         for index, rule in enumerate(self.rules):
             if rule.format == self._own_format:
-                return f"rules[{index}].format: it is the recipe's own: leave it out"
+                return f"rules[{index}].format: leave it out, because it is the recipe's own"
         if all(rule.format for rule in self.rules if rule.action == "quantize"):
-            return "weights: every rule that quantizes has its own format: leave out that of one"
+            return "weights: no rule uses it, because each has its own format: leave one format out"
         return None
 
     @property

@@ -111,9 +111,9 @@ def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path)
         assert float(tensors[f"{module}.input_scale"]) == static.scales[module]
     assert verify(out, folder / "draft").ok
     fused = TraceFolder.open(folder / "fused")
-    with pytest.raises(CalibrationError, match="hold fused features, not what it read") as caught:
+    with pytest.raises(CalibrationError, match="hold the outputs of this linear") as caught:
         calibrated_scales(plan, draft, fused, num_draft_tokens=K)
-    assert "record aux features, or keep fc" in str(caught.value.fix)
+    assert "record traces without --fused, or keep fc" in str(caught.value.fix)
 
 
 def test_a_quantized_fc_reads_no_fused_features(
@@ -126,7 +126,7 @@ def test_a_quantized_fc_reads_no_fused_features(
     assert quantized.fusion_sha256 != load_draft(folder / "draft").fusion_sha256
     with pytest.raises(TraceError, match="its fc is quantized") as caught:
         check_trace_fits(quantized, fused)
-    assert "record aux features" in str(caught.value.fix)
+    assert "record traces without --fused" in str(caught.value.fix)
     check_trace_fits(quantized, TraceFolder.open(folder / "traces"))
     command = ["gate", str(folder / "draft"), str(out), "--traces", str(folder / "fused")]
     assert main([*command, "--policy", "screening"]) == 2

@@ -333,7 +333,7 @@ def test_traces_of_other_layers_do_not_fit(
 ) -> None:
     other = {"mask_token_id": 0, "target_layer_ids": [0, 2, 3]}
     shifted = save_draft(tmp_path / "other", folder / "target", traces, dflash_config=other)
-    with pytest.raises(TraceError, match=r"reads the target layers \[0, 2, 3\].*are \[0, 1, 3\]"):
+    with pytest.raises(TraceError, match=r"reads the target layers \[0, 2, 3\].*hold \[0, 1, 3\]"):
         replay_drafts([loaded(shifted, folder / "target")], traces, num_draft_tokens=K)
 
 

@@ -190,7 +190,7 @@ def test_the_card_with_acceptance(work: Path, capsys: pytest.CaptureFixture[str]
 def test_the_card_without_acceptance_says_so(work: Path) -> None:
     text = model_card(work / "out", CardRequest(base_model="a/b", license="mit"))
     assert "\n## Acceptance\n\nNot measured.\n" in text
-    assert "- How many tokens are accepted, beside the unquantized draft.\n" in text
+    assert "- Acceptance length, against the unquantized draft.\n" in text
 
 
 def test_writing_the_card_keeps_what_others_wrote(
@@ -448,7 +448,10 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     text = "\n\n".join(served_section([served]))
     parts = r"vllm 0\.32\.0 with target .*, K = 1, greedy, 1 in flight, .* tokens/s:"
     assert re.search(parts, text)
-    assert "It accepts what its target does not write: a = b." in text
+    assert (
+        "Its acceptance rule is lossy, so that its outputs differ from those of its target: a = b."
+        in text
+    )
     shown = MarkdownIt("commonmark").enable("table").render(text)
     assert "<img" not in shown
     assert ["all requests", "2", "16", "1.7500", "", ""] in cells(f"---\na: b\n---\n{text}")
@@ -466,7 +469,7 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
 def test_measurements_that_are_not_of_this_draft() -> None:
     run = measurement(ROUNDS)
     plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
-    with pytest.raises(CardError, match="the server that was measured drafts nothing"):
+    with pytest.raises(CardError, match="the measured server used no draft"):
         Served.of(plain, "00")
     with pytest.raises(CardError, match=r"is of a draft whose tensors are abc, expected 00"):
         Served.of(measurement(ROUNDS, draft_sha256="abc"), "00")
@@ -485,7 +488,7 @@ def test_a_norm_that_was_divided_is_not_called_kept(tmp_path: Path) -> None:
         assert ["kept byte for byte", "6 tensors: embedding 1, fusion 1, head 1, norm 3"] in cells(
             text
         )
-    assert "Divided, while the columns behind it were multiplied, which is exact: `" in full
+    assert "multiplied by them, which changes no result: `" in full
 
 
 @pytest.mark.parametrize("make", [fifo, endless, gigabyte])

@@ -267,10 +267,12 @@ def test_the_answer_depends_on_the_traffic() -> None:
         return report.whole.best, report.answer
 
     assert best(0.9) == (
-        "B", "For your traffic, B accepts most, more than every other draft.",
+        "B",
+        "For your traffic, B has the longest acceptance length, clearly longer than every other"
+        " draft.",
     )  # fmt: skip
     assert best(0.1)[0] == "A"
-    assert "not separable from it" in best(0.5)[1]
+    assert "but its difference from B may be chance" in best(0.5)[1]
 
 
 def test_it_says_when_nothing_is_separable() -> None:
@@ -278,7 +280,7 @@ def test_it_says_when_nothing_is_separable() -> None:
     found = simulated(generator, 30, (0.0, 0.0, 0.0))
     counted = drafts(found[:, :, 0] / found[:, :, 1], found[0, :, 1], "a" * 30)
     report = compare(counted, num_draft_tokens=K, counted_by="")
-    assert report.answer.startswith("Nothing is separable: by these prompts no draft accepts more")
+    assert report.answer.startswith("These prompts show no clear difference between any two")
     assert len(report.scopes) == 1  # one category is the whole
 
 
@@ -291,7 +293,7 @@ def test_small_categories_are_shown_and_not_compared() -> None:
         (ALL_PROMPTS, 1), ("a", 1), ("b", 0),
     ]  # fmt: skip
     assert report.scopes[2].best is None
-    assert report.warnings == ("categories below 10 prompts were not compared: b (9)",)
+    assert report.warnings == ("categories with fewer than 10 prompts were not compared: b (9)",)
     assert report.scopes[2].against_first(report.names) == (None,)
 
 
@@ -338,7 +340,7 @@ def test_drafts_of_one_name_are_told_apart() -> None:
 def test_drafts_that_cannot_be_compared() -> None:
     with pytest.raises(CompareError, match="expected two drafts or more, got 1"):
         count_drafts([contestant("A")])
-    with pytest.raises(CompareError, match="B: is the very draft that A is"):
+    with pytest.raises(CompareError, match="B: is the same draft as A"):
         count_drafts([contestant("A", "1" * 64), contestant("B", "1" * 64)])
     with pytest.raises(CompareError, match="B: was counted on other prompts than A"):
         count_drafts([contestant("A"), contestant("B", texts=range(100, 140))])
@@ -427,7 +429,7 @@ def test_a_report_that_compares_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(
         text_of(judge(replay(spread(600)), other, RELEASE)), encoding="utf-8"
     )
-    with pytest.raises(CompareError, match="compares no prompts: ANOMALOUS"):
+    with pytest.raises(CompareError, match="compares no prompts: it is ANOMALOUS"):
         counted_files(tmp_path / "a.json")
 
 
@@ -443,7 +445,7 @@ def test_measurements_are_compared_by_whole_outputs(tmp_path: Path) -> None:
             (("a", 0), ("b", 1), ("c", 30))]  # fmt: skip
     counted = counted_files(*runs)
     assert counted.drafts.names == ("a.jsonl", "b.jsonl", "c.jsonl")
-    assert counted.counted_by == "whole outputs of vllm 0.32.0, all rounds"
+    assert counted.counted_by == "all verify steps of whole outputs of vllm 0.32.0"
     report = compare(counted.drafts, num_draft_tokens=1, counted_by="")
     assert report.whole.best == "a.jsonl"
     assert "c.jsonl" not in report.whole.alike
@@ -494,7 +496,7 @@ def test_printed_replays_are_compared(tmp_path: Path) -> None:
     [
         ({"dtype": "bfloat16"}, "has another --draft-sampling or --dtype than"),
         ({"num_draft_tokens": 0}, "num_draft_tokens: expected 1 to 1000, got 0"),
-        ({"num_draft_tokens": 2}, "'p0': expected 3 counts of rounds"),
+        ({"num_draft_tokens": 2}, "'p0': expected 3 counts of verify steps"),
         ({"color": 1}, "color: unknown key"),
     ],
 )

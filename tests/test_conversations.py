@@ -200,7 +200,7 @@ def test_rows_that_are_no_prompts_have_their_number(target: Path, tmp_path: Path
     with pytest.raises(PromptError) as caught:
         read_prompts(path, target=target)
     assert f"{path}:2: id 'q0' stands on line 1 too" in caught.value.details
-    assert f"{path}:3: turns: expected texts of the user, at least one" in caught.value.details
+    assert f"{path}:3: turns: expected at least one text of the user" in caught.value.details
     other = parquet(tmp_path / "other.parquet", [{"query": "Hi"}])
     with pytest.raises(PromptError) as caught:
         read_prompts(other)

@@ -33,7 +33,7 @@ def judged(
     ("features", "reason"),
     [
         (ZERO, "The recorded features are all equal."),
-        (OTHERS, "nothing to do with the tokens beside them"),
+        (OTHERS, "do not belong to the tokens beside them"),
         (SHIFTED, "shifted by +1 against their tokens"),
     ],
 )

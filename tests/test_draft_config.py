@@ -326,11 +326,11 @@ def test_recording_for_a_last_hidden_state(draft: Path) -> None:
     assert chosen_layers(None, loaded, shape) == (7,)
     spec = feature_spec(shape, (7,), loaded, "float32")
     assert (spec.kind, spec.width, spec.fusion_sha256) == ("fused", 64, loaded.fusion_sha256)
-    with pytest.raises(TraceError, match="reads the target's last hidden state, no layers"):
+    with pytest.raises(TraceError, match="reads the target's last hidden state, and no layers"):
         chosen_layers([1, 3, 4], loaded, shape)
-    with pytest.raises(TraceError, match=r"it reads 64 torch\.float32 values, the target gives 32"):
+    with pytest.raises(TraceError, match=r"it reads 64 values in torch\.float32, but the target"):
         feature_spec(dataclasses.replace(shape, hidden_size=32), (7,), loaded, "float32")
-    with pytest.raises(TraceError, match="it has no fc over layers: it reads the target's"):
+    with pytest.raises(TraceError, match="it has no fc that fuses layers: it reads the target's"):
         check_reads_layers(loaded)
 
 

@@ -86,7 +86,7 @@ def test_a_half_written_file(name: Any, texts: list[Text], tmp_path: Path) -> No
     file = sorted(p for p in files if "vocab" not in p.name)[1]
     file.write_bytes(file.read_bytes()[:-1000])
     error = refused(name, dump, tmp_path / "out", file.name, prompts=prompts(texts))
-    assert "ended while writing it" in error
+    assert "stopped while writing it" in error
 
 
 def prompts(texts: list[Text]) -> list[Prompt]:
@@ -161,11 +161,11 @@ ODD: dict[str, tuple[Callable[[Path, Text], None], str]] = {
     "no dict": (lambda file, _: torch.save([1], file), "expected a dict of tensors, got list"),
     "fewer rows": (
         lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2))[:-3]),
-        "88 tokens, but the aux hidden states have 85 rows: cut off, or of another text",
+        "88 tokens, but the aux hidden states have 85 rows: the file is cut off",
     ),
     "a batch of texts": (
         lambda file, text: change(file, input_ids=text.token_ids.repeat(2, 1)),
-        r"token ids: expected 1 axes and a batch of 1, got int64 \[2, 88\]",
+        r"token ids: expected a tensor of 1 axes, or a batch of one, got int64 \[2, 88\]",
     ),
     "tokens that are no numbers": (
         lambda file, text: change(file, input_ids=text.token_ids.float()),
@@ -183,15 +183,15 @@ ODD: dict[str, tuple[Callable[[Path, Text], None], str]] = {
     ),
     "another width": (
         lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2))[:, :700].clone()),
-        "aux features are 700 wide, last states 256, the target's hidden states 256",
+        "aux features are 700 wide, last states 256; the target's hidden states are 256",
     ),
     "another width of the last states": (
         lambda file, text: change(file, hidden_states=text.normed[:, :128].clone()),
-        "last states 128, the target's hidden states 256",
+        "last states 128; the target's hidden states are 256",
     ),
     "tokens beyond the vocabulary": (
         lambda file, text: change(file, input_ids=text.token_ids + 1000),
-        r"token ids from \d+ to \d+, the target's vocabulary has 1024: tokens of another tokenizer",
+        r"token ids go from \d+ to \d+, but the target's vocabulary has 1024 tokens: another",
     ),
     "NaN": (
         lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2)) * float("nan")),
@@ -213,7 +213,7 @@ def test_samples_of_several_widths_or_dtypes(texts: list[Text], tmp_path: Path) 
     dump = modelopt([*texts, *texts], tmp_path / "dump")
     wider = texts[3].aux((0, 1, 2, 3))
     change(dump / "conversation-3.pt", aux_hidden_states=wider)
-    message = "aux features are 1024 wide in float32 with last states, those of conversation-0.pt"
+    message = "aux features are 1024 wide in float32 with last states, but those of"
     refused("modelopt", dump, tmp_path / "out", message)
     change(dump / "conversation-3.pt", aux_hidden_states=texts[3].aux((0, 1, 2)).half())
     refused("modelopt", dump, tmp_path / "out", "are 768 wide in float16")
@@ -260,7 +260,7 @@ def test_another_target_of_the_same_form(texts: list[Text], tmp_path: Path) -> N
     save_file({k: w.contiguous() for k, w in weights.items()}, other / "model.safetensors",
               {"format": "pt"})  # fmt: skip
     dump = modelopt(texts, tmp_path / "dump")
-    message = "slot 0 of the aux features is the output of none of the target's 4 layers"
+    message = "slot 0 of the aux features equals the output of none of the target's 4 layers"
     refused("modelopt", dump, tmp_path / "out", message, target=other)
 
 
@@ -271,7 +271,7 @@ def test_layers_in_another_order_are_named(
     texts: list[Text], draft: LoadedDraft, tmp_path: Path
 ) -> None:
     dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
-    message = r"layers stand in the order \[2, 0, 1\], expected them ascending"
+    message = r"holds the layers in the order \[2, 0, 1\], expected ascending"
     refused("modelopt", dump, tmp_path / "out", message, declared=Declared(draft=draft))
 
 
@@ -279,7 +279,7 @@ def test_the_draft_names_another_order_where_the_target_is_not_run(
     texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
 ) -> None:
     dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
-    message = r"layers stand in the order \[2, 0, 1\]: read so, the first step of draft is accepted"
+    message = r"holds the layers in the order \[2, 0, 1\]: read in that order, the first step of"
     refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
 
 
@@ -292,7 +292,7 @@ def test_layers_that_are_not_those_of_the_draft(
     refused("modelopt", dump, tmp_path / "out", message, declared=Declared(draft=draft))
     named = Declared(layer_ids=(0, 1, 2))
     refused("modelopt", dump, tmp_path / "out", message, declared=named)
-    fewer = r"aux features are 3 layers wide, expected 2: \[0, 1\]"
+    fewer = r"aux features hold 3 layers, expected 2: \[0, 1\]"
     refused("modelopt", dump, tmp_path / "out", fewer, declared=Declared(layer_ids=(0, 1)))
 
 
@@ -302,9 +302,7 @@ def test_layers_that_the_draft_does_not_know(
     """One off, no order of them stands out; features of other positions tell it nothing."""
     declared = Declared(draft=draft)
     dump = modelopt(texts, tmp_path / "dump", (1, 2, 3))
-    message = (
-        "the order of the layers cannot be settled: the first step of draft is accepted 67% of"
-    )
+    message = "the order of the layers remains unclear: the first step of draft is accepted 67% of"
     refused("modelopt", dump, tmp_path / "out", message, not_run, declared=declared)
     dump = modelopt([roll(text, 20) for text in texts], tmp_path / "rolled")
     message = "first step of draft is accepted .* of the time at best, expected 55%"
@@ -315,7 +313,7 @@ def test_too_few_positions_for_the_draft(
     texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
 ) -> None:
     dump = modelopt(texts[:2], tmp_path / "dump")
-    message = "78 positions of answers do not settle the order of the layers, expected at least 200"
+    message = "78 positions of answers are too few to find out the order of the layers, expected at"
     refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
 
 
@@ -323,7 +321,7 @@ def test_nothing_at_hand_to_settle_the_layers(
     texts: list[Text], not_run: Path, tmp_path: Path
 ) -> None:
     dump = modelopt(texts, tmp_path / "dump")
-    message = "which layers it holds cannot be settled: the target cannot be run here .*no draft"
+    message = "it is unknown which layers the dump holds: the target cannot be run here .*no draft"
     error = refused("modelopt", dump, tmp_path / "out", message, not_run)
     assert "--draft D" in error
 
@@ -334,14 +332,14 @@ def test_nothing_at_hand_to_settle_the_layers(
 def test_text_that_the_target_did_not_write(texts: list[Text], tmp_path: Path) -> None:
     """Answers of a dataset: here prompts, which a file holds and no target said."""
     dump = modelopt([dataclasses.replace(text, start=8) for text in texts], tmp_path / "dump")
-    message = "none of 8 answers is the target's own: .*text that it did not write"
+    message = "wrote none of the 8 answers: .*the text comes from a data set"
     refused("modelopt", dump, tmp_path / "out", message)
 
 
 def test_some_answers_of_others_are_counted(texts: list[Text], tmp_path: Path) -> None:
     mixed = [dataclasses.replace(t, start=8) if i in (1, 5) else t for i, t in enumerate(texts)]
     dump = modelopt(mixed, tmp_path / "dump")
-    message = "2 of 8 answers are not what the target would have said greedily: .*6 remain without"
+    message = "the target did not write 2 of 8 answers greedily: .*Without them 6 answers remain"
     error = refused("modelopt", dump, tmp_path / "out", message)
     assert "--leave-out-off-policy" in error
     report = import_dump("modelopt", dump, TARGET, tmp_path / "out", leave_out_off_policy=True)
@@ -365,47 +363,47 @@ def test_tokens_of_another_tokenizer_where_the_target_is_not_run(
     """The draft still reads the features; the head does not say these tokens."""
     dump = modelopt([dataclasses.replace(t, normed=t.normed.roll(40, 0)) for t in texts],
                     tmp_path / "dump")  # fmt: skip
-    message = "none of 8 answers is the target's own: .*tokens of another tokenizer, or states of"
+    message = "wrote none of the 8 answers: .*the tokens are those of another tokenizer"
     refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
 
 
 def test_answers_that_cannot_be_measured(texts: list[Text], tmp_path: Path) -> None:
     dump = specforge_dflash(texts, tmp_path / "dump")
-    message = "its answers are the target's own cannot be measured: the dump has no last states"
+    message = "whether the target wrote these answers: the dump has no last states"
     error = refused("specforge", dump, tmp_path / "out", message)
     assert "--greedy" in error
     own = import_dump("specforge", dump, TARGET, tmp_path / "out", declared=Declared(greedy=True))
     assert own.layout.head is None
     other = specforge_dflash([dataclasses.replace(t, start=8) for t in texts], tmp_path / "other")
-    message = "of the tokens looked at are the target's argmax, expected 90%"
+    message = "of the checked tokens are the target's argmax, expected 90%"
     refused("specforge", other, tmp_path / "o", message, declared=Declared(greedy=True))
 
 
 def test_nothing_says_where_prompts_end(texts: list[Text], tmp_path: Path) -> None:
     dump = modelopt_vllm(texts, tmp_path / "dump")
-    error = refused("modelopt", dump, tmp_path / "out", "begins with an answer: nothing says where")
+    error = refused("modelopt", dump, tmp_path / "out", "begins with an answer, so it is unknown")
     assert "--prompts P" in error
     refused("vllm", vllm(texts, tmp_path / "v"), tmp_path / "out", "has no loss mask")
     other = [Prompt(id="x", category="a", token_ids=(5, 6))]
-    message = "begins with none of the prompts given"
+    message = "begins with none of the prompts of --prompts"
     refused("modelopt", dump, tmp_path / "out", message, prompts=other)
 
 
 def test_masks_that_are_all_zero(texts: list[Text], tmp_path: Path) -> None:
     dump = angelslim([dataclasses.replace(t, start=1000) for t in texts], tmp_path / "dump")
-    refused("angelslim", dump, tmp_path / "out", "no answer in any of the texts looked at")
+    refused("angelslim", dump, tmp_path / "out", "none of the texts that were checked has an")
 
 
 def test_rows_before_their_tokens(texts: list[Text], tmp_path: Path) -> None:
     dump = modelopt([roll(text, -1) for text in texts], tmp_path / "dump")
-    message = "rows stand one before their tokens: the first token has no features"
+    message = "belongs to the token after it, so the first token has no features"
     refused("modelopt", dump, tmp_path / "out", message)
 
 
 def test_aux_and_last_states_of_different_positions(texts: list[Text], tmp_path: Path) -> None:
     late = [dataclasses.replace(t, normed=t.normed.roll(1, 0)) for t in texts]
     dump = modelopt(late, tmp_path / "dump")
-    message = r"aux features are \+0 from their tokens, last states -1"
+    message = r"aux features are shifted by \+0 against their tokens, the last states by -1"
     refused("modelopt", dump, tmp_path / "out", message)
 
 

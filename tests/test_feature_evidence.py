@@ -60,8 +60,8 @@ def test_features_of_their_own_tokens() -> None:
     [
         (lambda _, f: torch.zeros_like(f), "are all equal"),
         (lambda _, f: f[:1].expand_as(f) * 0 + 3, "are all equal"),
-        (lambda i, _: traces()[(i + 1) % PROMPTS].features, "nothing to do with the tokens"),
-        (lambda _, f: f.flip(0), "nothing to do with the tokens"),
+        (lambda i, _: traces()[(i + 1) % PROMPTS].features, "do not belong to the tokens"),
+        (lambda _, f: f.flip(0), "do not belong to the tokens"),
         (lambda _, f: f.roll(1, 0), r"shifted by -1 against their tokens"),
         (lambda _, f: f.roll(-2, 0), r"shifted by \+2 against their tokens"),
     ],

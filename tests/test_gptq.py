@@ -207,7 +207,7 @@ def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> N
         ),
         (
             ("--recipe", "blackwell-fp8", "--input-scale", "1", "TRACES"),
-            ("--traces, --input-scale", "one of the two has no use"),
+            ("--traces, --input-scale", "only one of the two is used"),
         ),
     ],
 )

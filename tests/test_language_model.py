@@ -147,7 +147,7 @@ def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_nothing_is_recorded_fused_with_it(folder: Path, tmp_path: Path) -> None:
     draft = load_draft(tiny_language_model(tmp_path / "draft"))
     prompts = [Prompt(id="p", category="a", token_ids=(1, 2, 3))]
-    with pytest.raises(TraceError, match="reads tokens alone"):
+    with pytest.raises(TraceError, match="reads tokens only"):
         record_traces(folder / "target", prompts, tmp_path / "t", max_new_tokens=4, fuse_with=draft)
     assert not (tmp_path / "t").exists()
 

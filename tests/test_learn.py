@@ -408,7 +408,7 @@ def test_two_stages_are_refused(llama: RoundingPair, tmp_path: Path) -> None:
 def test_vendors_do_not_learn(llama: RoundingPair, tmp_path: Path) -> None:
     recipe = dataclasses.replace(learned_recipe("mi325x-w4a8"), backend="quark")
     assert (
-        "learned rounding is draftquant's own" in refused(llama, llama.plan(recipe), tmp_path).what
+        "only draftquant's own backend (torch)" in refused(llama, llama.plan(recipe), tmp_path).what
     )
 
 
@@ -425,7 +425,7 @@ def test_a_block_that_the_draft_cannot_propose(llama: RoundingPair, tmp_path: Pa
 
 def test_static_scales_are_needed_before(llama: RoundingPair, tmp_path: Path) -> None:
     error = refused(llama, llama.plan(learned_recipe("blackwell-nvfp4")), tmp_path)
-    assert "inputs are rounded under static scales" in error.what
+    assert "learning rounds the inputs under static scales" in error.what
     assert "measured_inputs" in error.fix
 
 
@@ -459,7 +459,7 @@ def test_codes_of_another_draft_are_refused(llama: RoundingPair, tmp_path: Path)
     def use(found: LearnedCodes) -> None:
         with pytest.raises(BackendError, match=r"expected codes \[.*\], found were \[64, 48\]"):
             quantized(llama, plan, tmp_path / "odd", Odd(found))  # type: ignore[arg-type]
-        with pytest.raises(CalibrationError, match=r"no codes of layers\.9\.x were learned"):
+        with pytest.raises(CalibrationError, match=r"no learned codes of layers\.9\.x"):
             found.quantized("layers.9.x")
 
     learn(llama, plan, tmp_path / "out", use=use)

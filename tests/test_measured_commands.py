@@ -358,7 +358,7 @@ def test_every_difference_of_a_run_is_explained_or_not(
     assert kinds[2:] == [["prompt"], ["text"]]
     assert told["prompts"][3]["differences"][0]["explained"] is True
     assert told["prompts"][0]["differences"][0]["explained"] is False
-    assert "no near tie of the target" in told["prompts"][0]["differences"][0]["what"]
+    assert "which is not a near tie of the target" in told["prompts"][0]["differences"][0]["what"]
     assert main([*command, "--max-gap", "1000"]) == 1  # the round is still unexplained
     shown = capsys.readouterr().out
     assert "unexplained" in shown
@@ -386,7 +386,7 @@ def test_what_cannot_be_reconciled_is_refused(
     for changed, said in (
         (dataclasses.replace(one.setup, asked=drawn), "its texts were drawn"),
         (dataclasses.replace(one.setup, speculation=lossy), "would not have written (accept"),
-        (plain, "was taken without a draft"),
+        (plain, "was measured without a draft"),
         (strangers.setup, "has no prompt in common with"),
     ):
         records = bare if changed is plain else one.records

@@ -131,10 +131,7 @@ def test_another_target_of_the_same_name_is_anomalous() -> None:
     """At temperature 0 it says something else at once; near ties part one token of hundreds."""
     report = judge_measured(run(**A), run(0, 1, parts_at=0, **B), RELEASE)
     assert report.verdict == "ANOMALOUS"
-    assert (
-        "the two targets do not say the same: greedy outputs part at 100.0%"
-        in report.reason.lower()
-    )
+    assert "the two targets differ: greedy outputs diverge at 100.0%" in report.reason.lower()
     assert report.served is not None
     assert report.served.common_share == 0
     assert judge_measured(run(**A), run(0, 1, parts_at=20, **B), RELEASE).verdict == "PASS"
@@ -264,15 +261,15 @@ def test_runs_that_differ_in_what_must_be_alike_are_anomalous(
 def test_another_k_and_no_draft_at_all_are_anomalous() -> None:
     deeper = measurement([[2, 1, 0] * 60] * 40, num_draft_tokens=2, **B)
     report = judge_measured(run(**A), deeper, RELEASE)
-    assert "The two drafts drafted 1 and 2 tokens per step" in report.reason
+    assert "The two drafts drafted 1 and 2 tokens per verify step" in report.reason
     plain = measurement(
         [[0] * 300] * 40, name="plain", of_record=[{"histogram": None, "accepted": None}] * 40
     )
     plain = dataclasses.replace(plain, setup=dataclasses.replace(plain.setup, speculation=None))
     report = judge_measured(run(**A), plain, RELEASE)
-    assert "The measurement plain was taken without a draft" in report.reason
+    assert "Plain was measured without a draft" in report.reason
     assert report.candidate.mean_acceptance_length == 1
-    with pytest.raises(GateError, match="neither it nor plain was taken with a draft"):
+    with pytest.raises(GateError, match="neither it nor plain was measured with a draft"):
         judge_measured(plain, dataclasses.replace(plain, records=plain.records[:1]), RELEASE)
 
 
@@ -284,7 +281,7 @@ def test_other_prompts_under_equal_hashes_are_anomalous() -> None:
 
 def test_one_measurement_twice_is_no_comparison() -> None:
     one = run(**A)
-    with pytest.raises(GateError, match="is the measurement drop 0 again: even all times"):
+    with pytest.raises(GateError, match="is the same measurement as drop 0: even all times"):
         judge_measured(one, dataclasses.replace(one, name="copy"), RELEASE)
 
 
@@ -309,7 +306,9 @@ def test_too_short_outputs_are_bad_input() -> None:
 
 def test_a_run_without_a_round_is_bad_input() -> None:
     none = measurement([[]] * 40, name="none", version="0.33.0", **B)
-    with pytest.raises(GateError, match="none: holds no round: all of its outputs are one token"):
+    with pytest.raises(
+        GateError, match="none: has no verify step: all of its outputs are one token"
+    ):
         judge_measured(run(**A), none, RELEASE)
 
 

@@ -125,14 +125,14 @@ BAD: dict[str, tuple[int, str, object, str]] = {
     "large token": (2, "token_ids", [7, 8, 2**31], r"token_ids: expected ids in \[0, 2147483647\]"),
     "true is no token": (2, "token_ids", [True], r"token_ids\[0\]: expected int, got True"),
     "odd end": (2, "ended", "abort", "ended: expected 'stop' or 'length'"),
-    "no histogram": (2, "histogram", None, "histogram: expected the rounds of a server"),
+    "no histogram": (2, "histogram", None, "histogram: expected verify steps, because the server"),
     "short histogram": (2, "histogram", [1, 1], "histogram: expected 3 counts for K = 2"),
     "negative count": (2, "histogram", [2, -1, 1], "none below 0"),
-    "another histogram": (2, "histogram", [1, 1, 1], "2 rounds are not those of the histogram"),
-    "another round": (2, "accepted", [2, 1], "2 rounds are not those of the histogram"),
-    "too many accepted": (2, "accepted", [2, 0, 3], "3 rounds are not those of the histogram"),
+    "another histogram": (2, "histogram", [1, 1, 1], "2 verify steps do not match the histogram"),
+    "another round": (2, "accepted", [2, 1], "2 verify steps do not match the histogram"),
+    "too many accepted": (2, "accepted", [2, 0, 3], "3 verify steps do not match the histogram"),
     "drafted alone": (2, "accepted", None, "drafted: expected none without accepted"),
-    "too few drafted": (2, "drafted", [2], "drafted: expected 2 rounds, got 1"),
+    "too few drafted": (2, "drafted", [2], "drafted: expected 2 verify steps, got 1"),
     "fewer than accepted": (2, "drafted", [1, 1], "drafted: expected between the accepted"),
     "more than K": (2, "drafted", [3, 1], "drafted: expected between the accepted"),
     "no log-probabilities": (2, "token_logprob", None, "token_logprob: asked for, got none"),
@@ -158,10 +158,10 @@ def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path, name: str) -> N
 
 def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
     path = edited(tmp_path, 1, "asked.num_top_logprobs", 0)
-    with pytest.raises(MeasureError, match="token_logprob: expected none, for none were asked"):
+    with pytest.raises(MeasureError, match="token_logprob: expected none, because none were asked"):
         read_measurement(path)
     path = edited(tmp_path, 1, "speculation", None)
-    with pytest.raises(MeasureError, match="histogram: expected none, for the server drafts"):
+    with pytest.raises(MeasureError, match="histogram: expected none, because the server uses"):
         read_measurement(path)
     stopped = tuple(replace(record, ended="stop") for record in RECORDS)
     asked = replace(SETUP.asked, ignore_eos=True)

@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused(
     assert said.startswith("--device cpu: replay needs 0.")
     assert "0.00 GB are available" in said
     assert "weights draft 0.00 GB, int4 0.00 GB beside 0.00 GB of the first's" in said
-    assert "fix: replay in --dtype bfloat16 or with --batch-size 1" in said
+    assert "fix: use --dtype bfloat16 or --batch-size 1" in said
     monkeypatch.setattr(memory, "available_bytes", lambda _: None)
     unknown = estimate([PAIR / "draft", int4], traces)
     unknown.check()

@@ -81,6 +81,7 @@ def pages(beside: str = "") -> tuple[Row, ...]:
             "--junit r.xml",
         ),
         Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
+        Row("--trend", "t.jsonl", "path", Path("t.jsonl"), "scripts.api.pages.check_place"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
         Row(
             "--log-to",

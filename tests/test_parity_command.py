@@ -40,7 +40,7 @@ def test_divergence_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     report = tmp_path / "report.json"
     assert main([*both, "--report", str(report)]) == 1
     printed = capsys.readouterr().out
-    assert "FAIL: wrong: unexplained divergences: 29 of 30 outputs are equal" in printed
+    assert "FAIL: wrong: unexplained divergences: 29 of 30 outputs are identical" in printed
     assert "prompt p7 at output token 2 (a gap of 3.000)" in printed
     assert report.is_file()
     assert main([*both, "--report", str(report)]) == 2

@@ -40,7 +40,7 @@ def only(*arguments: Any, **options: Any) -> Finding:
 def test_equal_outputs_pass() -> None:
     found = only(plain(), [speculative({})])
     assert (found.verdict, found.estimate, found.threshold) == ("PASS", 0, 0)
-    assert found.reason.startswith("30 of 30 outputs are equal, 0 part")
+    assert found.reason.startswith("30 of 30 outputs are identical and 0 diverge")
     assert found.details[0]["identity_rate"] == 1
     assert found.details[0]["tokens"] == 120
 
@@ -106,7 +106,7 @@ def test_a_second_plain_run_says_what_noise_is() -> None:
             assert judged.details[0]["max_gap"] == max_gap
     _, hazard = divergence_findings(base, [speculative({4: (5, 9)})], plain_again=few)
     assert hazard.verdict == "INCONCLUSIVE"
-    assert "--max-hazard-ratio decides" in hazard.reason
+    assert "no threshold was given (--max-hazard-ratio)" in hazard.reason
     assert hazard.estimate == pytest.approx((1 / 118) / (4 / 112))
 
 
@@ -130,7 +130,7 @@ def test_a_plain_run_that_is_not_itself_says_nothing() -> None:
     )
     judged, _ = divergence_findings(plain(), [speculative({})], plain_again=wild)
     assert judged.verdict == "ANOMALOUS"
-    assert "parts from itself (again)" in judged.reason
+    assert "two plain runs diverge from each other (again)" in judged.reason
 
 
 def test_hazards_are_compared_exactly() -> None:
@@ -209,7 +209,7 @@ BAD: dict[str, tuple[Measurement, Measurement, dict[str, Any], str]] = {
     "ratio 0": (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": OTHER},
                 "expected more than 0"),
     "same noise": (plain(), speculative({}), {"plain_again": plain()},
-                   "was measured with 4 requests in flight, as plain was"),
+                   "was measured with 4 requests in flight, as many as plain"),
     "prompts 0": (plain(), speculative({}), {"min_prompts": 0}, "--min-prompts: expected at least"),
 }  # fmt: skip
 

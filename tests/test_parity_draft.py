@@ -205,7 +205,7 @@ def test_figures_are_means_with_bounds_over_prompts() -> None:
 def test_limits_decide_by_bounds() -> None:
     values = [1.0, 2.0, 3.0, 2.0] * 10  # 0.11, bounds about 0.099 and 0.121
     assert kl(values).verdict == "INCONCLUSIVE"
-    assert "no threshold was given, --max-kl decides" in kl(values).reason
+    assert "no threshold was given (--max-kl)" in kl(values).reason
     assert kl(values, max_kl=0.122).verdict == "PASS"
     assert kl(values, max_kl=0.11).verdict == "INCONCLUSIVE"
     assert kl(values, max_kl=0.098).verdict == "FAIL"

@@ -209,7 +209,7 @@ def test_programs_that_are_none(server: VLLMServer, tmp_path: Path) -> None:
     for command, what in (
         ("no-such-lm-eval", r"pip install 'lm_eval\[api\]==0.4.13'; or"),
         ("", r"pip install 'lm_eval\[api\]==0.4.13'; or"),
-        ("'", "is no command: No closing quotation"),
+        ("'", "cannot be read as a command: No closing quotation"),
     ):
         with pytest.raises(ParityError, match=what):
             run_tasks(asked(server), tmp_path / "out", engine="vllm", command=command)

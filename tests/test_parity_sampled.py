@@ -173,7 +173,7 @@ def test_answers_of_sglang_that_are_no_scores(entry: object, what: str) -> None:
 
 def test_no_server_is_asked_about_its_own_words() -> None:
     server = ScoringServer(vllm=VLLMServer(num_draft_tokens=3))
-    with serving(server), pytest.raises(ParityError, match=r"drafts itself \(3 tokens\)"):
+    with serving(server), pytest.raises(ParityError, match=r"uses a draft itself \(3 tokens\)"):
         score_by_server(server.url, "vllm", TEXTS, patience=HASTY)
 
 
@@ -262,14 +262,14 @@ def test_neither_less_likely_nor_more() -> None:
     assert judge([x - 0.1 for x in noise], 0.1).verdict == "INCONCLUSIVE"
     assert judge(noise, 0.1).verdict == "PASS"
     assert judge(noise, None).verdict == "INCONCLUSIVE"
-    assert "--max-logprob-drop decides" in judge(noise, None).reason
+    assert "no threshold was given (--max-logprob-drop)" in judge(noise, None).reason
     assert judge(noise[:9], 0.1).verdict == "INCONCLUSIVE"
 
 
 def test_a_scorer_that_is_not_the_server_is_doubted() -> None:
     noise = [0.1 * (i % 3 - 1) for i in range(60)]
     assert judge(noise, 0.1, told=-2.0).verdict == "ANOMALOUS"  # 0.67 away
-    assert "scored 0.67 nats away" in judge(noise, 0.1, told=-2.0).reason
+    assert "tokens differ by 0.67 nats on average" in judge(noise, 0.1, told=-2.0).reason
     assert judge(noise, 0.1, told=-2.0, top_p=0.9).verdict == "PASS"  # another distribution
     lossy = replace(SPECULATION, lossy=("threshold = 0.9",))
     plain = drawn(60)
@@ -312,7 +312,7 @@ def test_runs_that_cannot_be_compared() -> None:
         (drawn(3), drawn(3, drafts=True, top_p=0.9), "top-p: 1.0, 0.9"),
         (drawn(3, temperature=0), drawn(3, drafts=True, temperature=0), "chosen greedily"),
         (drawn(3), drawn(3), "drafts nothing"),
-        (drawn(3, drafts=True), drawn(3), "drafts, but stands first"),
+        (drawn(3, drafts=True), drawn(3), "uses a draft, but stands first"),
     ):
         with pytest.raises(ParityError, match=what):
             check_sampled(plain, other)

@@ -80,7 +80,7 @@ def test_the_margin_decides_by_bounds(tmp_path: Path) -> None:
         (found,) = compare(tmp_path / str(i), first, second, margin)
         assert found.verdict == verdict, found.reason
     assert (
-        "no threshold was given, --max-score-drop decides"
+        "no threshold was given (--max-score-drop)"
         in compare(tmp_path / "none", first, second)[0].reason
     )
     assert (
@@ -169,10 +169,20 @@ def test_either_side_says_which_way_is_better(
 @pytest.mark.parametrize(
     ("first", "second", "options", "what"),
     [
-        (None, None, [], "nothing says whether a higher or a lower score is better"),
-        (False, True, [], "is said in two ways"),
-        (None, True, ["--lower-is-better", "err"], "is said in two ways"),
-        (None, None, ["--lower-is-better", "err", "--higher-is-better", "err"], "in two ways"),
+        (None, None, [], "it is not recorded whether a higher or a lower score is better"),
+        (False, True, [], "two places disagree on whether higher is better"),
+        (
+            None,
+            True,
+            ["--lower-is-better", "err"],
+            "two places disagree on whether higher is better",
+        ),
+        (
+            None,
+            None,
+            ["--lower-is-better", "err", "--higher-is-better", "err"],
+            "two places disagree",
+        ),
     ],
 )
 def test_a_direction_is_never_guessed(
@@ -268,7 +278,7 @@ def test_other_items_are_refused(case: str, tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[Edit, str]] = {
-    "text": (lambda x: x.append("{"), r"jsonl:4: is no sample: not JSON"),
+    "text": (lambda x: x.append("{"), r"jsonl:4: is not a sample: not JSON"),
     "list": (lambda x: x.append([1]), "expected a JSON object"),
     "twice": (lambda x: x.append(sample(1, 1.0)), "document 1 stands twice under 'none'"),
     "number": (lambda x: x[0].update(doc_id=True), "expected a whole number as doc_id"),

@@ -103,7 +103,7 @@ def test_line_separators_inside_strings_end_no_line(tmp_path: Path) -> None:
         ({"id": "x", "token_ids": [-1]}, ">= 0"),
         ({"id": "x", "category": 3, "token_ids": [1]}, "category: expected text"),
         ({"id": "x"}, "one of token_ids, text, messages"),
-        ({"id": "x", "text": 1}, "text: expected a string"),
+        ({"id": "x", "text": 1}, "text: expected text"),
         ({"id": "x", "text": "a", "messages": []}, "one of token_ids, text, messages"),
         ({"id": "x", "messages": [{"role": "user"}]}, "role and content"),
         ({"id": "x", "text": "a"}, "need the target's tokenizer"),

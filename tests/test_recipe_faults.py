@@ -99,8 +99,8 @@ FAULTS = {
     "tab": Fault("gate:", "\tgate:", 14, "not YAML: found character '\\t'", "with spaces"),
     "open bracket": Fault("release}", "release", 15, "not YAML: expected ',' or '}'", "correct"),
     "two documents": Fault("gate:", "---\ngate:", 14, "not YAML: but found another doc", "correct"),
-    "keep without why": Fault(", why: small", "", 12, "rules[1]: why: a kept tensor", "README"),
-    "keep with an empty why": Fault("why: small", "why: ''", 12, "rules[1]: why: a kept", "README"),
+    "keep without why": Fault(", why: small", "", 12, "rules[1]: why: it is missing", "README"),
+    "keep with an empty why": Fault("why: small", "why: ''", 12, "rules[1]: why: it is", "README"),
     "role and tensor": Fault(
         "role: norm", "role: norm, tensor: x", 12, "rules[1]: expected exactly one of", "README"
     ),
@@ -119,7 +119,7 @@ FAULTS = {
         "int4, granularity: channel",
         "fp8_e4m3, scale_dtype: float16, granularity: channel",
         7,
-        "scale_dtype: the scales of fp8_e4m3",
+        "scale_dtype: leave it out, because fp8_e4m3",
         "README",
     ),
     "mxfp4 per token": Fault(
@@ -134,21 +134,21 @@ FAULTS = {
         "activations: null",
         "activations: {dtype: fp8_e4m3, granularity: token, dynamic: false}",
         8,
-        "activations: dynamic: per-token scales exist only at run time",
+        "activations: dynamic: expected true: scales per token",
         "README",
     ),
     "dynamic per tensor": Fault(
         "activations: null",
         "activations: {dtype: fp8_e4m3, granularity: tensor, dynamic: true}",
         8,
-        "activations: dynamic: per-tensor activation scales are static",
+        "activations: dynamic: expected false, because activation scales",
         "README",
     ),
     "format of a kept tensor": Fault(
         "action: keep",
         f"action: keep, format: {FP8}",
         12,
-        "rules[1]: format: a kept tensor is not quantized",
+        "rules[1]: format: leave it out",
         "README",
     ),
     "format without activations": Fault(
@@ -163,17 +163,17 @@ FAULTS = {
         "action: quantize, format: {weights: {dtype: int4, granularity: channel, symmetric: true},"
         " activations: null}",
         1,
-        "rules[0].format: it is the recipe's own",
+        "rules[0].format: leave it out",
         "README",
     ),
     "a format for every rule": Fault(
         "action: quantize",
         f"action: quantize, format: {FP8}",
         1,
-        "weights: every rule that quantizes has its own format",
+        "weights: no rule uses it",
         "README",
     ),
-    "other name": Fault("name: mine", "name: other", 2, "name: expected 'mine', got 'other'", "as"),
+    "other name": Fault("name: mine", "name: other", 2, "name: expected 'mine', got", "name: mine"),
 }
 
 

@@ -67,7 +67,7 @@ def test_a_round_that_differs_is_looked_up_where_it_parted(distance: float, kind
     found = met(served([0, 1, 0, 2, 0]), (1, 1, 9, 0, 2, 9, 9), distances)
     (one,) = found.differences
     assert (one.kind, one.position, one.explained) == (kind, 1, kind == "kernel")
-    assert "accepted 0 draft tokens, replayed 1: the draft's logits are" in one.what
+    assert "accepted 0 draft tokens on the server, 1 in replay: the draft's logits are" in one.what
     assert found.outcome == ("explained" if kind == "kernel" else "unexplained")
     assert (found.num_compared, found.num_equal) == (4, 3)
 
@@ -91,9 +91,9 @@ def test_another_draft_explains_other_rounds() -> None:
 @pytest.mark.parametrize(
     ("gap", "explained", "said"),
     [
-        (0.5, True, "a near tie of the target, 0.500 nats apart"),
-        (0.6, False, "no near tie of the target, 0.600 nats apart"),
-        (None, None, "nothing recorded says how near a tie that was"),
+        (0.5, True, "which is a near tie of the target, 0.500 nats apart"),
+        (0.6, False, "which is not a near tie of the target, 0.600 nats apart"),
+        (None, None, "the record does not show how near a tie that was"),
     ],
 )
 def test_texts_that_part_are_explained_by_a_near_tie(
@@ -103,7 +103,7 @@ def test_texts_that_part_are_explained_by_a_near_tie(
     found = met(other, gap=gap)
     (one,) = found.differences
     assert (one.kind, one.position, one.explained) == ("text", 6, explained)
-    assert one.what == f"token 6 is 66, recorded was 6{':' if gap else ';'} {said}"
+    assert one.what == f"token 6 is 66, recorded is 6{':' if gap else ';'} {said}"
     assert (found.num_common, found.num_compared, found.num_beyond) == (6, 3, 2)
     worst = {True: "explained", False: "unexplained", None: "not known"}
     assert found.outcome == worst[explained]

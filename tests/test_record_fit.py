@@ -133,7 +133,7 @@ def test_many_misfits_are_counted_and_not_all_named() -> None:
 
 
 def test_more_new_tokens_than_positions_is_no_fault_of_the_prompts() -> None:
-    with pytest.raises(TraceError, match="--max-new-tokens: 8 leave no token for a prompt"):
+    with pytest.raises(TraceError, match="--max-new-tokens: 8 new tokens leave no room"):
         fitted_prompts([prompt("p", 1)], SHAPE, 8, "skip")
 
 

@@ -124,7 +124,7 @@ def test_what_a_backend_does_not_carry_is_told_with_the_line(tmp_path: Path) -> 
         load_recipe(path)
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == (str(path), 4)
-    assert "scale mse, rounding gptq: the toolkit's GPTQ takes absmax scales" in problem.what
+    assert "scale mse, rounding gptq: this toolkit's GPTQ always takes absmax" in problem.what
     assert "scale: absmax" in problem.fix
 
 
@@ -133,7 +133,7 @@ def test_a_backend_changed_by_extending_is_judged_with_what_it_extends(tmp_path:
     path.write_text(
         "extends: blackwell-nvfp4\nname: mine\nalgorithm: {rounding: learned}\n", encoding="utf-8"
     )
-    with pytest.raises(RecipeFileError, match="learned rounding is draftquant's own"):
+    with pytest.raises(RecipeFileError, match="only draftquant's own backend"):
         load_recipe(path)
 
 
@@ -148,14 +148,14 @@ def draft(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("int4-channel", "--algorithm", "awq"), ("backend torch", "no such algorithm", "gptq")),
+        (("int4-channel", "--algorithm", "awq"), ("backend torch", "does not implement", "gptq")),
         (
             ("int4-channel", "--algorithm", "awq", "--backend", "quark"),
-            ("two norms side by side", "--algorithm gptq, learned"),
+            ("two norms side by side", "use --algorithm gptq or --algorithm learned"),
         ),
         (
             ("blackwell-fp8", "--algorithm", "svdquant", "--backend", "modelopt"),
-            ("low-rank part", "--algorithm gptq, learned"),
+            ("low-rank part", "use --algorithm gptq or --algorithm learned"),
         ),
         (
             ("int4-channel-gptq", "--backend", "quark"),

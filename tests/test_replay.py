@@ -325,7 +325,7 @@ def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:
         replay_drafts([draft], traces, num_draft_tokens=64)
     other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     shifted = load_draft(save_draft(tmp_path / "shifted", folder / "target", eagle_config=other))
-    with pytest.raises(TraceError, match="does not fit the draft shifted"):
+    with pytest.raises(TraceError, match="do not fit the draft shifted"):
         replay_drafts([draft, shifted], traces, num_draft_tokens=3)
     weights = dict(draft.weights)
     weights["layers.0.mlp.down_proj.weight"] = weights["layers.0.mlp.down_proj.weight"] * torch.inf
@@ -340,6 +340,6 @@ def test_traces_of_another_target_are_called_so(folder: Path, tmp_path: Path) ->
     traces = TraceFolder(folder / "traces", dataclasses.replace(manifest, target=shallow))
     default = {"eagle_aux_hidden_state_layer_ids": None}
     draft = load_draft(save_draft(tmp_path / "deep", folder / "target", eagle_config=default))
-    with pytest.raises(TraceError, match="of a deep target, the recorded one has 4") as caught:
+    with pytest.raises(TraceError, match="but the recorded target has 4 layers") as caught:
         check_trace_fits(draft, traces)
     assert "traces of the target that this draft was trained for" in caught.value.fix

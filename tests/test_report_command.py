@@ -278,7 +278,7 @@ def test_drafts_on_traces_are_compared(
     assert main(["compare", *drafts, *traces, *out, *report]) == 0
     shown = capsys.readouterr().out
     assert "Comparison, K = 3, against draft" in shown
-    assert "bounds hold together with 95.00%" in shown
+    assert "all bounds hold together with 95.00% confidence" in shown
     assert "max-t over all pairs and categories" in shown
     told = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert (told["format"], told["schema_version"]) == ("draftquant comparison", 1)
@@ -333,3 +333,25 @@ def test_bad_input_of_compare(
     error = capsys.readouterr().err
     assert what in error
     assert "\n  fix: " in error
+
+
+def test_the_gate_adds_a_line_and_draws_the_history(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page that `report` makes of the JSON and the history is that of the gate."""
+    trend = tmp_path / "trend.jsonl"
+    kept = ["--trend", str(trend)]
+    assert main(["gate", *runs, *outputs(tmp_path), *kept]) == 0
+    assert f"{trend}: line 1: this report was added" in capsys.readouterr().err
+    (line,) = trend.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["verdict"] == "PASS"
+    html, text = tmp_path / "g.html", tmp_path / "g.md"
+    assert "History of releases" in html.read_text(encoding="utf-8")
+    assert "The last 1 of 1 reports" in text.read_text(encoding="utf-8")
+    first = html.read_bytes(), text.read_bytes()
+    pages = ["--html", str(html), "--markdown", str(text), "--overwrite"]
+    assert main(["report", str(tmp_path / "g.json"), *kept, *pages]) == 0
+    assert (html.read_bytes(), text.read_bytes()) == first
+    assert main(["gate", *runs, *kept]) == 0
+    assert "line 1: this report stands there already" in capsys.readouterr().err
+    assert trend.read_text(encoding="utf-8") == f"{line}\n"

@@ -63,7 +63,7 @@ def test_what_is_no_report_file_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "link.md").symlink_to("file")
     (tmp_path / "dangling.md").symlink_to("none")
     for name in ("folder.md", "link.md", "dangling.md"):
-        with pytest.raises(OutputError, match="expected a report file, got what is none"):
+        with pytest.raises(OutputError, match="expected a file, got a folder, a link or a device"):
             check_reports({"markdown": tmp_path / name}, overwrite=True)
 
 

@@ -102,7 +102,8 @@ def test_a_page_says_verdict_reason_and_what_to_do(verdict: str) -> None:
         assert all(way in found.text for way in judged.action.splitlines())
     said = (
         "2" * 64, "1" * 64, "int4-channel", "org/draft", "1.80 MB", "instead of 3.00 MB",
-        "40.0% saved", "7 tensors are quantized, 8 are kept", "LOADS in vllm 0.33.0 on sm90, sm100",
+        "40.0% saved", "7 tensors are quantized, 8 are kept",
+        "LOADS in vllm 0.33.0 on H200 (sm90), B200 (sm100)",
         "vllm serve TARGET", "ValueError: no kernel", "a few kilobytes",
         "draftquant gate bf16 int4",
     )  # fmt: skip
@@ -138,7 +139,7 @@ def test_drafts_of_another_k_are_reported_and_not_compared(depths: tuple[int, in
     read = document(judge_measured(*runs, RELEASE))
     assert read.judgement.verdict == "ANOMALOUS"
     found = Page(page(read))
-    assert f"drafted {depths[0]} and {depths[1]} tokens per step" in found.text
+    assert f"drafted {depths[0]} and {depths[1]} tokens per verify step" in found.text
     assert "0.0%" in found.text  # beyond the smaller K
 
 
@@ -165,7 +166,7 @@ def test_markdown_begins_with_the_verdict(verdict: str) -> None:
     assert any(line.startswith("| **all prompts** | 40 | 1.602 |") for line in lines)
     assert any(line.startswith("| `a` | 20 |") for line in lines)
     assert "| quantized `int4` | `222222222222` | 1.80 MB |" in lines
-    assert "| sglang 0.5.23 | gfx942 | REFUSED |" in lines
+    assert "| sglang 0.5.23 | MI325X (gfx942) | REFUSED |" in lines
     columns = [line.count("|") for line in lines if line.startswith("| ")]
     assert set(columns) == {9, 4}
 

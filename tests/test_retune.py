@@ -331,12 +331,12 @@ def test_an_output_that_exists_is_refused_before_anything(
 def test_a_folder_that_is_no_baseline_is_refused(llama: RoundingPair, tmp_path: Path) -> None:
     (tmp_path / "baseline").mkdir()
     (tmp_path / "baseline" / "mine.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="it is no unquantized draft that was taught") as caught:
+    with pytest.raises(OutputError, match="it does not hold an unquantized draft that") as caught:
         retune(llama, tmp_path)
     assert "give another --baseline" in caught.value.fix
     shutil.rmtree(tmp_path / "baseline")
     shutil.copytree(llama.draft_folder, tmp_path / "baseline")
-    with pytest.raises(OutputError, match="it is no unquantized draft that was taught"):
+    with pytest.raises(OutputError, match="it does not hold an unquantized draft that was"):
         retune(llama, tmp_path)
     assert contents(tmp_path / "baseline") == contents(llama.draft_folder)
     assert [path.name for path in tmp_path.iterdir()] == ["baseline"]
@@ -352,11 +352,11 @@ def test_the_baseline_of_another_retuning_is_refused(llama: RoundingPair, tmp_pa
         (dataclasses.replace(FEW, depth_decay=0.5), "settings_sha256: "),
         (dataclasses.replace(FEW, teaching=Teaching(anchor=1.0, min_prompts=4)), "anchor: 10.0"),
     ):
-        with pytest.raises(OutputError, match="it was taught otherwise") as caught:
+        with pytest.raises(OutputError, match="it was fine-tuned with other settings") as caught:
             retune(llama, tmp_path, settings=settings)
         assert key in caught.value.what
     fewer = copy_traces([llama.traces], tmp_path / "fewer", list(llama.traces)[:11])
-    with pytest.raises(OutputError, match="it was taught otherwise: "):
+    with pytest.raises(OutputError, match="it was fine-tuned with other settings"):
         retune(llama, tmp_path, traces=fewer)
     assert contents(tmp_path / "baseline") == before
     assert not (tmp_path / "out").exists()
@@ -369,13 +369,13 @@ def test_a_damaged_baseline_is_refused(llama: RoundingPair, tmp_path: Path) -> N
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(OutputError, match="it is not as it was written: "):
+    with pytest.raises(OutputError, match="its files were changed: "):
         retune(llama, tmp_path)
     assert path.read_bytes() == damaged
 
 
 def test_one_folder_for_both_is_refused(llama: RoundingPair, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="both the quantized draft and its baseline"):
+    with pytest.raises(OutputError, match="--out and --baseline name the same folder"):
         retune(llama, tmp_path, baseline=tmp_path / "out")
     with pytest.raises(OutputError, match="overlaps the source"):
         retune(llama, tmp_path, baseline=llama.draft_folder / "baseline")
@@ -416,7 +416,7 @@ def test_too_few_prompts(llama: RoundingPair, tmp_path: Path) -> None:
     """The default asks for 128 to learn from."""
     settings = dataclasses.replace(FEW, teaching=Teaching())
     error = refused(llama, tmp_path, CalibrationError, settings=settings)
-    assert "expected at least 128 prompts to learn from, got 10 beside 2" in error.what
+    assert "expected at least 128 prompts to learn from, got 10, with 2 more" in error.what
     assert error.fix == "record more prompts: 160 or more"
 
 

@@ -145,7 +145,7 @@ def test_what_traces_do_not_say_is_not_made_up(
     sampled: TraceFolder, draft: LoadedDraft, tmp_path: Path
 ) -> None:
     greedy = traces_of(tmp_path / "greedy", GREEDY, num_prompts=2)
-    with pytest.raises(ReplayError, match="greedy traces: where the target chooses greedily"):
+    with pytest.raises(ReplayError, match="the traces are greedy, and with a greedy target"):
         replay_drafts([draft], greedy, num_draft_tokens=3, draft_sampling="probabilistic")
     raw = dataclasses.replace(sampled.manifest, logprobs=LogprobSpec(kind="raw"))
     other = TraceFolder(sampled.folder, raw)

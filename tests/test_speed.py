@@ -150,10 +150,11 @@ def test_warnings() -> None:
     assert report.figures[1].speed_up is not None
     assert report.figures[1].speed_up.lower is None
     assert [warning.split(":")[0] for warning in report.warnings] == [
-        "one repeat says nothing of how a server's speed varies",
+        "one repeat does not show how much a server's speed varies, so there are no intervals"
+        " (repeats",
         "4 prompts are few at concurrency 2",
     ]
-    assert report_of(matrix()).warnings[0].startswith("two repeats: intervals are three times")
+    assert report_of(matrix()).warnings[0].startswith("with two repeats, intervals are three")
     runs = matrix(repeats=3)
     one = runs[1].measurement
     lossy = dataclasses.replace(SPECULATION, num_draft_tokens=3, lossy=("method = fly",))
@@ -171,7 +172,7 @@ def test_warnings() -> None:
         runs[i] = dataclasses.replace(runs[i], measurement=alike)
     assert report_of(runs).warnings == (
         "1 request(s) were asked more than once: the servers were overloaded",
-        "bf16 accepts what its target would not: method = fly",
+        "bf16 has a lossy acceptance rule: method = fly",
         "the variants draft different numbers of tokens: bf16 3, int4 2",
     )
 

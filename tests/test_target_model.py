@@ -126,7 +126,7 @@ def test_fused_features_are_those_of_a_compact_draft(tmp_path: Path) -> None:
         for how in (False, True)
     )
     assert wide.sha256 == compact.sha256
-    with pytest.raises(TraceError, match=r"its fc reads 768 torch.bfloat16 values") as caught:
+    with pytest.raises(TraceError, match=r"its fc reads 768 values in torch.bfloat16") as caught:
         recorded(
             "eagle3-llama", tmp_path / "other", fuse_with=load_draft(folder, dtype=torch.bfloat16)
         )

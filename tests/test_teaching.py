@@ -123,9 +123,9 @@ def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
     weight = torch.randn(3, 4).to(torch.bfloat16)
     kept.save_codes(7, {"layers.0.x": PlainWeight(weight, device=CPU).parts()})
     assert torch.equal(kept.weight(7, "layers.0.x"), weight)
-    with pytest.raises(CalibrationError, match=r"no weights of layers\.1\.x were learned"):
+    with pytest.raises(CalibrationError, match=r"no learned weights of layers\.1\.x"):
         kept.weight(7, "layers.1.x")
-    with pytest.raises(CalibrationError, match=r"no codes of layers\.0\.x were learned"):
+    with pytest.raises(CalibrationError, match=r"no learned codes of layers\.0\.x"):
         kept.codes(7, "layers.0.x", None)
 
 
@@ -163,8 +163,8 @@ def test_enough_prompts_must_be_left_to_learn_from(tmp_path: Path) -> None:
     assert len(split_prompts(traces, 3, share=0.2, seed=0, min_learned=16).learned) == 16
     with pytest.raises(CalibrationError) as caught:
         split_prompts(traces, 3, share=0.2, seed=0, min_learned=17)
-    assert "expected at least 17 prompts to learn from, got 16 beside 4" in caught.value.what
-    assert "learns fewer by heart" in caught.value.what
+    assert "expected at least 17 prompts to learn from, got 16, with 4 more" in caught.value.what
+    assert "on fewer overfits" in caught.value.what
     assert "2.71 % less" in caught.value.what
     assert caught.value.fix == "record more prompts: 22 or more"
 

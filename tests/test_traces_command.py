@@ -42,7 +42,7 @@ def test_import_says_what_it_found(
     said = capsys.readouterr().out
     assert f"{out}: 8 traces of 8 texts, 704 tokens" in said
     assert "layers [0, 1, 2], counted after the layer: recomputed by the target" in said
-    assert "last states are those after the last norm: the head says 100.0%" in said
+    assert "last states are those after the last norm: from them, the target's head" in said
     assert TraceFolder.open(out).manifest.tables is not None
     assert main([*arguments, "--out", str(out)]) == 2
     assert "already exists" in capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_info(recorded: TraceFolder, capsys: pytest.CaptureFixture[str]) -> None
         "recorded by transformers",
         "features aux of layers [0, 1, 2] (counted after the layer), 768 wide, float32",
         "greedy",
-        "8 prompts that are independent: 0 copies, 0 later turns, 0 near duplicates",
+        "8 independent prompts; besides them 0 copies, 0 later turns, 0 near duplicates",
         "the head with its norm",
         "argmax is known at 100% of the prompts' positions",
     ):

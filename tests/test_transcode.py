@@ -183,9 +183,9 @@ def test_verify_sees_scales_that_are_not_those_of_int4(draft: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"granularity": "group", "group_size": 32}, "only the codes of int4 per channel"),
-        ({"first_stage": "fp8_e4m3"}, "codes of two stages are not carried"),
-        ({"dtype": "fp8_e4m3"}, "only the codes of int4 per channel"),
+        ({"granularity": "group", "group_size": 32}, "only int4 per channel fits"),
+        ({"first_stage": "fp8_e4m3"}, "values rounded in two stages do not fit"),
+        ({"dtype": "fp8_e4m3"}, "only int4 per channel fits"),
     ],
 )
 def test_what_is_not_carried(changes: dict[str, Any], problem: str) -> None:
@@ -293,7 +293,7 @@ def test_codes_of_another_tool_in_a_carrier(draft: Path, tmp_path: Path) -> None
     ("recipe", "layout", "carrier", "message"),
     [
         ("int4-channel", "awq", None, "AWQ stores INT4 groups only.*\n  fix: use one of: quark"),
-        ("fp8-ptpc", "compressed-tensors", "fp8_e4m3", "only the codes of int4 per channel"),
+        ("fp8-ptpc", "compressed-tensors", "fp8_e4m3", "only int4 per channel fits"),
         ("blackwell-fp8", "awq", None, "AWQ stores INT4 groups only"),
     ],
 )

@@ -98,16 +98,15 @@ def test_fp8_rounding_of_the_reading_side_is_that_of_torch() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"granularity": "group", "group_size": 128}, "first_stage: only int4 per channel has two"),
-        ({"dtype": "fp8_e4m3"}, "first_stage: only int4 per channel has two stages"),
-        ({"scale_dtype": "float16"}, "scale_dtype: the scales of two stages are float32"),
+        ({"granularity": "group", "group_size": 128}, "first_stage: leave it out: only int4"),
+        ({"dtype": "fp8_e4m3"}, "first_stage: leave it out: only int4 per channel"),
+        ({"scale_dtype": "float16"}, "scale_dtype: leave it out, because the scales of two"),
     ],
 )
 def test_impossible_two_stages(changes: dict[str, Any], problem: str) -> None:
     found = dataclasses.replace(TWO_STAGES, **changes).problem()
     assert found is not None
     assert found.startswith(problem)
-    assert found.endswith("leave it out")
 
 
 def test_a_recipe_file_says_it_in_one_key(tmp_path: Path) -> None:

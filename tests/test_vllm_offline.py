@@ -140,7 +140,7 @@ def test_the_state_behind_the_last_norm_needs_log_probabilities(
     target: Path, tmp_path: Path
 ) -> None:
     draft = load_draft(tiny_eagle1(tmp_path / "draft", head=True))
-    with pytest.raises(TraceError, match="show how that norm is served") as caught:
+    with pytest.raises(TraceError, match="show how the engine computes that norm") as caught:
         plan(target, aux_layer_ids=None, fuse_with=draft, decoding=Decoding())
     assert caught.value.fix == "add --logprobs"
 

@@ -199,7 +199,7 @@ def test_a_second_call_goes_on_where_the_server_died(
         ServerError, match=r"no answer after 5 attempt\(s\): RemoteProtocolError"
     ) as got:
         record(running, tmp_path / "out", plan(target))
-    assert "run the same command again: what is answered is kept" in str(got.value)
+    assert "run the same command again: the answers so far are kept" in str(got.value)
     assert not (tmp_path / "out").exists()
     kept_ones = {int(path.stem) for path in (tmp_path / "out.recording").glob("0*.json")}
     done = len(kept_ones)
@@ -298,7 +298,7 @@ def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_p
     first = min(folder.glob("0*.json"))
     whole = first.read_text(encoding="utf-8")
     for text, what in (
-        ("{", "is no answer that was kept: not JSON"),
+        ("{", "is not an answer of an unfinished run: not JSON"),
         (json.dumps(json.loads(whole) | {"engine": 1}), "engine: expected str"),
         (json.dumps(json.loads(whole) | {"token_ids": [VOCAB] * 6}), f"ids in \\[0, {VOCAB}\\)"),
     ):

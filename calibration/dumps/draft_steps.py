@@ -84,30 +84,34 @@ class DraftSteps:
         share = {"best": hits[best], "stand": stand, "next": next_best}
         said = {name: f"{float(some.mean()):.0%}" for name, some in share.items()}
         step, whole = f"the first step of {self._draft.name}", "give the target's whole folder"
-        fix = f"{whole}, so that positions can be recomputed"
+        fix = f"{whole}, so that the target can recompute its hidden states"
         if len(stand) < MIN_POSITIONS:
-            what = f"{len(stand)} positions of answers do not settle the order of the layers"
+            what = (
+                f"{len(stand)} positions of answers are too few to find out the order of the layers"
+            )
             raise TraceError(where, f"{what}, expected at least {MIN_POSITIONS}", fix=fix)
         if float(hits[best].mean()) < MIN_ACCEPTED:
             raise TraceError(
                 where,
                 f"{step} is accepted {said['best']} of the time at best, expected"
-                f" {MIN_ACCEPTED:.0%}: other layers, or a draft of another target",
+                f" {MIN_ACCEPTED:.0%}: the dump holds other layers than this draft reads, or"
+                " the draft belongs to another target",
                 fix=fix,
             )
         if _standard_errors(next_best, stand) > CLEARLY:
             ids = [self._layer_ids[order.index(slot)] for slot in self._as_they_stand]
             raise TraceError(
                 where,
-                f"layers stand in the order {ids}: read so, {step} is accepted {said['best']} of"
-                f" the time, as they stand {said['stand']}",
+                f"the dump holds the layers in the order {ids}: read in that order, {step}"
+                f" is accepted {said['best']} of the time, in ascending order {said['stand']}",
                 fix="dump the layers in ascending order, as the draft reads them",
             )
         if others and _standard_errors(stand, next_best) < CLEARLY:
             raise TraceError(
                 where,
-                f"the order of the layers cannot be settled: {step} is accepted {said['stand']} of"
-                f" the time as they stand, {said['next']} in another order",
+                f"the order of the layers remains unclear: {step} is accepted"
+                f" {said['stand']} of the time in ascending order, and {said['next']} in"
+                " another order",
                 fix=fix,
             )
         return DraftFinding(

@@ -82,7 +82,7 @@ class Answers:
                 why = "has no loss mask" if answered is None else "begins with an answer"
                 raise TraceError(
                     sample.file,
-                    f"{why}: nothing says where its prompt ends",
+                    f"the text {why}, so it is unknown where its prompt ends",
                     fix="give the prompts as they were sent, with their token ids: --prompts P",
                 )
             answered = torch.arange(count) >= len(prompt.token_ids)
@@ -107,6 +107,6 @@ class Answers:
                 return found
         raise TraceError(
             sample.file,
-            "begins with none of the prompts given",
-            fix="give the prompts that were sent, tokenized as they were: --prompts P",
+            "the text begins with none of the prompts of --prompts",
+            fix="give the prompts that were sent, with the same token ids: --prompts P",
         )

@@ -74,8 +74,11 @@ def settle(
     """
     looked = list(_look(_spread(pendings, MAX_LOOKED_AT), find))
     if not looked:
-        raise TraceError(dump, "no answer in any of the texts looked at: its loss masks are 0",
-                         fix="dump conversations with answers of the target")  # fmt: skip
+        raise TraceError(
+            dump,
+            "none of the texts that were checked has an answer: their loss masks are all 0",
+            fix="dump conversations with answers of the target",
+        )
     for answer in looked:
         check_sample(answer.sample, target, looked[0].sample)
     expected = said.expected_layers(target)
@@ -88,7 +91,7 @@ def settle(
     if expected is not None and slots != len(expected):
         raise TraceError(
             dump,
-            f"its aux features are {slots} layers wide, expected {len(expected)}: {list(expected)}",
+            f"its aux features hold {slots} layers, expected {len(expected)}: {list(expected)}",
             fix="give the draft and the layers that the dump was made for",
         )
     recomputed, not_run = _recomputed(target, looked)
@@ -138,8 +141,8 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
     if low < 0 or high >= vocab_size:
         raise TraceError(
             sample.file,
-            f"token ids from {low} to {high}, the target's vocabulary has {vocab_size}: tokens of"
-            " another tokenizer",
+            f"its token ids go from {low} to {high}, but the target's vocabulary has"
+            f" {vocab_size} tokens: another tokenizer wrote them",
             fix="give the target that was dumped",
         )
     wide = sample.aux.shape[1]
@@ -147,7 +150,7 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
         last = "" if sample.last is None else f", last states {sample.last.shape[1]}"
         raise TraceError(
             sample.file,
-            f"aux features are {wide} wide{last}, the target's hidden states {width}",
+            f"its aux features are {wide} wide{last}; the target's hidden states are {width} wide",
             fix="give the target that was dumped",
         )
     shape = (wide, sample.aux.dtype, sample.last is None)
@@ -155,7 +158,7 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
     if shape != expected:
         raise TraceError(
             sample.file,
-            f"aux features {_said(*shape)}, those of {first.file.name} {_said(*expected)}",
+            f"its aux features {_said(*shape)}, but those of {first.file.name} {_said(*expected)}",
             fix="import dumps of different runs one by one",
         )
 
@@ -231,8 +234,8 @@ def _draft_steps(
     if said.draft is None or expected is None:
         raise TraceError(
             dump,
-            f"which layers it holds cannot be settled: the target cannot be run here ({not_run}),"
-            " and no draft is given",
+            "it is unknown which layers the dump holds: the target cannot be run here"
+            f" ({not_run}), and no draft is given",
             fix="give the target's whole folder, or the draft that reads these features: --draft D",
         )
     steps = DraftSteps(said.draft, expected)
@@ -249,15 +252,17 @@ def _layers(
     if list(found) != sorted(set(found)):
         raise TraceError(
             dump,
-            f"layers stand in the order {list(found)}, expected them ascending",
+            f"the dump holds the layers in the order {list(found)}, expected ascending order",
             fix="dump the layers in ascending order, as engines hand them to drafts",
         )
     if expected is not None and found != tuple(expected):
         raise TraceError(
             dump,
-            f"it holds the outputs of layers {list(found)}, expected {list(expected)} (counted"
-            " after the layer; an id that counts before it is one larger)",
-            fix="dump the layers that the draft reads, or name those that it holds: --aux-layers",
+            f"the dump holds the outputs of layers {list(found)}, expected"
+            f" {list(expected)}. These ids are counted after the layer; an id that is"
+            " counted before the layer is one larger",
+            fix="dump the layers that the draft reads, or name the layers of the dump:"
+            " --aux-layers",
         )
     return found
 
@@ -277,21 +282,25 @@ def _head(
     if recomputed and recomputed.own is not None and recomputed.own < MIN_OWN:
         raise TraceError(
             dump,
-            f"{recomputed.own:.0%} of the tokens looked at are the target's argmax, expected"
-            f" {MIN_OWN:.0%}: it did not write these answers, or not greedily",
+            f"{recomputed.own:.0%} of the checked tokens are the target's argmax,"
+            f" expected {MIN_OWN:.0%}: another model wrote these answers, or the target"
+            " sampled them",
             fix="dump the target's own greedy answers",
         )
     if not said.greedy:
         lack = (
             "the dump has no last states"
             if not with_last
-            else f"head and last norm are not at hand ({target.without_tables or 'no norm.weight'})"
+            else (
+                "the target's head and last norm are missing"
+                f" ({target.without_tables or 'no norm.weight'})"
+            )
         )
         raise TraceError(
             dump,
-            f"whether its answers are the target's own cannot be measured: {lack}",
-            fix="dump last hidden states too and give the target's head, or say that the answers"
-            " are its own at temperature 0: --greedy",
+            f"it cannot be measured whether the target wrote these answers: {lack}",
+            fix="dump the last hidden states too and give the target's head, or declare"
+            " with --greedy that the target wrote the answers at temperature 0",
         )
     return None
 
@@ -301,13 +310,14 @@ def _check_shift(dump: Path, layout: Layout) -> None:
     if len(shifts) > 1:
         raise TraceError(
             dump,
-            f"aux features are {layout.shift:+d} from their tokens, last states"
-            f" {layout.head.shift if layout.head else 0:+d}",
-            fix="dump both of the same positions",
+            f"the aux features are shifted by {layout.shift:+d} against their tokens,"
+            f" the last states by {layout.head.shift if layout.head else 0:+d}",
+            fix="dump both at the same positions",
         )
     if layout.shift > 0:
         raise TraceError(
             dump,
-            "rows stand one before their tokens: the first token has no features",
+            "each row of hidden states belongs to the token after it, so the first"
+            " token has no features",
             fix="dump the first position too",
         )

@@ -99,7 +99,8 @@ def load_tensors(file: Path) -> Mapping[str, Any]:
         raise TraceError(
             file,
             f"cannot be read as plain tensors: {exc}",
-            fix="remove it if a run was ended while writing it; dump tensors, numbers and text",
+            fix="remove the file if a run was stopped while writing it; else dump tensors,"
+            " numbers and text only",
         ) from exc
     if not isinstance(loaded, dict):
         raise TraceError(
@@ -122,7 +123,9 @@ def load_safetensors(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
     except (CheckpointError, SafetensorError) as exc:
         what = exc.what if isinstance(exc, CheckpointError) else str(exc)
         raise TraceError(
-            file, what, fix="remove it if a run was ended while writing it, or dump this text again"
+            file,
+            what,
+            fix="remove the file if a run was stopped while writing it, or dump this text again",
         ) from exc
 
 

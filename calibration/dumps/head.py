@@ -77,15 +77,18 @@ class TargetHead:
         share = sum(shares[best]) / len(answers)
         if not _reproduced(shares[best]):
             what = (
-                "they are text that it did not write (of a dataset, or sampled)"
+                "the text comes from a data set, or was sampled"
                 if share >= _OFF_POLICY
-                else "they are tokens of another tokenizer, or states of another target"
+                else (
+                    "the tokens are those of another tokenizer, or the states those of another"
+                    " target"
+                )
             )
             raise TraceError(
                 answers[0][0].sample.file.parent,
-                f"none of {len(answers)} answers is the target's own: its head says {share:.0%} of"
-                f" their tokens at best (states {best[0]}, {_beside(best[1])}), expected"
-                f" {MIN_AGREEMENT:.0%}: {what}",
+                f"the target wrote none of the {len(answers)} answers: at best, its head"
+                f" predicts {share:.0%} of their tokens (with the states {best[0]},"
+                f" {_beside(best[1])}), expected {MIN_AGREEMENT:.0%}. Probably {what}",
                 fix="dump the target's own greedy answers, and give the target that was dumped",
             )
         return HeadFinding(norm=best[0], shift=best[1], share=share)
@@ -109,4 +112,4 @@ def _reproduced(shares: Sequence[float]) -> int:
 
 
 def _beside(shift: int) -> str:
-    return "beside their tokens" if not shift else f"{shift:+d} token from theirs"
+    return "at the positions of their tokens" if not shift else f"shifted by {shift:+d} token"

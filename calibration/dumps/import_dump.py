@@ -95,7 +95,9 @@ def import_dump(
             on_progress(done, len(pendings))
         conversion.check(dump, kept, leave_out_off_policy=leave_out_off_policy)
         if problem := evidence.evidence().problem():
-            raise TraceError(dump, problem, fix="dump tokens and states of the same texts")
+            raise TraceError(
+                dump, problem, fix="dump the tokens and the hidden states of the same texts"
+            )
     return ImportReport(
         traces=TraceFolder.open(out),
         layout=layout,
@@ -151,14 +153,15 @@ class _Conversion:
         if self.num_off_policy and (not leave_out_off_policy or not kept):
             raise TraceError(
                 dump,
-                f"{self.num_off_policy} of {kept + self.num_off_policy} answers are not what the"
-                f" target would have said greedily: its head says as little as {self._lowest:.0%}"
-                f" of their tokens, expected {MIN_AGREEMENT:.0%}; {kept} remain without them",
+                f"the target did not write {self.num_off_policy} of"
+                f" {kept + self.num_off_policy} answers greedily: its head predicts as few as"
+                f" {self._lowest:.0%} of their tokens, expected {MIN_AGREEMENT:.0%}. Without"
+                f" them {kept} answers remain",
                 fix="dump the target's own greedy answers, or leave these out:"
                 " --leave-out-off-policy",
             )
         if not kept:
-            raise TraceError(dump, "holds no answer with a token: its loss masks are 0",
+            raise TraceError(dump, "no text of the dump has an answer: their loss masks are all 0",
                              fix="dump conversations with answers of the target")  # fmt: skip
 
 

@@ -38,31 +38,39 @@ class Layout:
         ids = list(self.layer_ids)
         if self.recomputed:
             yield (
-                f"layers {ids}, counted after the layer: recomputed by the target, at most"
-                f" {self.recomputed.difference:.1%} off"
+                f"the dump holds layers {ids}, counted after the layer: recomputed by the"
+                f" target, they differ by at most {self.recomputed.difference:.1%}"
             )
             if self.recomputed.own is not None:
-                yield f"{self.recomputed.own:.1%} of the tokens looked at are the target's argmax"
+                yield f"{self.recomputed.own:.1%} of the checked tokens are the target's argmax"
         if self.draft:
             yield (
-                f"layers {ids} in this order: the draft's first step is accepted"
-                f" {self.draft.accepted:.1%} of the time over {self.draft.positions:,} positions,"
-                f" {self.draft.next_best:.1%} in the next best order; the target was not run:"
-                f" {self.not_recomputed}"
+                f"the dump holds layers {ids} in this order: the draft's first step is"
+                f" accepted {self.draft.accepted:.1%} of the time over"
+                f" {self.draft.positions:,} positions, and {self.draft.next_best:.1%} in the"
+                f" next best order. The target was not run: {self.not_recomputed}"
             )
         if self.head:
             yield (
-                f"last states are those {self.head.norm}: the head says {self.head.share:.1%} of"
-                " the tokens looked at"
+                f"the last states are those {self.head.norm}: from them, the target's head"
+                f" predicts {self.head.share:.1%} of the checked tokens"
             )
         else:
-            yield "whether the answers are the target's own was declared (--greedy), not measured"
+            yield ("that the target wrote the answers itself was declared (--greedy), not measured")
         if self.shift:
-            yield f"rows stand {-self.shift} behind their tokens: put back"
+            yield (
+                f"the rows were shifted by {-self.shift} against their tokens, and were moved back"
+            )
         if self.last_in_aux:
-            yield "the last slot is the last layer's, which the draft does not read: left out"
+            yield (
+                "the last slot holds the last layer, which the draft does not read, and was"
+                " left out"
+            )
         elif self.recomputed and self.layer_ids[-1] == self.recomputed.target.num_layers - 1:
-            yield "the last layer is among them: name the draft if it does not read it (--draft)"
+            yield (
+                "the last layer is among them: if the draft does not read it, name the"
+                " draft (--draft)"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

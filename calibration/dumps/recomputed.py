@@ -132,10 +132,10 @@ def _check_clear(where: Path, apart: Tensor) -> None:
         if not nearest <= MAX_DIFFERENCE or next_best < CLEARLY * nearest:
             raise TraceError(
                 where,
-                f"slot {slot} of the aux features is the output of none of the target's"
-                f" {len(differences)} layers: that of layer {int(ordered.indices[0])} is nearest,"
-                f" {nearest:.0%} off, the next {next_best:.0%}",
-                fix="give the target that was dumped, and a dump of outputs of its layers",
+                f"slot {slot} of the aux features equals the output of none of the target's"
+                f" {len(differences)} layers: layer {int(ordered.indices[0])} is the nearest,"
+                f" and differs by {nearest:.0%}; the next one by {next_best:.0%}",
+                fix="give the target that was dumped, and a dump of the outputs of its layers",
             )
 
 

@@ -83,7 +83,8 @@ def make_sample(
         if rows is not None and len(rows) != len(ids):
             raise TraceError(
                 file,
-                f"{len(ids)} tokens, but {what} have {len(rows)} rows: cut off, or of another text",
+                f"the text has {len(ids)} tokens, but {what} have {len(rows)} rows: the file"
+                " is cut off, or they belong to another text",
                 fix="dump this text again, with prefix caching and chunked prefill off",
             )
     return sample
@@ -105,7 +106,7 @@ def _rows(file: Path, what: str, stored: Tensor, *, axes: int) -> Tensor:
     if axes == 2 and rows.dim() == 3:
         rows = rows.flatten(1)
     if rows.dim() != axes:
-        expected = f"expected {axes} axes and a batch of 1"
+        expected = f"expected a tensor of {axes} axes, or a batch of one"
         raise TraceError(file, f"{what}: {expected}, got {_said(stored)}",
                          fix="dump texts one by one, not in batches")  # fmt: skip
     return rows

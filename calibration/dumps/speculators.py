@@ -39,7 +39,8 @@ def samples(dump: Path) -> Sequence[Pending]:
             raise TraceError(
                 file,
                 f"hidden_states: expected [tokens, layers + 1, width], got {list(states.shape)}",
-                fix="give vLLM the ids of the layers and the number of layers, as launch_vllm.py",
+                fix="start vLLM with the ids of the layers and the number of layers, as"
+                " launch_vllm.py does",
             )
         return make_sample(
             file,
@@ -112,7 +113,7 @@ def _find_rows(dump: Path) -> _Rows | None:
             listed = parse_object(read_text(state)).get("_data_files", [])
             files = [folder / Path(entry["filename"]).name for entry in listed]
         except (OSError, JsonProblem, TypeError, KeyError) as exc:
-            raise TraceError(state, f"lists no data files: {exc}",
+            raise TraceError(state, f"it lists no data files: {exc}",
                              fix="copy the dataset again") from exc  # fmt: skip
         return _Rows(folder, files)
     return None

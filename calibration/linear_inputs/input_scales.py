@@ -107,8 +107,11 @@ def measure_input_scales(
         if value is None:
             raise never_run(traces, name, num_draft_tokens)
         if not math.isfinite(value):
-            raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite",
-                                   fix="inspect the draft's weights")  # fmt: skip
+            raise CalibrationError(
+                draft.name,
+                f"{name}: an input is NaN or infinite",
+                fix="check the draft's weights for NaN and infinity, and export it again",
+            )
     found = {name: value for name, value in absmax.items() if value is not None}
     return _with_scales(found, activations)
 

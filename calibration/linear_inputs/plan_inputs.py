@@ -70,16 +70,18 @@ def check_traces_wanted(plan: Plan, *, scale_is_given: bool = False) -> None:
     if scale_is_given:
         raise BackendError(
             "--traces, --input-scale",
-            f"{plan.recipe.algorithm} looks at no inputs: one of the two has no use",
+            f"only one of the two is used, because {plan.recipe.algorithm} does not need"
+            " the linears' inputs",
             fix="give one of them",
         )
     if not plan.recipe.needs_input_scales:
         raise BackendError(
             "--traces",
-            f"recipe {plan.recipe.name} stores no static input scales, and"
-            f" {plan.recipe.algorithm} looks at no inputs: nothing to calibrate",
-            fix="drop --traces, or use a recipe with static activations (blackwell-fp8) or"
-            " --algorithm gptq",
+            f"there is nothing to calibrate: recipe {plan.recipe.name} stores no static"
+            f" input scales, and {plan.recipe.algorithm} does not need the linears'"
+            " inputs",
+            fix="leave --traces out, or use a recipe with static activations"
+            " (blackwell-fp8) or --algorithm gptq",
         )
 
 

@@ -149,7 +149,7 @@ class MomentsAlongTraces(Statistics):
             raise CalibrationError(
                 f"{self._draft.name}: {leader}",
                 "an input is NaN or infinite",
-                fix="inspect the draft's weights",
+                fix="check the draft's weights for NaN and infinity, and export it again",
             )
         matrix: NDArray[np.float32] = mean.cpu().numpy()
         return matrix

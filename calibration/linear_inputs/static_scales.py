@@ -41,7 +41,7 @@ def constant_scales(plan: Plan, scale: float) -> StaticScales:
         raise BackendError(
             "--input-scale",
             f"expected a positive number, got {scale}",
-            fix="1.0 is a safe choice",
+            fix="give a positive number, such as 1.0",
         )
     scales = dict.fromkeys((step.row.module for step in plan.quantized), scale)
     return StaticScales(scales=scales, origin="--input-scale")
@@ -56,8 +56,8 @@ def static_activations(recipe: Recipe) -> ActivationFormat:
     if recipe.activations is None or not recipe.needs_input_scales:
         raise BackendError(
             "--traces",
-            f"recipe {recipe.name} stores no static input scales: nothing to calibrate",
-            fix="drop --traces, or use a recipe with static activations (blackwell-fp8)",
+            f"there is nothing to calibrate: recipe {recipe.name} stores no static input scales",
+            fix="leave --traces out, or use a recipe with static activations (blackwell-fp8)",
         )
     return recipe.activations
 

@@ -68,11 +68,12 @@ def never_run(traces: TraceFolder, name: str, num_draft_tokens: int) -> Calibrat
     if name == "fc" and traces.manifest.features.kind == "fused":
         return CalibrationError(
             where,
-            "was run when the traces were recorded: they hold fused features, not what it read",
-            fix="record aux features, or keep fc",
+            "the traces hold the outputs of this linear (fused features), not its inputs",
+            fix="record traces without --fused, or keep fc in the recipe",
         )
     return CalibrationError(
         where,
-        f"was never run: no continuation is longer than {num_draft_tokens} tokens",
-        fix="record longer continuations",
+        "the traces do not reach this linear: no continuation is longer than"
+        f" {num_draft_tokens} tokens",
+        fix="record longer continuations: --max-new-tokens",
     )

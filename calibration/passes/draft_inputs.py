@@ -54,12 +54,14 @@ def check_reads_layers(draft: LoadedDraft) -> None:
     if draft.geometry.reads_features and not draft.geometry.reads_layers:
         raise TraceError(
             f"draft {draft.name}",
-            f"it has no fc over layers: it {_LAST_STATE}",
+            f"it has no fc that fuses layers: it {_LAST_STATE}",
             fix="record its traces: draftquant record --draft DRAFT --fused",
         )
 
 
-_LAST_STATE = "reads the target's last hidden state, behind the final norm, not outputs of layers"
+_LAST_STATE = (
+    "reads the target's last hidden state (after the final norm), not the outputs of layers"
+)
 
 
 def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
@@ -86,7 +88,9 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     problem = _misfit(draft, traces)
     if problem:
         what, fix = problem
-        raise TraceError(traces.folder, f"does not fit the draft {draft.name}: {what}", fix=fix)
+        raise TraceError(
+            traces.folder, f"the traces do not fit the draft {draft.name}: {what}", fix=fix
+        )
     if "mask_embedding" not in draft.weights:  # a side file of the draft goes before the table
         masks = torch.tensor(mask_token_ids(draft.geometry), dtype=torch.int64)
         _check_embedded(draft, masks, traces)
@@ -156,7 +160,8 @@ def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) 
         token = int(absent[0])
         raise TraceError(
             traces.folder,
-            f"the draft {draft.name} reads token {token}, whose embedding the traces do not carry",
+            f"the draft {draft.name} reads token {token}, but the traces do not hold"
+            " that token's embedding",
             fix=f"give the target (--target M), or record again with --tables --table-ids {token}",
         )
 
@@ -191,8 +196,10 @@ def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str]
         ids = tuple(geometry.aux_layer_ids or _default_ids(target.num_layers))
         if not ids:
             return (
-                f"it reads the layers that EAGLE-3 drafts read of a deep target, the recorded one"
-                f" has {target.num_layers}",
+                (
+                    "it reads the layers that EAGLE-3 drafts of deep targets read by default,"
+                    f" but the recorded target has {target.num_layers} layers"
+                ),
                 "use traces of the target that this draft was trained for, or name its layers:"
                 " eagle_aux_hidden_state_layer_ids in its config.json",
             )
@@ -202,8 +209,10 @@ def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str]
         return f"it {_LAST_STATE}", "record with --draft DRAFT --fused"
     if ids != features.aux_layer_ids:
         return (
-            f"it reads the target layers {list(ids)} (after the layer), recorded are"
-            f" {list(features.aux_layer_ids)}",
+            (
+                f"it reads the target layers {list(ids)} (after the layer), but the traces"
+                f" hold {list(features.aux_layer_ids)}"
+            ),
             "use traces that were recorded for this draft, or record with --aux-layers"
             f" {','.join(map(str, ids))}",
         )
@@ -211,14 +220,20 @@ def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str]
     width = aux_width if features.kind == "aux" else geometry.hidden_size
     if features.width != width:
         return (
-            f"expected {features.kind} features of width {width}, recorded are {features.width}",
+            (
+                f"it expects {features.kind} features of width {width}, but the traces hold"
+                f" features of width {features.width}"
+            ),
             "record traces of the target that this draft was trained for",
         )
     if features.kind == "fused" and features.fusion_sha256 != draft.fusion_sha256:
         return (
-            "its fc is quantized, and the features were fused with another one"
+            "its fc is quantized, but another fc fused the recorded features"
             if "fc" in draft.quantized
-            else "the features were fused with the fc of another draft (fusion_sha256 differs)",
-            "record aux features, which fit every draft of this target, or fuse with this draft",
+            else ("the fc of another draft fused the recorded features (fusion_sha256 differs)"),
+            (
+                "record traces without --fused, which fit every draft of this target, or"
+                " record with this draft"
+            ),
         )
     return None

@@ -95,8 +95,8 @@ class MemoryEstimate:
             f"replay needs {_gigabytes(self.total)} beside what is in use, and"
             f" {_gigabytes(self.available or 0)} are available",
             details=[f"  {self.line()}"],
-            fix="replay in --dtype bfloat16 or with --batch-size 1, one quantized draft at a time,"
-            " or where there is more memory",
+            fix="use --dtype bfloat16 or --batch-size 1, replay one quantized draft at a"
+            " time, or use a device with more memory",
         )
 
 

@@ -90,7 +90,7 @@ def _ours(value: Mapping[str, Any]) -> Read:
         return "token_ids", value["token_ids"], ()
     if "text" in value and "messages" not in value:
         if not isinstance(value["text"], str):
-            raise LineProblem("text: expected a string")
+            raise LineProblem("text: expected text")
         return "text", value["text"], ()
     if "messages" in value and not value.keys() & {"text", "token_ids"}:
         return "messages", _messages(value["messages"], "messages", "role", "content"), ()
@@ -110,10 +110,13 @@ def _prompt(value: Mapping[str, Any]) -> Read:
 def _first_turn(turns: object, key: str) -> Read:
     good = isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)
     if not good:
-        raise LineProblem(f"{key}: expected texts of the user, at least one")
+        raise LineProblem(f"{key}: expected at least one text of the user")
     assert isinstance(turns, list)
     if any(turn.startswith(_PLACEHOLDER) for turn in turns):
-        raise LineProblem(f"{key}: a placeholder of SPEED-Bench; run its script, which fetches it")
+        raise LineProblem(
+            f"{key}: it holds a placeholder of SPEED-Bench, whose own script has to"
+            " fetch the text first"
+        )
     return "messages", [{"role": "user", "content": turns[0]}], tuple(turns[1:])
 
 
@@ -135,7 +138,7 @@ def _conversations(value: Mapping[str, Any]) -> Read:
     messages = _messages(given, "conversations", *names)
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
-        raise LineProblem("conversations: no turn of the user")
+        raise LineProblem("conversations: the user has no turn")
     return "messages", messages[: users[-1] + 1], ()
 
 

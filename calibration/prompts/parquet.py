@@ -28,7 +28,7 @@ def import_pyarrow(where: object) -> Any:
         import pyarrow.parquet
     except ImportError as exc:
         raise PromptError(
-            where, "needs pyarrow, which is not installed", fix=install_line("parquet")
+            where, "reading it needs pyarrow, which is not installed", fix=install_line("parquet")
         ) from exc
     return pyarrow
 
@@ -42,7 +42,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     pyarrow = import_pyarrow(path)
 
     def wrong(what: str) -> PromptError:
-        return PromptError(path, what, fix="give a parquet file with one prompt a row")
+        return PromptError(path, what, fix="give a parquet file with one prompt per row")
 
     number = 0
     try:
@@ -50,7 +50,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             file = pyarrow.parquet.ParquetFile(stream)
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
             if any(group.total_byte_size > MAX_GROUP_BYTES for group in groups):
-                raise wrong(f"a row group of more than {MAX_GROUP_BYTES:,} bytes")
+                raise wrong(f"it has a row group of more than {MAX_GROUP_BYTES:,} bytes")
             for batch in file.iter_batches(batch_size=_ROWS):
                 for row in batch.to_pylist():
                     number += 1

@@ -78,8 +78,8 @@ class Decoding:
             if problem := allowed.problem(value):
                 return name, problem, fix
         if not self.sampled and (self.top_p, self.top_k) != (1, 0):
-            what = "--top-p and --top-k say how to sample, but decoding is greedy"
-            return "--temperature", what, "give a --temperature above 0, or neither of the two"
+            what = "--top-p and --top-k have no effect, because decoding is greedy"
+            return "--temperature", what, "give a --temperature above 0, or leave both out"
         return None
 
 

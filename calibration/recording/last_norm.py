@@ -75,7 +75,7 @@ def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> 
     keys = ConfigReader(with_text_config(tables.checkpoint.config), target / CONFIG_FILE)
     eps, shared = keys.number("rms_norm_eps"), tables.shared(None)
     if FINAL_NORM not in shared:
-        raise TraceError(target, "no norm.weight stands beside its embedding", fix=_FIX)
+        raise TraceError(target, "the target has no norm.weight beside its embedding", fix=_FIX)
     weight, head = shared[FINAL_NORM].float(), shared[HEAD]
     said = _first_rows(written)
 
@@ -89,8 +89,9 @@ def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> 
     if not gap(norm) <= MAX_GAP:
         raise TraceError(
             target,
-            f"behind its last norm its head finds what it wrote {gap(norm):.2f} nats more or less"
-            " likely than it was: something else stands between its layers and its head",
+            f"computed from the recorded states, the target's tokens are {gap(norm):.2f}"
+            " nats more or less likely than the engine reported: something else than a"
+            " norm stands between its layers and its head",
             fix=_FIX,
         )
     return norm

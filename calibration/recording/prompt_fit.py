@@ -48,11 +48,11 @@ def fitted_prompts(
         TraceError: names every prompt that does not fit; or none is left.
     """
     if not prompts:
-        raise TraceError("prompts", "expected at least one", fix="give a prompt file")
+        raise TraceError("prompts", "expected at least one prompt", fix="give a prompt file")
     room = _room(shape, max_new_tokens)
     longer = [prompt for prompt in prompts if room is not None and len(prompt.token_ids) > room]
     foreign = [prompt for prompt in prompts if not _in_vocabulary(prompt, shape)]
-    problems = [f"prompt {p.id}: token ids beyond the vocabulary" for p in foreign]
+    problems = [f"prompt {p.id}: it has token ids beyond the vocabulary" for p in foreign]
     if too_long == "error":
         problems += [
             f"prompt {p.id}: {len(p.token_ids) + max_new_tokens} tokens, prompt and continuation"
@@ -94,9 +94,9 @@ def _room(shape: TargetShape, max_new_tokens: int) -> int | None:
     if room < 1:
         raise TraceError(
             "--max-new-tokens",
-            f"{max_new_tokens} leave no token for a prompt: the target has {shape.max_positions}"
-            " positions",
-            fix=f"give fewer, at most {shape.max_positions - 1}",
+            f"{max_new_tokens} new tokens leave no room for a prompt: the target has"
+            f" {shape.max_positions} positions",
+            fix=f"give at most {shape.max_positions - 1}",
         )
     return room
 

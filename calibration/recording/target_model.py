@@ -61,7 +61,8 @@ def loaded_target(
     if importlib.util.find_spec("accelerate") is None:
         raise TraceError(
             "--device-map",
-            "spreads a target with the package accelerate, which is not installed",
+            "it needs the package accelerate, which is not installed, to spread a"
+            " target over devices",
             fix=f"{install_line('accelerate')}, or choose one --device",
         )
     limits = dict(placement.max_memory) if placement.max_memory else None
@@ -76,7 +77,7 @@ def _placed(model: Any, target: Path, device: torch.device) -> Any:
     except torch.OutOfMemoryError as exc:
         raise TraceError(
             target,
-            f"does not fit on {device} in {model.dtype}".replace("torch.", ""),
+            f"the target does not fit on {device} in {model.dtype}".replace("torch.", ""),
             fix="spread it with --device-map auto, or record in a narrower --dtype",
         ) from exc
 
@@ -102,7 +103,7 @@ def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random weights
-        raise TraceError(target, f"{len(missing)} weight(s) are missing, first {missing[0]}",
+        raise TraceError(target, f"{len(missing)} weight(s) are missing, such as {missing[0]}",
                          fix="give the target itself, or download it again; a draft is"
                          " given behind --draft")  # fmt: skip
     return model.eval()
@@ -159,8 +160,11 @@ def decoder_layers(model: Any, target: Path) -> nn.ModuleList:
     """
     layers = getattr(model.get_decoder(), "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise TraceError(target, f"{type(model).__name__} has no list of decoder layers",
-                         fix="record with a server, or convert a dump")  # fmt: skip
+        raise TraceError(
+            target,
+            f"transformers' {type(model).__name__} has no list of decoder layers to record from",
+            fix="record with vLLM (--engine vllm), or import a dump (draftquant traces import)",
+        )
     return layers
 
 

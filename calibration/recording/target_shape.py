@@ -146,14 +146,14 @@ def chosen_layers(
     if draft is not None and not draft.geometry.reads_features:
         raise TraceError(
             f"draft {draft.name}",
-            "reads tokens alone: there are no features to fuse with it",
-            fix="leave --fused out: traces of any features fit it",
+            "it reads tokens only, so there are no features to fuse",
+            fix="leave --fused out: all traces fit this draft",
         )
     if draft is not None and not draft.geometry.reads_layers:
         if asked is not None:
             raise TraceError(
                 "aux layers",
-                f"the draft {draft.name} reads the target's last hidden state, no layers",
+                f"the draft {draft.name} reads the target's last hidden state, and no layers",
                 fix="leave --aux-layers out",
             )
         ids: tuple[int, ...] = (shape.num_layers - 1,)
@@ -193,7 +193,7 @@ def feature_spec(
         who = "its fc" if draft.geometry.reads_layers else "it"
         raise TraceError(
             f"draft {draft.name}",
-            f"{who} reads {reads} {draft.dtype} values, the target gives {width} in {dtype}",
+            f"{who} reads {reads} values in {draft.dtype}, but the target gives {width} in {dtype}",
             fix="load the draft in the dtype of the recording, and give the draft of this target",
         )
     return FeatureSpec(

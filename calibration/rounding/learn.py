@@ -184,6 +184,6 @@ def _check(plan: Plan, out: Path, task: LearningTask, static: StaticScales | Non
     if plan.recipe.needs_input_scales and static is None:
         raise CalibrationError(
             f"recipe {plan.recipe.name}",
-            "inputs are rounded under static scales while codes are learned, and none are given",
+            "learning rounds the inputs under static scales, but no scales are given",
             fix="measure them on the traces first (`measured_inputs`)",
         )

@@ -75,7 +75,7 @@ class KeptRounding:
         except JsonProblem as exc:
             raise self._damaged(_STATE_FILE, str(exc)) from exc
         if not done.validations:
-            raise self._damaged(_STATE_FILE, "no validation")
+            raise self._damaged(_STATE_FILE, "it holds no validation")
         return done.validations
 
     def tensors(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ class KeptRounding:
         found = self._read(_STATE_FILE)
         shapes = {name: tensor.shape for name, tensor in found.items()}
         if shapes != {name: tensor.shape for name, tensor in expected.items()}:
-            raise self._damaged(_STATE_FILE, "other tensors than this draft's")
+            raise self._damaged(_STATE_FILE, "it holds other tensors than this draft's")
         return found
 
     def save(self, tensors: Mapping[str, Tensor], validations: tuple[Validation, ...]) -> None:
@@ -148,8 +148,8 @@ class KeptRounding:
         if not parts.keys() >= set(needed):
             raise CalibrationError(
                 self._folder / file,
-                f"no {needed[0]} of {module} were learned",
-                fix="learn them of the draft and the recipe that are given here",
+                f"it holds no learned {needed[0]} of {module}",
+                fix="run the learning again with the draft and the recipe that are given here",
             )
         return parts
 
@@ -189,7 +189,7 @@ class KeptRounding:
     def _damaged(self, file: str, what: str) -> CalibrationError:
         return CalibrationError(
             self._folder / file,
-            f"is no state that was kept: {what}",
+            f"this is not a state of an unfinished run: {what}",
             fix=f"rm -r {self._folder}, and run again",
         )
 

@@ -187,9 +187,7 @@ def _check(plan: Plan, task: LearningTask, out: Path, baseline: Path) -> None:
     """Before any work."""
     folder = plan.draft.checkpoint.folder
     if out.absolute() == baseline.absolute():
-        raise OutputError(
-            out, "is to be both the quantized draft and its baseline", fix="give two folders"
-        )
+        raise OutputError(out, "--out and --baseline name the same folder", fix="give two folders")
     check_output(out, folder, needed_bytes=plan.bytes_after)
     if not baseline.exists():
         check_output(baseline, folder, needed_bytes=plan.bytes_before)
@@ -248,7 +246,9 @@ def _checked_baseline(
     """
     settings, record = task.settings, read_provenance(baseline)
     if not isinstance(record, TunedProvenance):
-        raise _not_overwritten(baseline, "it is no unquantized draft that was taught")
+        raise _not_overwritten(
+            baseline, "it does not hold an unquantized draft that was fine-tuned"
+        )
     wanted = {
         "traces_sha256": task.traces.sha256,
         "num_draft_tokens": task.num_draft_tokens,
@@ -260,11 +260,14 @@ def _checked_baseline(
     said = dataclasses.asdict(record.learned) | dataclasses.asdict(record.retuning)
     for key, value in wanted.items():
         if said[key] != value:
-            what = f"it was taught otherwise: {key}: {short(said[key])}, now {short(value)}"
+            what = (
+                f"it was fine-tuned with other settings ({key}: {short(said[key])}, now"
+                f" {short(value)})"
+            )
             raise _not_overwritten(baseline, what)
     report = verify(baseline, plan.draft.checkpoint.folder)
     if report.faults:
-        raise _not_overwritten(baseline, f"it is not as it was written: {report.faults[0]}")
+        raise _not_overwritten(baseline, f"its files were changed: {report.faults[0]}")
     return record
 
 
@@ -276,6 +279,6 @@ def _settings_sha256(settings: LearningSettings) -> str:
 def _not_overwritten(baseline: Path, why: str) -> OutputError:
     return OutputError(
         baseline,
-        f"already exists, nothing existing is ever overwritten, and {why}",
+        f"already exists and cannot be reused: {why}",
         fix="give another --baseline, or move this one away",
     )

@@ -77,10 +77,10 @@ def split_prompts(
     if len(groups) < MIN_GROUPS:
         raise CalibrationError(
             traces.folder,
-            f"expected at least {MIN_GROUPS} independent prompts whose continuations are longer"
-            f" than {num_draft_tokens} tokens, to learn from some and judge by others, got"
-            f" {len(groups)}",
-            fix="record more prompts: 48 or more are of use",
+            f"expected at least {MIN_GROUPS} independent prompts with continuations"
+            f" longer than {num_draft_tokens} tokens, some to learn from and some to"
+            f" validate on, got {len(groups)}",
+            fix="record more prompts: at least 48 are recommended",
         )
     groups.sort(key=lambda group: group[0][0])
     wanted = max(1, round(share * len(entries)))
@@ -92,9 +92,10 @@ def split_prompts(
     if len(learned) < min_learned:
         raise CalibrationError(
             traces.folder,
-            f"expected at least {min_learned} prompts to learn from, got {len(learned)} beside"
-            f" {len(held_back)} that are held back: a draft that the target teaches learns fewer by"
-            " heart, and accepts less of all others (2.71 % less, measured with 8)",
+            f"expected at least {min_learned} prompts to learn from, got {len(learned)},"
+            f" with {len(held_back)} more held back for validation. Fine-tuning on fewer"
+            " overfits: the draft accepts less on all other prompts (2.71 % less,"
+            " measured with 8)",
             fix=f"record more prompts: {math.ceil(min_learned / (1 - share))} or more",
         )
     return PromptSplit(learned=tuple(learned), held_back=tuple(held_back))

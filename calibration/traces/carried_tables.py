@@ -95,7 +95,8 @@ class CarriedTables:
         if not same:
             raise TraceError(
                 other.folder,
-                f"its tables differ from those of {self._folders[0].folder}: another target",
+                f"its embedding and head differ from those of {self._folders[0].folder}: it"
+                " was recorded from another target",
                 fix="merge traces of one target",
             )
 

@@ -61,8 +61,8 @@ class FeatureEvidence:
         own = self.share[0]
         if self.share[best] < MIN_SHARE:
             return (
-                "the recorded features have nothing to do with the tokens beside them (a token"
-                f" explains {own:.1%} of their variance): they are those of other text"
+                "the recorded features do not belong to the tokens beside them (a token"
+                f" explains {own:.0%} of their variance): they come from another text"
             )
         if best != 0:
             return (

@@ -99,7 +99,9 @@ def _trace_problem(trace: PromptTrace, manifest: TraceManifest) -> tuple[str, st
     features, vocab_size = manifest.features, manifest.target.vocab_size
     count, start = trace.num_tokens, trace.prompt_length
     if not 1 <= start < count:
-        return f"{count} tokens with a prompt of {start} leave no continuation", _AGAIN
+        return (
+            f"it has {count} tokens, of which {start} are the prompt, so there is no continuation"
+        ), _AGAIN
     expected = (count - 1, features.width)
     if tuple(trace.features.shape) != expected or trace.target_top1.shape != (count - 1,):
         return (
@@ -116,7 +118,7 @@ def _trace_problem(trace: PromptTrace, manifest: TraceManifest) -> tuple[str, st
         if int(ids.min()) < least or int(ids.max()) >= vocab_size:
             return f"{name}: expected ids in [{least}, {vocab_size})", _AGAIN
     if not bool(torch.isfinite(trace.features).all()):
-        return "features contain NaN or infinity", "record in a wider dtype"
+        return "the features contain NaN or infinity", "record in a wider dtype"
     greedy = trace.target_top1[start - 1 :] == trace.token_ids[start:]
     if not manifest.sampled and not bool(greedy.all()):
         first = start + int(greedy.int().argmin())

@@ -151,7 +151,7 @@ def _of_categories(
         if category not in known:
             raise TraceError(
                 traces.folder,
-                f"no prompt is of category {category!r}",
+                f"no prompt has the category {category!r}",
                 fix=f"use some of: {', '.join(known)}",
             )
     own = (group for group in groups if any(prompts[i].category in categories for i in group))
@@ -278,7 +278,7 @@ def _check_alike(folders: Sequence[TraceFolder]) -> None:
                 raise TraceError(
                     folder.folder,
                     f"another {what} than {first.folder}: {_difference(ours, theirs)}",
-                    fix="merge traces of one target, recorded alike",
+                    fix="merge traces of one target that were recorded with the same settings",
                 )
 
 

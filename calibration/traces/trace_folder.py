@@ -211,8 +211,8 @@ def _no_traces(folder: Path) -> TraceError:
         return TraceError(folder, "is a file, not a trace folder", fix=fix)
     if not folder.exists():
         return TraceError(folder, "no such folder", fix=_RECORDED)
-    what = "is a model's folder" if (folder / "config.json").exists() else "has no trace.json"
-    return TraceError(folder, f"{what}: these are no traces", fix=_RECORDED)
+    what = "it is a model's folder" if (folder / "config.json").exists() else "has no trace.json"
+    return TraceError(folder, f"{what}, so it is not a trace folder", fix=_RECORDED)
 
 
 def _shard_tensors(manifest: TraceManifest, file: str) -> TensorTable:

@@ -53,7 +53,7 @@ def offline_engine(
         raise TraceError(
             "vLLM",
             f"does not start: {_said(exc)}",
-            fix="see its own messages above; --engine-arg sets its arguments",
+            fix="see vLLM's own messages above; --engine-arg sets its arguments",
         ) from exc
     try:
         yield OfflineEngine(engine, decoding, session, max_new_tokens)
@@ -93,8 +93,11 @@ class OfflineEngine(Engine):
         try:
             self._engine.add_request(str(position), given, params)
         except Exception as exc:
-            raise TraceError(f"prompt {prompt.id}", f"vLLM refuses it: {_said(exc)}",
-                             fix="mend the prompt or the engine's arguments") from exc  # fmt: skip
+            raise TraceError(
+                f"prompt {prompt.id}",
+                f"vLLM refuses it: {_said(exc)}",
+                fix="change the prompt or the engine's arguments (--engine-arg)",
+            ) from exc
 
     @override
     def next_answer(self) -> tuple[int, Answer]:

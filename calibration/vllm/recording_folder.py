@@ -101,7 +101,7 @@ class KeptRecording:
         try:
             kept: _Kept = decode(_Kept, parse_object(read_text(path)))
         except (OSError, JsonProblem) as exc:
-            raise TraceError(path, f"is no answer that was kept: {exc}",
+            raise TraceError(path, f"this is not an answer of an unfinished run: {exc}",
                              fix=f"rm {path}, and run again") from exc  # fmt: skip
         answer = kept.answer()
         self._check(position, answer)
@@ -139,7 +139,7 @@ class KeptRecording:
                     where,
                     f"asked for log-probabilities of {count} tokens and of {num_top} beside each,"
                     f" got {given} and {short(places)}",
-                    fix="start the engine with a --max-logprobs that is no smaller",
+                    fix="start the engine with at least this --max-logprobs",
                 )
 
 

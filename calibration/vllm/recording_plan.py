@@ -65,8 +65,8 @@ class RecordingPlan:
         if self.reads_last_state and self.decoding.logprob_spec is None:
             raise TraceError(
                 "--logprobs",
-                "the draft reads the state behind the target's last norm, which an engine does not"
-                " hand out: log-probabilities show how that norm is served",
+                "the draft reads the state after the target's last norm, which engines do"
+                " not return: log-probabilities show how the engine computes that norm",
                 fix="add --logprobs",
             )
 

@@ -54,7 +54,7 @@ def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False
             what = f"is asked for twice, by --{places[place]} and by --{kind}"
             raise OutputError(path, what, fix="give each report a file of its own")
         places[place] = kind
-        _check_place(path, overwrite)
+        check_place(path, overwrite=overwrite)
 
 
 def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> None:
@@ -75,7 +75,7 @@ def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> 
             staged[path].mkdir()
             write_text(staged[path] / _NEW, text)
         for path in documents:
-            _check_place(path, overwrite)
+            check_place(path, overwrite=overwrite)
             if path.exists():
                 shutil.copy2(path, staged[path] / _OLD)
             touched.append(path)
@@ -117,7 +117,12 @@ def append_text(path: Path, text: str) -> None:
         ) from exc
 
 
-def _check_place(path: Path, overwrite: bool) -> None:
+def check_place(path: Path, *, overwrite: bool) -> None:
+    """Refuse a place where no file can be written, or one stands that must not be replaced.
+
+    Raises:
+        OutputError: its folder does not exist or cannot be written, or something stands there.
+    """
     parent = path.absolute().parent
     if not parent.is_dir():
         what = f"the folder of this report file, {parent}, does not exist"
@@ -128,7 +133,8 @@ def _check_place(path: Path, overwrite: bool) -> None:
     if not (path.exists() or path.is_symlink()):
         return
     if path.is_symlink() or not path.is_file():
-        raise OutputError(path, "expected a report file, got what is none", fix="give another name")
+        what = "expected a file, got a folder, a link or a device"
+        raise OutputError(path, what, fix="give another name")
     if not overwrite:
         raise OutputError(
             path,

@@ -1,7 +1,7 @@
 """`gate`: may the quantized draft replace the BF16 one?
 
 On the same traces, or by measurements of servers, or both; and by what checks of parity found. A
-draft that its target taught is judged against the BF16 draft taught alike too.
+fine-tuned draft is judged against the identically fine-tuned BF16 draft (control) too.
 """
 
 import dataclasses
@@ -218,10 +218,12 @@ def judged(settings: GateSettings) -> Judged:
     argv = asked_for(running_argv())
     document = document_of(report, argv=argv, drafts=drafts, engines=engines, date=date)
     text = document_text(document)
-    if report_file or settings.wants_pages:
+    if report_file or settings.wants_pages or settings.trend:
         beside = {report_file: text} if report_file else {}
         found = parse_report(text, "gate")
-        settings.log(found, settings.write_pages(found, beside=beside))
+        written = settings.write_pages(found, beside=beside)
+        settings.append_to_trend(found)
+        settings.log(found, written)
     report = report.with_texts(texts_of(text))
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 

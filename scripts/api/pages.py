@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...quantize.errors import OutputError
 from ...quantize.files.command_line import recorded_argv
-from ...quantize.files.report_files import ReportFormat, append_text, check_reports, write_reports
+from ...quantize.files.report_files import (
+    ReportFormat,
+    append_text,
+    check_place,
+    check_reports,
+    write_reports,
+)
 from ...recipes.errors import visible
 from .arguments import AnyPath, Overwrite
 from .option import Option
@@ -19,6 +25,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from ...validate.judging.published import Texts
     from ...validate.report.document import Document
+    from ...validate.report.trend import History
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Where GitHub Actions says which file shows Markdown on the page of a run."""
@@ -53,6 +60,13 @@ class Pages(Settings):
             "verdict as an annotation"
         ),
     ] = False
+    trend: Annotated[
+        AnyPath | None,
+        Option(
+            "history of releases, one JSON line a report: 'gate' adds its own, pages draw it",
+            "FILE",
+        ),
+    ] = None
     overwrite: Overwrite = False
     log_to: Annotated[
         str | None,
@@ -75,13 +89,17 @@ class Pages(Settings):
 
         Raises:
             OutputError: one of them cannot be written, or no step of GitHub Actions runs.
+            GateError: a line of the history is not of a report.
             TrackingError: the tracker is not known, or not installed.
         """
         from ...validate.tracking.trackers import find_tracker
 
         if self.log_to is not None:
             find_tracker(self.log_to)
-        check_reports({**given({"report": report}), **self._pages()}, overwrite=self.overwrite)
+        asked = {**given({"report": report}), **self._pages()}
+        check_reports(asked, overwrite=self.overwrite)
+        if self.trend is not None:
+            self._check_trend(Path(self.trend), asked)
         if self.github and not os.environ.get(SUMMARY):
             raise OutputError(
                 "--github",
@@ -89,13 +107,32 @@ class Pages(Settings):
                 fix="leave it out, or give --markdown F.md",
             )
 
+    def history(self, document: "Document") -> "History | None":
+        """The history that is asked for, with this report in it."""
+        from ...validate.report.trend import History, entry_of, read_trend
+
+        if self.trend is None:
+            return None
+        path = Path(self.trend)
+        return History.of(read_trend(path) if path.exists() else (), entry_of(document))
+
+    def append_to_trend(self, document: "Document") -> None:
+        """Add the report to the history that is asked for, and say where it stands."""
+        from ...validate.report.trend import append_report, entry_of
+
+        if self.trend is None:
+            return
+        found = append_report(Path(self.trend), entry_of(document))
+        what = "this report was added" if found.is_new else "this report stands there already"
+        self.watch.note(f"{self.trend}: line {found.line}: {what}")
+
     def write_pages(
         self, document: "Document", *, beside: Mapping[Path, str] = NOTHING
     ) -> tuple[Path, ...]:
         """Write every report file that is asked for, all or none; then tell GitHub.
 
         Args:
-            document: of which they are made.
+            document: of which they are made, with the history where one is asked for.
             beside: text of more files, that are written with them.
 
         Returns:
@@ -105,14 +142,18 @@ class Pages(Settings):
         from ...validate.report.junit_report import junit
         from ...validate.report.markdown_report import markdown
 
-        writers: Mapping[str, Callable[[Document], str]]
-        tests = functools.partial(junit, inconclusive=self.junit_inconclusive)
-        writers = {"html": page, "markdown": markdown, "junit": tests}
+        history = self.history(document)
+        shown = functools.partial(markdown, history=history)
+        writers: Mapping[str, Callable[[Document], str]] = {
+            "html": functools.partial(page, history=history),
+            "markdown": shown,
+            "junit": functools.partial(junit, inconclusive=self.junit_inconclusive),
+        }
         pages = {path: writers[kind](document) for kind, path in self._pages().items()}
         files = {**beside, **pages}
         write_reports(files, overwrite=self.overwrite)
         if self.github:
-            append_text(Path(os.environ[SUMMARY]), markdown(document) + "\n")
+            append_text(Path(os.environ[SUMMARY]), shown(document) + "\n")
             fails = self.junit_inconclusive == "error"
             said = document.judgement
             self.watch.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
@@ -135,6 +176,15 @@ class Pages(Settings):
             tracker = find_tracker(self.log_to)
             place = tracker.log(tracked_run(document, tuple(files)))
             self.watch.note(f"logged to {tracker.name}: {place}")
+
+    def _check_trend(self, path: Path, others: Mapping[ReportFormat, Path]) -> None:
+        from ...validate.report.trend import read_trend
+
+        if path.absolute() in {other.absolute() for other in others.values()}:
+            raise OutputError(path, "is asked for twice", fix="give the history its own file")
+        check_place(path, overwrite=True)
+        if path.exists():
+            read_trend(path)
 
     def _pages(self) -> dict[ReportFormat, Path]:
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})

@@ -29,7 +29,7 @@ def _print(report: "ComparisonReport") -> None:
     numbers = ("prompts", "acceptance length", "change", "lower bound", "upper bound")
     found = table(
         f"Comparison, K = {report.num_draft_tokens}, against {report.names[0]}",
-        "of",
+        "category",
         "draft",
         *numbers,
         "",
@@ -41,12 +41,12 @@ def _print(report: "ComparisonReport") -> None:
         changes = (None, *scope.against_first(report.names))
         for place, (name, change) in enumerate(zip(report.names, changes, strict=True)):
             head = ("", "") if place else (scope.name, str(scope.num_prompts))
-            mark = "most" if name == scope.best and not scope.alike else ""
+            mark = "longest" if name == scope.best and not scope.alike else ""
             cells = _cells(change)
             found.row(head[0], name, head[1], f"{scope.lengths[place]:.4f}", *cells, mark)
     print_table(found)
     out.line(
-        f"bounds hold together with {report.confidence:.2%}, each alone has"
+        f"all bounds hold together with {report.confidence:.2%} confidence; each of them alone has"
         f" {report.confidence_of_each:.2%} ({report.method})"
     )
     out.line((report.answer, "bold"))

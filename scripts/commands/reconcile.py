@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 def print_reconciliation(found: "Reconciliation") -> None:
     """Print the figures over all prompts, the first differences, and what they come to."""
     out, prompts = stdout(), found.prompts
-    numbers = ("acceptance length", "rounds")
+    numbers = ("acceptance length", "verify steps")
     lengths = table(
         f"{found.name}, K = {found.num_draft_tokens}, {len(prompts)} prompts",
         "",
@@ -51,8 +51,8 @@ def print_reconciliation(found: "Reconciliation") -> None:
     equal = sum(prompt.num_equal for prompt in prompts)
     beyond = sum(prompt.num_beyond for prompt in prompts)
     out.line(
-        f"{equal:,} of {compared:,} rounds in common text are equal; replay does not count"
-        f" {beyond:,} more, behind that text or at its end"
+        f"{equal:,} of {compared:,} verify steps in text that both wrote are equal; replay does not"
+        f" count {beyond:,} more, at the end of that text or after it"
     )
     _print_differences(found)
     outcomes = [prompt.outcome for prompt in prompts]
@@ -64,13 +64,13 @@ def print_reconciliation(found: "Reconciliation") -> None:
     out.line(f"prompts: {said}")
     if "not known" in outcomes:
         out.line(
-            "  how near a tie was, traces with log-probabilities know (record --logprobs"
-            " --top-logprobs 8), or a measurement with them (measure --top-logprobs 2)"
+            "  to learn how near a tie was, record with --logprobs --top-logprobs 8 or measure with"
+            " --top-logprobs 2"
         )
     for warning in found.warnings:
         out.line(("warning:", "yellow"), f" {warning}")
     if found.num_left_out:
-        out.line(f"{found.num_left_out} more prompts that both hold are left out (--limit)")
+        out.line(f"{found.num_left_out} more common prompts are left out (--limit)")
 
 
 def _print_differences(found: "Reconciliation") -> None:

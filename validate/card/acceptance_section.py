@@ -7,6 +7,7 @@ from ...quantize.files.card_text import code, prose, table
 from ..counting.paired_change import PairedChange
 from ..errors import CardError
 from ..judging.judgement import GateReport
+from ..report import words
 from ..report.document import Document, read_report
 
 
@@ -36,7 +37,7 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
         raise CardError(
             path,
             f"judges a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}",
-            fix="give the report on this very folder: run the gate on it",
+            fix="run the gate on this folder, and give its report",
         )
     return found
 
@@ -55,8 +56,8 @@ def acceptance_section(found: Document) -> list[str]:
         of = f" with target {code(target)}" if target else ""
         parts += [
             f"{title or 'Against the unquantized draft'}{of}, K = {each.num_draft_tokens},"
-            f" {each.num_prompts} distinct prompts, policy {code(each.policy.name)}. Counted:"
-            f" {prose(each.estimand)}.",
+            f" {words.prompts(each.num_prompts, each.num_short_prompts)} distinct prompts, policy"
+            f" {code(each.policy.name)}. Counted: {prose(each.estimand)}.",
             _table(each),
             prose(each.reason),
             *(f"Warning: {prose(warning)}" for warning in each.warnings),
@@ -64,7 +65,7 @@ def acceptance_section(found: Document) -> list[str]:
     confidences = {each.change.confidence for _, each in found.comparisons if each.change}
     if confidences:
         at = ", ".join(f"{100 * one:.6g} %" for one in sorted(confidences))
-        parts.append(f"Bounds are one-sided, at {at} each, over prompts.")
+        parts.append(f"Each bound is one-sided, at {at}; the samples are prompts.")
     return parts
 
 

@@ -165,17 +165,20 @@ def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
     if record.retuning is not None:
         parts.insert(
             1,
-            "**RETUNED**: its target taught this draft. What it accepts more than the draft as"
-            " released is training, not quantization; it is compared with the unquantized draft"
-            f" taught alike, tensors {code(record.retuning.baseline_sha256 or 'not recorded')}.",
+            "**RETUNED**: this draft was fine-tuned on its target's text as well as quantized. A"
+            " gain over the draft as released is the effect of fine-tuning, not of quantization."
+            " The effect of quantization alone is measured against the BF16 draft that was"
+            " fine-tuned identically (control), tensors"
+            f" {code(record.retuning.baseline_sha256 or 'not recorded')}.",
         )
     if record.dropped:
         names = ", ".join(code(name) for name in sorted(record.dropped))
-        parts.append(f"Not stored, because the target has the very same: {names}.")
+        parts.append(f"Not stored, because the target has identical tensors: {names}.")
     if record.balanced:
         norms = ", ".join(f"{code(n)} by 2^{k}" for n, k in sorted(record.balanced.items()))
         parts.append(
-            f"Divided, while the columns behind it were multiplied, which is exact: {norms}."
+            "Divided by powers of two, while the matching columns of the next linears were"
+            f" multiplied by them, which changes no result: {norms}."
         )
     return parts
 
@@ -183,7 +186,7 @@ def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
 def _unmeasured(gate: Document | None, served: Sequence[Served]) -> str:
     missing = []
     if gate is None:
-        missing.append("how many tokens are accepted, beside the unquantized draft")
+        missing.append("acceptance length, against the unquantized draft")
     else:
         missing.append("text unlike the prompts above, other targets, other numbers of draft"
                        " tokens")  # fmt: skip
@@ -246,24 +249,24 @@ def _making(record: QuantizedProvenance) -> list[str]:
             code_block(shlex.join(argv)),
         ]
     if record.made_by:
-        parts += ["Written once more by:", code_block(shlex.join(record.argv))]
+        parts += ["Converted afterwards by:", code_block(shlex.join(record.argv))]
     parts.append(
         table(("package", "version"), [(prose(n), prose(v)) for n, v in sorted(versions.items())])
     )
     if record.learned is not None:
         learned = record.learned
         parts.append(
-            f"Codes were learned from traces {code(learned.traces_sha256[:16])}: step"
-            f" {learned.kept_step} of {learned.steps}, acceptance length"
-            f" {learned.acceptance_length:.3f} on {learned.validation_prompts} prompts that were"
-            f" held back (unquantized {learned.acceptance_length_unquantized:.3f})."
+            f"The quantized values were learned from traces {code(learned.traces_sha256[:16])}:"
+            f" training step {learned.kept_step} of {learned.steps} was kept, with an acceptance"
+            f" length of {learned.acceptance_length:.3f} on {learned.validation_prompts} prompts"
+            f" that were held out (unquantized: {learned.acceptance_length_unquantized:.3f})."
         )
     if record.calibration_prompts:
         parts.append(f"Calibrated on {len(record.calibration_prompts)} prompts.")
     parts.append(
         f"Recipe {code(record.recipe.name)}, sha256 {code(recipe_sha256(record.recipe))}, computed"
-        f" by {prose(record.recipe.backend)}; every byte was read again by an independent decoder."
-        f" `draftquant verify {HERE} --against SOURCE` does it once more. This card:"
+        f" by {prose(record.recipe.backend)}; an independent decoder verified every byte, as"
+        f" `draftquant verify {HERE} --against SOURCE` does again. This card:"
         f" draftquant {prose(package_version('draftquant'))}."
     )
     return parts

@@ -30,7 +30,7 @@ class Served:
         """
         speculation = measurement.setup.speculation
         if speculation is None:
-            raise CardError(measurement.name, "the server that was measured drafts nothing",
+            raise CardError(measurement.name, "the measured server used no draft",
                             fix="give a measurement with this draft")  # fmt: skip
         other = speculation.draft_sha256
         if other is None:
@@ -43,7 +43,7 @@ class Served:
             raise CardError(
                 measurement.name,
                 f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}",
-                fix="give a measurement with this very folder",
+                fix="give a measurement of a server with this folder",
             )
         return cls(
             measurement=measurement,
@@ -70,7 +70,8 @@ def served_section(served: Sequence[Served]) -> list[str]:
             ),
         ]
         parts += [
-            f"It accepts what its target does not write: {prose(setting)}."
+            "Its acceptance rule is lossy, so that its outputs differ from those of its target:"
+            f" {prose(setting)}."
             for setting in one.speculation.lossy
         ]
     return ["### On a server", *parts] if parts else []

@@ -50,7 +50,7 @@ def forest(
     names = 18.0 * len(series) if len(series) > 1 else 0.0
     height = _TOP + names + _ROW * len(rows) + _FOOT + 14
     drawing = Drawing(key, height, title=title, described=_described(rows, bounds))
-    scale = Scale(*_domain(rows), _LABELS + 8, WIDTH - _RIGHT)
+    scale = Scale(*domain(rows), _LABELS + 8, WIDTH - _RIGHT)
     _legend(drawing, rows, bounds, series)
     top = _TOP + names
     bottom = top + _ROW * len(rows)
@@ -113,8 +113,8 @@ def _mark(series: int) -> Mark:
     return MARKS[(series + series // 4) % 4]
 
 
-def _domain(rows: Sequence[Interval]) -> tuple[float, float]:
-    """Limits, estimates and what matters of the bounds; wide bounds of few prompts are cut."""
+def domain(rows: Sequence[Interval]) -> tuple[float, float]:
+    """What an axis shows: limits, estimates, and bounds; wide bounds of few prompts are cut."""
     limits = [row.limit for row in rows if row.limit is not None]
     estimates = [row.estimate for row in rows if row.estimate is not None]
     counted = [row for row in rows if row.judged and row.lower is not None]

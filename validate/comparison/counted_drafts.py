@@ -99,7 +99,7 @@ def _check_distinct(contestants: Sequence[Contestant]) -> None:
             if each.sha256 in known:
                 raise CompareError(
                     each.name,
-                    f"is the very draft that {known[each.sha256]} is (tensors {each.sha256[:12]})",
+                    f"is the same draft as {known[each.sha256]} (tensors {each.sha256[:12]})",
                     fix="give each draft once",
                 )
             known[each.sha256] = each.name

@@ -128,15 +128,18 @@ class ComparisonReport(Paged):
         """Which draft to take, one sentence."""
         if not any(change.is_separable for scope in self.scopes for change in scope.changes):
             return (
-                "Nothing is separable: by these prompts no draft accepts more than another,"
-                " anywhere; take the smallest, or record more prompts."
+                "These prompts show no clear difference between any two drafts. Take the smallest"
+                " draft, or record more prompts."
             )
         whole = self.whole
         if not whole.alike:
-            return f"For {whole.name}, {whole.best} accepts most, more than every other draft."
+            return (
+                f"For {whole.name}, {whole.best} has the longest acceptance length, clearly longer"
+                " than every other draft."
+            )
         return (
-            f"For {whole.name}, {whole.best} accepts most, but {_and(whole.alike)}"
-            f" {'is' if len(whole.alike) == 1 else 'are'} not separable from it."
+            f"For {whole.name}, {whole.best} has the longest acceptance length, but its difference"
+            f" from {_and(whole.alike)} may be chance."
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -296,7 +299,9 @@ def _warnings(samples: Sequence[Sample]) -> list[str]:
     small = [f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared]
     if not small:
         return []
-    return [f"categories below {MIN_PROMPTS} prompts were not compared: {', '.join(small)}"]
+    return [
+        f"categories with fewer than {MIN_PROMPTS} prompts were not compared: {', '.join(small)}"
+    ]
 
 
 def _expm1(log_ratio: float) -> float:

@@ -102,7 +102,7 @@ class ReplayedDraft(DraftFigures):
             return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {depth}"
         for prompt in self.prompts:
             if prompt.num_steps and not is_histogram(prompt.histogram, depth):
-                return f"prompts: {prompt.id!r}: expected {depth + 1} counts of rounds"
+                return f"prompts: {prompt.id!r}: expected {depth + 1} counts of verify steps"
         return ""
 
 

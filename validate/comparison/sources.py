@@ -109,7 +109,11 @@ def _of_replayed(paths: Sequence[Path]) -> Counted:
     drafts = [first]
     for path, replay in found[1:]:
         if what := _differing(first, replay):
-            raise CompareError(path, f"has {what} than {first_path}", fix="replay both alike")
+            raise CompareError(
+                path,
+                f"has {what} than {first_path}",
+                fix="replay both drafts with the same options",
+            )
         if all((replay.name, replay.prompts) != (one.name, one.prompts) for one in drafts):
             drafts.append(replay)  # the reference of several files is one draft
     return Counted(
@@ -138,7 +142,9 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
     for path, _, comparison in found[1:]:
         if what := _difference(baseline, comparison):
             raise CompareError(
-                path, f"has {what} than {first_path}", fix="run the gate of both alike"
+                path,
+                f"has {what} than {first_path}",
+                fix="run the gate of both drafts with the same options",
             )
     contestants = [
         Contestant(
@@ -171,12 +177,12 @@ def _replayed(path: Path, document: Document) -> GateReport:
     if found is None or found.traces is None:
         raise CompareError(
             path,
-            "is of servers, whose texts differ from draft to draft",
+            "compares servers, whose texts differ from draft to draft",
             fix="give the measurements themselves",
         )
     if not found.prompts:
         raise CompareError(
-            path, f"compares no prompts: {found.verdict}", fix="give a report that does"
+            path, f"compares no prompts: it is {found.verdict}", fix="give a report that does"
         )
     return found
 
@@ -208,13 +214,13 @@ def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
             raise CompareError(
                 other.name,
                 f"cannot be compared with {first.name}: {'; '.join(unequal)}",
-                fix="measure all drafts alike",
+                fix="measure all drafts with the same settings",
             )
     server = first.setup.server
     return Counted(
         drafts=count_drafts([_contestant(one, depth) for one in measurements]),
         num_draft_tokens=depth,
-        counted_by=f"whole outputs of {server.engine} {server.version}, all rounds",
+        counted_by=f"all verify steps of whole outputs of {server.engine} {server.version}",
     )
 
 
@@ -222,7 +228,7 @@ def _num_draft_tokens(measurement: Measurement) -> int:
     speculation = measurement.setup.speculation
     if speculation is None:
         raise CompareError(
-            measurement.name, "its server did not draft", fix="give measurements with a draft"
+            measurement.name, "its server used no draft", fix="give measurements with a draft"
         )
     return speculation.num_draft_tokens
 

@@ -224,15 +224,16 @@ def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> fl
     if not manifest.sampled:
         raise ReplayError(
             traces.folder,
-            "greedy traces: where the target chooses greedily, engines let the draft do so too",
+            "the traces are greedy, and with a greedy target engines let the draft choose"
+            " greedily too",
             fix="drop --draft-sampling, or record with a --temperature",
         )
     if not manifest.logprobs_as_sampled:
         raise ReplayError(
             traces.folder,
-            "holds raw log-probabilities, of another distribution than tokens were drawn from",
+            "holds raw log-probabilities, but its tokens were drawn from processed ones",
             fix="record processed ones (vLLM: logprobs_mode processed_logprobs), or drop"
-            " --draft-sampling: most likely proposals need none",
+            " --draft-sampling, because greedy proposals need none",
         )
     return manifest.temperature
 

@@ -58,7 +58,7 @@ class CellMeasurer:
         ) as client:
             setup = plan.setup(protocol, *await protocol.identify(client))
             if setup.speculation is not None and variant.draft is None:
-                raise MeasureError(variant.name, "has no draft, and its server drafts",
+                raise MeasureError(variant.name, "has no draft, but its server uses one",
                                    fix="correct the variant's arguments")  # fmt: skip
             most = protocol.most_in_flight
             if most is not None and most < max(self._matrix.concurrencies):

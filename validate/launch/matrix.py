@@ -215,7 +215,7 @@ def _variant_problems(matrix: Matrix, node: MappingNode) -> Iterator[_Found]:
         key = f"variants[{i}]"
         name = _value(at, "name")
         if not _NAME.fullmatch(variant.name):
-            what = f"{key}.name: {variant.name!r} is no name of a file"
+            what = f"{key}.name: {variant.name!r} cannot be a file name"
             yield name, what, 'use up to 64 letters, digits, ".", "_" and "-"'
         if variant.name in seen:
             yield name, f"{key}.name: {variant.name!r} stands twice", "name each variant once"
@@ -230,7 +230,7 @@ def _variant_problems(matrix: Matrix, node: MappingNode) -> Iterator[_Found]:
             what = f"{key}: its draft is nowhere in its command"
             yield at, what, "write {draft} where the server takes it"
         if not drafts and variant.served_as is not None:
-            yield at, f"{key}.served_as: has no draft that it could be a name of", "add 'draft:'"
+            yield at, f"{key}.served_as: is given, but the variant has no draft", "add 'draft:'"
         if not drafts and "{draft}" in matrix.command:
             yield at, f"{key}: has no draft, and the command names {{draft}}", "give it a draft"
 
@@ -253,7 +253,11 @@ def _command_problems(at: Node, key: str, text: str, *, drafts: bool) -> Iterato
 def _variable_problems(at: Node, key: str, variables: Mapping[str, str]) -> Iterator[_Found]:
     for name, value in variables.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value:
-            yield at, f"{key}: {name!r} is no environment variable", "use letters, digits and _"
+            yield (
+                at,
+                f"{key}: {name!r} cannot be an environment variable",
+                "use letters, digits and _",
+            )
 
 
 def _value(node: Node, key: str) -> Node:

@@ -298,9 +298,12 @@ def _spread(seconds: Sequence[float], mean: float) -> Spread:
 
 def _warnings(runs: Sequence[Run], figures: Sequence[SpeedFigures]) -> Iterable[str]:
     if figures[0].repeats < 2:
-        yield "one repeat says nothing of how a server's speed varies: no intervals (repeats: 3)"
+        yield (
+            "one repeat does not show how much a server's speed varies, so there are no intervals"
+            " (repeats: 3)"
+        )
     elif figures[0].repeats < FEWEST_REPEATS:
-        yield "two repeats: intervals are three times as wide as three repeats would make them"
+        yield "with two repeats, intervals are three times as wide as with three"
     retried = sum(one.num_retried for one in figures)
     if retried:
         yield f"{retried} request(s) were asked more than once: the servers were overloaded"
@@ -312,13 +315,13 @@ def _warnings(runs: Sequence[Run], figures: Sequence[SpeedFigures]) -> Iterable[
     ]
     if short_of:
         yield (
-            f"{num_prompts} prompts are few at concurrency {', '.join(short_of)}: much of a run is"
-            " its end, where fewer requests are in flight"
+            f"{num_prompts} prompts are few at concurrency {', '.join(short_of)}: during much of a"
+            " run fewer requests are in flight"
         )
     speculations = {run.variant: s for run in runs if (s := run.measurement.setup.speculation)}
     for variant, speculation in speculations.items():
         if speculation.lossy:
-            yield f"{variant} accepts what its target would not: {', '.join(speculation.lossy)}"
+            yield f"{variant} has a lossy acceptance rule: {', '.join(speculation.lossy)}"
     if len({speculation.num_draft_tokens for speculation in speculations.values()}) > 1:
         drafted = ", ".join(f"{name} {s.num_draft_tokens}" for name, s in speculations.items())
         yield f"the variants draft different numbers of tokens: {drafted}"

@@ -77,7 +77,7 @@ class Plan:
         ):
             allowed.check(MeasureError, flag, value, fix="give a whole number")
         if len({prompt.id for prompt in self.prompts}) != len(self.prompts) or not self.prompts:
-            raise MeasureError("prompts", "expected at least one, each with an id of its own",
+            raise MeasureError("prompts", "expected at least one prompt, and a unique id for each",
                                fix="give a prompt file")  # fmt: skip
 
     def setup(
@@ -88,19 +88,22 @@ class Plan:
         Args:
             protocol: which has identified the server.
             server: that it has found.
-            speculation: that it has found; None = the server drafts nothing.
+            speculation: that it has found; None = the server uses no draft.
 
         Raises:
             MeasureError: the server is not what is expected.
         """
         if self.model is not None and server.model != self.model:
-            raise MeasureError("--model", f"expected {short(self.model)}, the server has"
-                               f" {short(server.model)}", fix="give its --server")  # fmt: skip
+            raise MeasureError(
+                "--model",
+                f"expected {short(self.model)}, the server has {short(server.model)}",
+                fix="give the --server of that model",
+            )
         if self.draft is not None:
             if speculation is None:
                 raise MeasureError(
                     "--draft",
-                    "the server drafts nothing",
+                    "the server uses no draft",
                     fix="start it with this draft, or leave --draft out",
                 )
             speculation = identified(speculation, self.draft, server)

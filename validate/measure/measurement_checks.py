@@ -117,10 +117,10 @@ def _rounds_problem(record: RequestRecord, speculation: Speculation | None) -> s
     if speculation is None:
         given = [name for name in ("histogram", "accepted", "drafted")
                  if getattr(record, name) is not None]  # fmt: skip
-        return f"{given[0]}: expected none, for the server drafts nothing" if given else None
+        return f"{given[0]}: expected none, because the server uses no draft" if given else None
     most = speculation.num_draft_tokens
     if histogram is None:
-        return "histogram: expected the rounds of a server that drafts, got none"
+        return "histogram: expected verify steps, because the server uses a draft, got none"
     if len(histogram) != most + 1 or min(histogram) < 0:
         return (
             f"histogram: expected {most + 1} counts for K = {most}, none below 0, got"
@@ -131,7 +131,7 @@ def _rounds_problem(record: RequestRecord, speculation: Speculation | None) -> s
     counts = Counter(accepted)
     if [counts[j] for j in range(most + 1)] != list(histogram) or len(accepted) != sum(histogram):
         return (
-            f"accepted: {len(accepted)} rounds are not those of the histogram, which counts"
+            f"accepted: {len(accepted)} verify steps do not match the histogram, which counts"
             f" {sum(histogram)}"
         )
     return None if drafted is None else _drafted_problem(accepted, drafted, most)
@@ -139,9 +139,9 @@ def _rounds_problem(record: RequestRecord, speculation: Speculation | None) -> s
 
 def _drafted_problem(accepted: Sequence[int], drafted: Sequence[int], most: int) -> str | None:
     if len(drafted) != len(accepted):
-        return f"drafted: expected {len(accepted)} rounds, got {len(drafted)}"
+        return f"drafted: expected {len(accepted)} verify steps, got {len(drafted)}"
     if not all(a <= d <= most for a, d in zip(accepted, drafted, strict=True)):
-        return f"drafted: expected between the accepted tokens and K = {most} in every round"
+        return f"drafted: expected between the accepted tokens and K = {most} in every verify step"
     return None
 
 
@@ -156,7 +156,7 @@ def _logprob_problem(record: RequestRecord, num_top: int) -> str | None:
                 return f"{name}: asked for, got none"
             continue
         if not num_top:
-            return f"{name}: expected none, for none were asked for"
+            return f"{name}: expected none, because none were asked for"
         if len(values) != count:
             return f"{name}: expected {count} numbers, one for each token, got {len(values)}"
     if record.token_logprob and max(record.token_logprob) > _MAX_LOGPROB:

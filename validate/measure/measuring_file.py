@@ -53,7 +53,7 @@ class KeptRecords:
         if problem is None and record.id in self.records:
             problem = "was answered twice"
         if problem:
-            raise MeasureError(f"prompt {record.id}", problem, fix="see the server's own messages")
+            raise MeasureError(f"prompt {record.id}", problem, fix="look at the server's log")
         self._append(line_of(record))
         self.records[record.id] = record
 

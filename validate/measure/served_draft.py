@@ -77,7 +77,7 @@ def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
             "--served-as",
             f"expected what the server calls its draft, {short(named)}, got"
             f" {short(draft.served_as)}",
-            fix="copy the server's own words, or leave it out",
+            fix="copy the name as the server reports it, or leave it out",
         )
     if named is None:
         return None
@@ -139,8 +139,8 @@ def _check_quantization(speculation: Speculation, draft: DraftIdentity) -> None:
     if draft.quantized == (told.lower() in _UNQUANTIZED):
         raise MeasureError(
             "--draft",
-            f"{short(draft.draft)} {'is' if draft.quantized else 'is not'} quantized, and the"
-            f" server says of the draft that it runs{f', {short(called)}' if called else ''}:"
-            f" quantization {short(told)}",
+            f"{short(draft.draft)} {'is' if draft.quantized else 'is not'} quantized, but the"
+            f" server reports quantization {short(told)} for its"
+            f" draft{f' {short(called)}' if called else ''}",
             fix="give the draft that the server runs, or leave --draft out",
         )

@@ -85,9 +85,9 @@ def _judged(found: Audit, measured: Measurement, again: Audit | None, min_prompt
     unexplained = len(found.unexplained)
     equal = found.num_prompts - len(found.divergences)
     figures = (
-        f"{equal} of {found.num_prompts} outputs are equal, {len(found.divergences)} part,"
-        f" {unexplained} of them other than where the target's two most likely tokens are within"
-        f" {found.max_gap:g} nats"
+        f"{equal} of {found.num_prompts} outputs are identical and {len(found.divergences)}"
+        f" diverge, {unexplained} of them not at a near tie (the target's two most likely tokens"
+        f" within {found.max_gap:g} nats)"
     )
     lossy = measured.setup.speculation.lossy if measured.setup.speculation else ()
     verdict: Verdict
@@ -96,9 +96,9 @@ def _judged(found: Audit, measured: Measurement, again: Audit | None, min_prompt
     elif again is not None and again.unexplained:
         verdict = "ANOMALOUS"
         reason = (
-            f"the plain run parts from itself ({again.name}) at a gap of more than"
-            f" {LARGEST_NOISE:g} nats: that is more than rounding does, so nothing can be said of"
-            f" speculation; {figures}"
+            f"two plain runs diverge from each other ({again.name}) at a gap of more than"
+            f" {LARGEST_NOISE:g} nats, which rounding cannot do, so that these runs show nothing"
+            f" about speculation; {figures}"
         )
     elif unexplained:
         worst = max(found.unexplained, key=lambda one: one.gap or 0.0)
@@ -143,13 +143,13 @@ def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Findi
     )
     verdict: Verdict
     if max_ratio is None:
-        verdict, said = "INCONCLUSIVE", "no threshold: --max-hazard-ratio decides"
+        verdict, said = "INCONCLUSIVE", "no threshold was given (--max-hazard-ratio)"
     elif lower is not None and lower > max_ratio:
         verdict, said = "FAIL", f"even the lower bound of their ratio, {lower:.2f}, is beyond"
     elif not ours or (upper is not None and upper <= max_ratio):
-        verdict, said = "PASS", "that is no more often than allowed"
+        verdict, said = "PASS", "which is no more often than allowed"
     else:
-        verdict, said = "INCONCLUSIVE", "the limit lies between the bounds: measure more prompts"
+        verdict, said = "INCONCLUSIVE", "these prompts do not decide: measure more prompts"
     both = lower is not None and upper is not None
     return Finding(
         check="divergence",
@@ -194,18 +194,21 @@ def _check_roles(
 ) -> None:
     for one in (plain, *([again] if again else [])):
         if one.setup.speculation is not None:
-            raise ParityError(one.name, "expected a server without a draft, but it drafts",
-                              fix="give the plain run first, then speculative ones")  # fmt: skip
+            raise ParityError(
+                one.name,
+                "expected a server without a draft, but this one uses a draft",
+                fix="give the plain run first, then speculative ones",
+            )
     if again is not None and again.setup.asked.concurrency == plain.setup.asked.concurrency:
         raise ParityError(
             again.name,
-            f"was measured with {again.setup.asked.concurrency} requests in flight, as"
-            f" {plain.name} was: rounding is the same, and its noise is not seen",
+            f"was measured with {again.setup.asked.concurrency} requests in flight, as many as"
+            f" {plain.name}, so that both runs round alike and show no noise",
             fix="measure the plain server again with another --concurrency",
         )
     for one in speculative:
         if one.setup.speculation is None:
-            raise ParityError(one.name, "expected a server with a draft, but it drafts nothing",
+            raise ParityError(one.name, "expected a server with a draft, but this one uses none",
                               fix="a second plain run is --plain-again")  # fmt: skip
 
 
@@ -216,11 +219,14 @@ def _check_options(
     again: Measurement | None,
 ) -> None:
     AT_LEAST_1.check(
-        ParityError, "--min-prompts", min_prompts, fix=f"leave it out for {MIN_PROMPTS}"
+        ParityError,
+        "--min-prompts",
+        min_prompts,
+        fix=f"leave it out for the default, {MIN_PROMPTS}",
     )
     if max_gap is not None and not 0 <= max_gap < float("inf"):
         raise ParityError("--max-gap", f"expected nats, at least 0, got {max_gap}",
-                          fix=f"leave it out for {TYPICAL_NOISE:g}")  # fmt: skip
+                          fix=f"leave it out for the default, {TYPICAL_NOISE:g}")  # fmt: skip
     if max_hazard_ratio is None:
         return
     twice = "2 = twice as often as the plain run"

@@ -126,7 +126,7 @@ def draft_agreement(
     if not 1 <= top <= baseline.forward.num_logits:
         most = baseline.forward.num_logits
         raise ParityError("--top", f"expected 1 to {most:,} (the drafts' vocabulary), got {top}",
-                          fix=f"leave it out for {DEFAULT_TOP}")  # fmt: skip
+                          fix=f"leave it out for the default, {DEFAULT_TOP}")  # fmt: skip
     found = []
     work = [work_of([entry], num_draft_tokens) for entry in traces.manifest.prompts]
     for done, entry in zip(accumulate(work), traces.manifest.prompts, strict=True):

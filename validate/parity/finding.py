@@ -106,7 +106,7 @@ def read_findings(path: Path) -> tuple[Finding, ...]:
     except (OSError, JsonProblem) as exc:
         raise ParityError(
             path,
-            f"is no report of parity: {exc}",
+            f"is not a report of 'draftquant parity': {exc}",
             fix="give what 'draftquant parity' --report wrote",
         ) from exc
     return report.findings

@@ -137,7 +137,7 @@ def _check_comparable(plain: Measurement, other: Measurement) -> None:
     where = f"{plain.name}, {other.name}"
     found = differences(plain.setup, other.setup)
     if found:
-        raise ParityError(where, f"were not asked the same: {'; '.join(found)}",
+        raise ParityError(where, f"were measured with different settings: {'; '.join(found)}",
                           fix="measure the same prompts, target, engine and lengths")  # fmt: skip
     if plain.setup.asked.temperature != 0:
         raise ParityError(

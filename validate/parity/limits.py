@@ -113,7 +113,7 @@ def _verdict(
     found: Bounded, allowed: Limits, unit: str, min_clusters: int, remedy: str
 ) -> tuple[Verdict, str]:
     if not allowed.given:
-        return "INCONCLUSIVE", f"no threshold was given, {allowed.option} decides"
+        return "INCONCLUSIVE", f"no threshold was given ({allowed.option})"
     if found.num_clusters < min_clusters:
         return "INCONCLUSIVE", f"expected at least {min_clusters} {unit}"
     least = -math.inf if allowed.least is None else allowed.least
@@ -123,4 +123,8 @@ def _verdict(
         return "PASS", f"its bounds clear the limit {named} ({allowed.option})"
     if found.upper < least or most < found.lower:
         return "FAIL", f"both bounds are beyond the limit {named} ({allowed.option})"
-    return "INCONCLUSIVE", f"the limit {named} ({allowed.option}) lies between the bounds: {remedy}"
+    return (
+        "INCONCLUSIVE",
+        f"the limit {named} ({allowed.option}) lies between the bounds, so these items do not"
+        f" decide: {remedy}",
+    )

@@ -154,9 +154,9 @@ def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
     try:
         value = parse_json(line.decode("utf-8"))
     except (UnicodeDecodeError, JsonProblem) as exc:
-        raise ParityError(where, f"is no sample: {exc}", fix=_ANEW) from exc
+        raise ParityError(where, f"is not a sample: {exc}", fix=_ANEW) from exc
     if not isinstance(value, Mapping):
-        raise ParityError(where, "is no sample: expected a JSON object", fix=_ANEW)
+        raise ParityError(where, "is not a sample: expected a JSON object", fix=_ANEW)
     return value
 
 

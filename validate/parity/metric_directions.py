@@ -49,7 +49,7 @@ class Directions:
             said = ", ".join(f"{who}: {'higher' if up else 'lower'}" for who, up in told.items())
             raise ParityError(
                 f"{first.task}, {metric}",
-                f"which way it is better is said in two ways ({said})",
+                f"two places disagree on whether higher is better ({said})",
                 fix="run both with one version of the task, whose results stand beside the samples",
             )
         if told:
@@ -58,7 +58,7 @@ class Directions:
             return metric in _HIGHER
         raise ParityError(
             f"{first.task}, {metric}",
-            "nothing says whether a higher or a lower score is better: expected results_DATE.json"
-            " beside the samples of one side",
+            "it is not recorded whether a higher or a lower score is better: expected"
+            " results_DATE.json beside the samples of one side",
             fix=f"--higher-is-better {metric}, or --lower-is-better {metric}",
         )

@@ -220,7 +220,7 @@ def _found_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as exc:
-        raise ParityError("--lm-eval", f"is no command: {exc}",
+        raise ParityError("--lm-eval", f"cannot be read as a command: {exc}",
                           fix="quote it as a shell does") from exc  # fmt: skip
     if not words or shutil.which(words[0]) is None:
         raise ParityError(
@@ -241,7 +241,7 @@ def _run(words: Sequence[str]) -> None:
         raise ParityError(
             words[0],
             f"lm_eval ended with exit code {ended.returncode}",
-            fix="see its words above; the same command goes on with the answers so far",
+            fix="see its messages above; the same command continues with the answers so far",
         )
 
 
@@ -262,7 +262,7 @@ def _checked(found: Path) -> dict[str, TaskSamples]:
     raise ParityError(
         found,
         f"lm_eval did not save all that it found: {problem}",
-        fix="see its words above; the same command goes on with the answers so far",
+        fix="see its messages above; the same command continues with the answers so far",
     )
 
 

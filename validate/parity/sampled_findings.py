@@ -57,14 +57,14 @@ def check_sampled(plain: Measurement, speculative: Measurement) -> None:
     where = f"{plain.name}, {speculative.name}"
     found = differences(plain.setup, speculative.setup)
     if found:
-        raise ParityError(where, f"were not asked the same: {'; '.join(found)}",
+        raise ParityError(where, f"were measured with different settings: {'; '.join(found)}",
                           fix="measure the same prompts, target, engine and sampling")  # fmt: skip
     if plain.setup.asked.temperature == 0:
         raise ParityError(where, "outputs were chosen greedily",
                           fix="measure at a --temperature, or use 'parity divergence'")  # fmt: skip
     if plain.setup.speculation is not None or speculative.setup.speculation is None:
         drafts = plain if plain.setup.speculation else speculative
-        what = "drafts, but stands first" if drafts is plain else "drafts nothing"
+        what = "uses a draft, but stands first" if drafts is plain else "drafts nothing"
         raise ParityError(drafts.name, what, fix="give PLAIN, then SPECULATIVE")
 
 
@@ -144,8 +144,8 @@ def _doubt(plain: Measurement, scores: Sequence[Scores]) -> str:
     if mean <= SCORED_AS_SERVED:
         return ""
     return (
-        f"tokens of the plain run are scored {mean:.2f} nats away, on average, from what its own"
-        " server said of them: that is another target, or another dtype by far"
+        f"the scores of the plain run's tokens differ by {mean:.2f} nats on average from those that"
+        " its own server reported: they come from another target, or from a very different dtype"
     )
 
 

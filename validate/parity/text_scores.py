@@ -133,8 +133,8 @@ async def _by_server(
         if speculation is not None:
             raise ParityError(
                 "--score-server",
-                f"{url} drafts itself ({speculation.num_draft_tokens} tokens): no server is asked"
-                " about its own words",
+                f"{url} uses a draft itself ({speculation.num_draft_tokens} tokens): scores have"
+                " to come from a server without a draft",
                 fix="give the server without a draft, or --target M",
             )
 

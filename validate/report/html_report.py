@@ -10,9 +10,11 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...quantize.files.provenance import package_version
+from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
 from ..charts.acceptance_charts import Dot, histogram, positions, scatter
 from ..charts.forest import Interval, forest
+from ..charts.history import history as draw_history
 from ..charts.svg import style_sheet
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.paired_change import PairedChange
@@ -21,12 +23,15 @@ from ..judging.judgement import GateReport
 from ..judging.verdict import in_percent
 from . import words
 from .document import Document
+from .trend import History
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 """Beside the words, for those who scan; colours are only a third mark."""
 NAMES = ("BF16", "quantized")
 MOST_DRAWN = 60
 """Categories in a chart; the table has all."""
+MOST_REPORTS, MOST_LISTED = 30, 10
+"""Of a history: in the chart, and in the table beneath."""
 _MOST_WORST = 10
 
 
@@ -72,11 +77,12 @@ class Launch:
     command: str
 
 
-def page(document: Document) -> str:
+def page(document: Document, *, history: History | None = None) -> str:
     """The whole page.
 
     Args:
         document: that was read, or would be.
+        history: of releases, where one is kept.
     """
     return render(
         "page.html.j2",
@@ -87,6 +93,9 @@ def page(document: Document) -> str:
         launches=tuple(_launches(document)),
         provenance=tuple(_provenance(document)),
         signs=SIGNS,
+        history=history,
+        drawn=None if history is None else _drawn(history),
+        last=[] if history is None else history.entries[: -MOST_LISTED - 1 : -1],
     )
 
 
@@ -108,7 +117,10 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
         lstrip_blocks=True,
     )
     style, _, _ = own.get_source(environment, "page.css")
-    named = {name: getattr(words, name) for name in WORDS} | {"confidence": in_percent}
+    named = {name: getattr(words, name) for name in WORDS} | {
+        "confidence": in_percent,
+        "gpu_name": gpu_name,
+    }
     return environment.get_template(template).render(
         **named,
         **values,
@@ -117,8 +129,8 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
     )
 
 
-WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes",
-         "prompts", "command", "way_out", "estimator")  # fmt: skip
+WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes", "prompts",
+         "way_out", "estimator", "percent", "between")  # fmt: skip
 """Of `words`, those that templates use."""
 
 
@@ -245,9 +257,25 @@ def _launches(document: Document) -> Iterator[Launch]:
     for one in document.header.engines:
         if one.launch is not None:
             what = f"{one.verdict} in {one.engine} {one.version}"
-            gpus.setdefault((what, one.launch), []).append(one.arch or "any GPU")
+            gpus.setdefault((what, one.launch), []).append(gpu_name(one.arch))
     for (what, command), archs in gpus.items():
         yield Launch(f"{what} on {', '.join(archs)}", command)
+
+
+def _drawn(history: History) -> Markup:
+    entries = history.entries[-MOST_REPORTS:]
+    rows = [
+        Interval(
+            label=one.date[:10] if one.date else one.draft,
+            estimate=one.change,
+            lower=one.lower,
+            upper=one.upper,
+            limit=-one.limit,
+        )
+        for one in entries
+    ]
+    verdicts = [one.verdict for one in entries]
+    return _chart(draw_history("history", rows, verdicts, bounds="one-sided bounds"))
 
 
 def _provenance(document: Document) -> Iterator[tuple[str, str]]:

@@ -3,14 +3,18 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
 from ..judging.judgement import GateReport
 from ..judging.verdict import in_percent
 from . import words
 from .document import Document
+from .trend import History
 
 MOST_ROWS = 40
 """Of a table. GitHub takes comments of 65,536 characters."""
+LAST_RELEASES = 5
+"""Of a history."""
 _LONGEST = 300  # characters of a name in a table
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=+-]([A-Za-z0-9_./:=+ -]*[A-Za-z0-9_./:=+-])?")
 _SPECIAL = re.compile(r"[\\`*_\[\]|~$#<>&]|^[-+=]|(?<=^\d)[.)]")
@@ -21,9 +25,14 @@ _APART = "\u200b"
 """A space without width."""
 
 
-def markdown(document: Document) -> str:
-    """The whole text."""
-    return "\n".join(_lines(document)) + "\n"
+def markdown(document: Document, *, history: History | None = None) -> str:
+    """The whole text.
+
+    Args:
+        document: that was read, or would be.
+        history: of releases, where one is kept.
+    """
+    return "\n".join(_lines(document, history)) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -41,7 +50,7 @@ def _referenced(text: str) -> str:
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
 
 
-def _lines(document: Document) -> Iterator[str]:
+def _lines(document: Document, history: History | None) -> Iterator[str]:
     judgement, drafts = document.judgement, document.header.drafts
     yield f"### {judgement.verdict}: draftquant gate of {code(drafts.candidate.name)}"
     yield ""
@@ -71,6 +80,8 @@ def _lines(document: Document) -> Iterator[str]:
         ],
     )
     yield from _quantized(document)
+    if history is not None:
+        yield from _history(history)
     yield from _engines(document)
     if judgement.warnings:
         yield ""
@@ -158,6 +169,29 @@ def _quantized(document: Document) -> Iterator[str]:
     )
 
 
+def _history(history: History) -> Iterator[str]:
+    """The last reports, the newest first."""
+    last = history.entries[: -LAST_RELEASES - 1 : -1]
+    yield ""
+    yield f"The last {len(last)} of {len(history.entries)} reports, the newest first:"
+    yield ""
+    yield from _table(
+        ("date", "draft", "recipe", "change", "bounds", "limit", "verdict"),
+        [
+            (
+                one.date or words.NONE,
+                code(one.draft),
+                code(one.recipe) if one.recipe else words.NONE,
+                words.percent(one.change),
+                words.between(one.lower, one.upper),
+                words.limit(one.limit),
+                one.verdict,
+            )
+            for one in last
+        ],
+    )
+
+
 def _engines(document: Document) -> Iterator[str]:
     """Those that load it; the others folded."""
     loading = [one for one in document.header.engines if one.verdict != "REFUSED"]
@@ -171,9 +205,13 @@ def _engines(document: Document) -> Iterator[str]:
             yield ""
         yield from _table(
             ("engine", "GPU", "verdict"),
-            [(escaped(f"{one.engine} {one.version}"), one.arch or "any", one.verdict)
-             for one in engines],
-        )  # fmt: skip
+            [
+                tuple(
+                    map(escaped, (f"{one.engine} {one.version}", gpu_name(one.arch), one.verdict))
+                )
+                for one in engines
+            ],
+        )
         if folded:
             yield ""
             yield "</details>"

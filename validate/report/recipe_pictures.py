@@ -68,5 +68,5 @@ def _check_alike(first: Document, other: Document) -> None:
         raise GateError(
             name,
             "was judged against another baseline, or on other traces, than the first report",
-            fix="run the gate of all drafts alike",
+            fix="run the gate of all drafts on the same traces",
         )

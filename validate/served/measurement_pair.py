@@ -98,7 +98,7 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     if baseline.records == candidate.records:
         raise GateError(
             candidate.name,
-            f"is the measurement {baseline.name} again: even all times are equal",
+            f"is the same measurement as {baseline.name}: even all times are equal",
             fix="give two runs, the BF16 draft's first",
         )
     sizes = [_num_draft_tokens(one) for one in (baseline, candidate)]
@@ -106,12 +106,12 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     if not known:
         raise GateError(
             baseline.name,
-            f"neither it nor {candidate.name} was taken with a draft: nothing could be accepted",
+            f"neither it nor {candidate.name} was measured with a draft",
             fix="measure servers that draft",
         )
     for one in (baseline, candidate):
         if not any(whole_counts(record, known[0]).num_steps for record in one.records):
-            raise GateError(one.name, "holds no round: all of its outputs are one token long",
+            raise GateError(one.name, "has no verify step: all of its outputs are one token long",
                             fix="ask for longer outputs (measure --max-new-tokens)")  # fmt: skip
     incomparable = incomparability(baseline, candidate)
     outputs: tuple[PairedOutputs, ...] = ()
@@ -139,7 +139,7 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
     """In what two measurements differ so that no draft is judged by them; empty if in nothing."""
     for one in (baseline, candidate):
         if one.setup.speculation is None:
-            return f"the measurement {one.name} was taken without a draft"
+            return f"{one.name} was measured without a draft"
         if one.setup.speculation.lossy:
             settings = ", ".join(one.setup.speculation.lossy)
             return (
@@ -148,9 +148,9 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
             )
     sizes = [_num_draft_tokens(one) for one in (baseline, candidate)]
     if sizes[0] != sizes[1]:
-        return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per step"
+        return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per verify step"
     if differing := differences(baseline.setup, candidate.setup):
-        return f"the two runs differ in what must be alike ({'; '.join(differing)})"
+        return f"the two runs differ in settings that must be equal ({'; '.join(differing)})"
     if _identities(baseline) != _identities(candidate):
         return "the two runs hold different prompts"
     return ""
@@ -165,7 +165,7 @@ def _unaccounted(baseline: Measurement, candidate: Measurement) -> str:
         if share > MOST_UNDRAFTED:
             return (
                 f"{share:.1%} of the steps that wrote the outputs of {one.name} are no verify"
-                " steps: there its server drafted nothing, or does not tell it"
+                " steps: its server drafted nothing there, or did not report it"
                 f" ({MOST_UNDRAFTED:.0%} may be missing)"
             )
     if abs(shares[0] - shares[1]) > MOST_UNDRAFTED_APART:
@@ -193,8 +193,8 @@ def _other_target(baseline: Measurement, outputs: Sequence[PairedOutputs]) -> st
     if baseline.setup.asked.temperature or chance <= MOST_PARTING:
         return ""
     return (
-        f"the two targets do not say the same: greedy outputs part at {chance:.1%} of the tokens"
-        f" that they could part at, where near ties of one target explain {MOST_PARTING:.0%}"
+        f"the two targets differ: greedy outputs diverge at {chance:.1%} of the tokens at which"
+        f" they could, and near ties of one target explain {MOST_PARTING:.0%} at most"
     )
 
 

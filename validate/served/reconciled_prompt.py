@@ -234,12 +234,12 @@ def _parting(
     if common == min(len(record.token_ids), len(trace.continuation)):
         return []  # one of the two was asked for fewer tokens
     tokens = (
-        f"token {common} is {record.token_ids[common]}, recorded was {trace.continuation[common]}"
+        f"token {common} is {record.token_ids[common]}, recorded is {trace.continuation[common]}"
     )
     if gap is None:
-        said = "nothing recorded says how near a tie that was"
+        said = "the record does not show how near a tie that was"
         return [Difference(kind="text", position=common, what=f"{tokens}; {said}", explained=None)]
-    near = "a near tie of" if gap <= max_gap else "no near tie of"
+    near = "which is a near tie of" if gap <= max_gap else "which is not a near tie of"
     return [
         Difference(
             kind="text",
@@ -251,7 +251,9 @@ def _parting(
 
 
 def _explained(one: ComparedRound, near: float, *, other_draft: bool) -> Difference:
-    counted = f"a round accepted {one.served} draft tokens, replayed {one.replayed}"
+    counted = (
+        f"a verify step accepted {one.served} draft tokens on the server, {one.replayed} in replay"
+    )
     if one.as_proposed:
         kind: DifferenceKind = "K"
         why, explained = f"the server proposed {one.num_proposed} in it", True
@@ -264,7 +266,7 @@ def _explained(one: ComparedRound, near: float, *, other_draft: bool) -> Differe
         where = "within" if tie else "beyond"
         why = (
             f"the draft's logits are {abs(one.distance):.3f} apart there, {where} the"
-            f" {near:.3f} that BF16 moves them"
+            f" {near:.3f} by which BF16 moves them"
         )
     return Difference(kind=kind, position=one.start, what=f"{counted}: {why}", explained=explained)
 
@@ -282,5 +284,5 @@ def _by_histogram(
     beyond = [served - ours for served, ours in zip(histogram, own, strict=True)]
     if not parted and min(beyond) >= 0 and sum(beyond) <= num_draft_tokens:
         return []
-    what = "the engine does not tell its rounds, so that they cannot be compared one by one"
+    what = "the engine does not report its verify steps, so that they cannot be compared one by one"
     return [Difference(kind="untold", position=None, what=what, explained=None)]

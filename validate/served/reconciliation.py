@@ -117,20 +117,20 @@ def check_reconcilable(measurement: Measurement, traces: TraceFolder) -> Specula
     """
     speculation, name = measurement.setup.speculation, measurement.name
     if speculation is None:
-        raise MeasureError(name, "was taken without a draft: it has no rounds",
-                           fix="give a measurement of a server that drafts")  # fmt: skip
+        raise MeasureError(name, "was measured without a draft, so it has no verify steps",
+                           fix="give a measurement of a server with a draft")  # fmt: skip
     if speculation.lossy:
         raise MeasureError(
             name,
             f"the server accepts tokens that its target would not have written"
-            f" ({', '.join(speculation.lossy)}): no replay does",
+            f" ({', '.join(speculation.lossy)}), which no replay does",
             fix="measure again without these settings",
         )
     drawn = [traces.folder] * traces.manifest.sampled + [name] * bool(
         measurement.setup.asked.temperature
     )
     if drawn:
-        raise MeasureError(drawn[0], "its texts were drawn: two draws are two texts",
+        raise MeasureError(drawn[0], "its texts were drawn, and two draws give two texts",
                            fix="record and measure at temperature 0")  # fmt: skip
     return speculation
 

@@ -90,7 +90,7 @@ def recipe_of(base: Recipe, mixture: Mixture, name: str) -> Recipe:
     if any(rule.tensor for rule in base.rules):
         raise TuneError(
             f"recipe {base.name}",
-            "has rules for single tensors: they would meet those that are found here",
+            "has rules for single tensors, which would conflict with the rules that tune finds",
             fix="start from a recipe whose rules name roles",
         )
     changed = (r for rule in base.rules if rule.action != "keep" for r in rule.role)

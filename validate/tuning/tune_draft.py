@@ -147,7 +147,7 @@ def tune_draft(
         raise TuneError(
             traces.folder,
             f"expected at least {MIN_PROMPTS} prompts to judge mixtures by, got {len(traces)}",
-            fix="record more prompts: 96 or more are of use",
+            fix="record more prompts, 96 or more",
         )
     on_progress("the unquantized draft")
     (baseline,) = replay_drafts([reference], traces, num_draft_tokens=k)
@@ -225,8 +225,8 @@ def _doubt(baseline: DraftReplay) -> str | None:
     if length >= least:
         return None
     return (
-        f"the unquantized draft accepts {length:.2f} tokens per step, a working one {least:.2f} and"
-        " more: are these traces of its own target?"
+        f"the unquantized draft has an acceptance length of {length:.2f}, a working one at least"
+        f" {least:.2f}: check that the traces are of its own target"
     )
 
 
