@@ -93,7 +93,7 @@ def test_a_format_for_nothing(draft: Draft) -> None:
     ("layout", "own", "other", "why"),
     [
         ("quark", FP8, FP8_STATIC, "declares one format for all linears"),
-        ("modelopt", NVFP4, FP8_STATIC, "declares several formats by whole names of linears"),
+        ("modelopt", NVFP4, FP8_STATIC, "ModelOpt's layout declares several formats by"),
         ("awq", INT4, FP8, "declares one format for all linears"),
         ("fp8", FP8_STATIC, Format(weights=FP8_STATIC.weights, activations=PER_TOKEN),
          "declares one format for all linears"),
