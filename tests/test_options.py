@@ -113,11 +113,11 @@ FIX = "quantize.engines.repairs"
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
-    Command("recipes list", "scripts.api.recipes._loads", (
-        Row("--engine", "sglang", "asked.engine", "sglang"),
+    Command("recipes list", "scripts.api.recipes._why_none", (
+        Row("--engine", "sglang", "settings.engine", "sglang"),
         Row("--arch", "b200", "arch", "sm100"),
-        Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
-    )),
+        Row("--family", "eagle3-mla", "settings.family", "eagle3-mla"),
+    ), {"scripts.api.recipes.built_in_recipes": ()}),
     Command("recipes show RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
