@@ -50,7 +50,8 @@ class CachedTarget:
         return logits[0], torch.cat([self.captured[i][0] for i in self.ids], dim=-1)
 
     def crop(self, length: int) -> None:
-        self.cache.crop(length - self.cache.get_seq_length())
+        if length < self.cache.get_seq_length():  # in transformers 5.0, 0 removes all
+            self.cache.crop(length - self.cache.get_seq_length())
 
     def _hook(self, layer: int) -> Any:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:

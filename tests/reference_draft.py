@@ -157,7 +157,8 @@ class ReferenceDraft(nn.Module):
 
     def crop(self, length: int) -> None:
         """Forget every row after the first `length`."""
-        self.cache.crop(length - self.cache.get_seq_length())
+        if length < self.cache.get_seq_length():  # in transformers 5.0, 0 removes all
+            self.cache.crop(length - self.cache.get_seq_length())
 
 
 def random_weights(

@@ -694,7 +694,7 @@ def test_the_report_says_what_it_rests_on(
     assert "† no stock engine is known to load it there" in out
     assert "│ mi325x-w4a8 †" in out
     assert "│ int4-channel  " in out
-    assert "int4-channel on h200 pays as long as it loses less acceptance length than 0.73%" in out
+    assert "int4-channel on h200 pays if it loses less acceptance length than 0.73%" in out
     assert "gate --policy release lets 1.00% be lost" in out
     assert "at 75% of the data sheet" in out
     assert "8 GPUs share draft and target" in out
@@ -707,9 +707,9 @@ def test_without_a_target_the_rest_is_printed_and_what_is_needed(
     folder = str(drafts["kimi-linear-dflash"].checkpoint.folder)
     assert main(["estimate", folder, "--recipe", "fp8-ptpc"]) == 0
     out = capsys.readouterr().out
-    assert "Roofline, step / round in µs" in out
+    assert "Roofline: draft step / verify step in µs" in out
     assert "embedding and head are the target's; attention and mlp" in out
-    assert "754,974,720 bytes of a step that no format of the draft changes" in out
+    assert "each draft step reads its 754,974,720 bytes, whatever" in out
     assert "break-even acceptance needs the target's verify step: --target-step-ms" in out
     assert "Break-even on" not in out
     assert "  the head is the target's, in BF16\n" in out

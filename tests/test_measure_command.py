@@ -90,7 +90,7 @@ def test_a_server_without_a_draft(
 ) -> None:
     running.num_draft_tokens = None
     assert measured(running, prompts, "r") == 0
-    assert "drafts nothing" in capsys.readouterr().out
+    assert "does not use a draft" in capsys.readouterr().out
 
 
 def test_the_draft_is_identified_as_the_gate_does(

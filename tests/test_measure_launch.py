@@ -140,7 +140,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[6][-2:] == ["88", "3.4"]
     assert rows[1][-3:] == ["2.000 (2.000, 2.000)", "", "2.000 (2.000, 2.000)"]
     assert rows[2][-2] == "1.250 (1.250, 1.250)"
-    assert any(line.startswith("speed-up: tokens/s over those of none") for line in lines)
+    assert any(line.startswith("speed-up is tokens/s relative to none") for line in lines)
     assert any(line.startswith("warning: 4 prompts are few at concurrency 2") for line in lines)
 
 

@@ -113,11 +113,11 @@ FIX = "quantize.engines.repairs"
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
-    Command("recipes list", "scripts.api.recipes._why_none", (
-        Row("--engine", "sglang", "settings.engine", "sglang"),
-        Row("--arch", "b200", "arch", "sm100"),
-        Row("--family", "eagle3-mla", "settings.family", "eagle3-mla"),
-    ), {"scripts.api.recipes.built_in_recipes": ()}),
+    Command("recipes list", "scripts.api.recipes.places", (
+        Row("--engine", "sglang", "asked.engine", "sglang"),
+        Row("--arch", "b200", "asked.arch", "b200"),
+        Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
+    )),
     Command("recipes show RECIPE", "scripts.api.recipes.named_recipe", (
         Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
     )),
@@ -280,7 +280,7 @@ COMMANDS = (
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
-        Row("--arch", "b200", "arch", "sm100"),
+        Row("--arch", "b200", "asked.arch", "b200"),
         Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
         Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
         Row("--version", "1.2", "version", "1.2", f"{FIX}.plan_repairs", "--fix --out OUT"),

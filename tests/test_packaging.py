@@ -235,6 +235,18 @@ def test_the_pins_hold_every_dependency() -> None:
     assert sorted(names - pinned) == ["lm-eval"]  # of another environment, as its extra says
 
 
+def test_the_lower_bounds_are_those_that_are_tested() -> None:
+    """Of every dependency that has one: what `./scripts/test --oldest` installs."""
+    lines = (ROOT / "tests" / "oldest.txt").read_text(encoding="utf-8").splitlines()
+    tested = dict(line.split("==") for line in lines if "==" in line)
+    bounds = dict(each.split(">=") for each in project()["project"]["dependencies"] if ">=" in each)
+    assert {"torch", "transformers", "huggingface_hub", "safetensors"} <= bounds.keys()
+    ends = re.compile(r"(\.0)+$")
+    assert {name: ends.sub("", version) for name, version in tested.items()} == {
+        name: ends.sub("", version) for name, version in bounds.items()
+    }
+
+
 def test_every_module_is_short() -> None:
     lines = {m.as_posix(): len((ROOT / m).read_text("utf-8").splitlines()) for m in MODULES}
     assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}

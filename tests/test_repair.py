@@ -597,7 +597,7 @@ def test_the_command(bare: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert "GOOD" in printed
     assert "vLLM takes model.fc as quantized" in printed
     assert fix(bare, "--out", str(bare.out) + "-2", folder=bare.out) == 0
-    assert "nothing to repair in its config: no folder was written" in capsys.readouterr().out
+    assert "config.json needs no repair: no folder was written" in capsys.readouterr().out
     assert not Path(f"{bare.out}-2").exists()
 
 

@@ -257,6 +257,6 @@ def test_the_command_line_replays_with_another_rope_base(
     assert plain[0]["prompts"] != plain[1]["prompts"]
     assert probed[0]["prompts"] == probed[1]["prompts"] == plain[1]["prompts"]
     assert main([*replay, "--rope-theta", "100"]) == 0
-    assert "with rotary base 100, not that of config.json" in capsys.readouterr().out
+    assert "the RoPE base is 100 instead of that of config.json" in capsys.readouterr().out
     assert main([*replay, "--rope-theta", "-1"]) == 2
     assert "rope_theta: expected a number above 1, got -1.0" in capsys.readouterr().err

@@ -278,7 +278,7 @@ def test_drafts_on_traces_are_compared(
     assert main(["compare", *drafts, *traces, *out, *report]) == 0
     shown = capsys.readouterr().out
     assert "Comparison, K = 3, against draft" in shown
-    assert "bounds hold together with 95.00%" in shown
+    assert "all bounds hold together with 95.00% confidence" in shown
     assert "max-t over all pairs and categories" in shown
     told = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert (told["format"], told["schema_version"]) == ("draftquant comparison", 1)

@@ -90,17 +90,23 @@ def test_both_folders_are_told_of(
 ) -> None:
     assert retune(pair, tmp_path) == 0
     text = said(capsys)
-    assert "out RETUNED: 7 linears quantized and taught by the target" in text
-    assert "baseline RETUNED: the BF16 draft taught alike, written, verified" in text
+    assert "out RETUNED: 7 linears quantized and fine-tuned on the target" in text
+    assert (
+        "baseline RETUNED: the BF16 draft fine-tuned identically (control), written, verified"
+        in text
+    )
     assert "training, not quantization" in text
-    assert "BF16 baseline, step 2 of 4: loss" in text
-    assert "quantized, step 4 of 4: loss" in text
+    assert "BF16 control: step 2 of 4, loss" in text
+    assert "quantized draft: step 4 of 4, loss" in text
     assert f"--tuned-baseline {tmp_path / 'baseline'}" in text
     record = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert record["argv"][:2] == ["draftquant", "retune"]
     shutil.rmtree(tmp_path / "out")
     assert retune(pair, tmp_path) == 0
-    assert "the BF16 draft taught alike, was there already and stays" in said(capsys)
+    assert (
+        "the BF16 draft fine-tuned identically (control), which existed already and is kept"
+        in said(capsys)
+    )
 
 
 def test_json(pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,9 +178,9 @@ def test_verify_says_what_it_shows_and_what_not(
     arguments = ["verify", str(made / folder), "--against", str(pair.draft_folder)]
     assert main(arguments) == 0
     text = said(capsys)
-    assert "RETUNED: its target taught it" in text
+    assert "RETUNED: fine-tuned on its target" in text
     assert "not shown: only that they are those whose sha256 draftquant.json records" in text
-    assert "7 linears as demanded" in text
+    assert "7 linears as the recipe demands" in text
     assert "point where the source's" in text
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["retuned"] is True
@@ -183,8 +189,8 @@ def test_verify_says_what_it_shows_and_what_not(
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
-        ("out", "recipe int4-channel, from a folder, RETUNED: its target taught it"),
-        ("baseline", "RETUNED: not the draft as released: its target taught it"),
+        ("out", "recipe int4-channel, from a folder, RETUNED: fine-tuned on its target"),
+        ("baseline", "RETUNED: not the draft as released, but fine-tuned as the BF16 control"),
     ],
 )
 def test_inspect_shows_the_mark(
@@ -240,7 +246,7 @@ def test_a_dequantized_or_transcoded_one_keeps_the_mark(
         assert main([*command, str(made / "out"), "--out", str(out)]) == 0
         capsys.readouterr()
         assert gate(pair, out) == 2
-        assert "RETUNED: its target taught it" in said(capsys)
+        assert "RETUNED: fine-tuned on its target" in said(capsys)
         assert gate(pair, out, "--tuned-baseline", str(made / "baseline")) == 0
         assert "PASS: RETUNED." in said(capsys)
     verified = ["verify", str(tmp_path / "transcode"), "--against", str(pair.draft_folder)]

@@ -76,7 +76,7 @@ def test_a_signed_folder_is_who_signed_it(
     made: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert faults(out, made) == ()
-    assert "6 files are as the holder of the key signed them" in " ".join(
+    assert "all 6 files are as the holder of the key signed them" in " ".join(
         capsys.readouterr().out.split()
     )
     key = ["--verify-signature", str(made / "mine.pub")]

@@ -97,7 +97,7 @@ def test_info(recorded: TraceFolder, capsys: pytest.CaptureFixture[str]) -> None
         "recorded by transformers",
         "features aux of layers [0, 1, 2] (counted after the layer), 768 wide, float32",
         "greedy",
-        "8 prompts that are independent: 0 copies, 0 later turns, 0 near duplicates",
+        "8 independent prompts; besides them 0 copies, 0 later turns, 0 near duplicates",
         "the head with its norm",
         "argmax is known at 100% of the prompts' positions",
     ):

@@ -91,13 +91,13 @@ def test_gptq_is_taken_where_a_recipe_names_it_and_said_where_none_does(
     named = ("--recipe", "int4-channel-gptq", "fp8-ptpc", "--max-drop", "0.9")
     assert tune(pair, tmp_path / "gptq.yaml", *SERVED, *named) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "judged by 8 prompts, calibrated by 8 others" in said
+    assert "judged on 8 prompts, calibrated on 8 others" in said
     assert "gptq was not tried" not in said
     assert load_recipe(str(tmp_path / "gptq.yaml")).algorithm.rounding == "gptq"
     plain = ("--recipe", "int4-channel", "--max-drop", "0.9")
     assert tune(pair, tmp_path / "plain.yaml", *SERVED, *plain) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "the algorithm was absmax: --algorithm gptq was not tried" in said
+    assert "the algorithm was absmax; --algorithm gptq was not tried" in said
     assert tune(pair, tmp_path / "fp8.yaml", *SERVED, "--recipe", "fp8-ptpc", *plain[2:]) == 0
     assert "was not tried" not in capsys.readouterr().out  # eight bits: nothing to win
 

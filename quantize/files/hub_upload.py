@@ -184,10 +184,11 @@ def _check_token(repository: str) -> None:
 @contextmanager
 def _errors_of(repository: str) -> Iterator[None]:
     """What huggingface_hub raises, as errors with a remedy and without a token."""
-    from httpx2 import HTTPError
     from huggingface_hub import get_token
     from huggingface_hub.errors import HfHubHTTPError
 
+    # Of what it sends requests by: httpx in huggingface_hub 1, httpx2 in 2.
+    client_error: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
         yield
     except HfHubHTTPError as exc:
@@ -200,7 +201,7 @@ def _errors_of(repository: str) -> Iterator[None]:
     except RuntimeError as exc:  # of one file; its cause says why
         what = f"{_said(exc, get_token())} {_said(exc.__cause__ or exc, get_token())}"
         raise HubError(repository, what, fix=_AGAIN) from exc
-    except (HTTPError, OSError) as exc:
+    except (client_error, OSError) as exc:
         what = f"the Hub does not answer: {_said(exc, get_token())}"
         fix = f"check the network, HF_ENDPOINT and HF_HUB_OFFLINE; {_AGAIN}"
         raise HubError(repository, what, fix=fix) from exc

@@ -261,7 +261,7 @@ def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
         if isinstance(recorded, RepairedProvenance):
             found.append(f"something else, repaired by {by}")
         elif isinstance(recorded, QuantizedProvenance):
-            taught = ", RETUNED: its target taught it" if recorded.retuning else ""
+            taught = ", RETUNED: fine-tuned on its target" if recorded.retuning else ""
             found.append(f"{by}, recipe {recorded.recipe.name}, from {origin}{taught}")
         else:
             found.append(f"{by}, dequantized from {origin}")

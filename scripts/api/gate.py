@@ -1,7 +1,7 @@
 """`gate`: may the quantized draft replace the BF16 one?
 
 On the same traces, or by measurements of servers, or both; and by what checks of parity found. A
-draft that its target taught is judged against the BF16 draft taught alike too.
+fine-tuned draft is judged against the identically fine-tuned BF16 draft (control) too.
 """
 
 import dataclasses

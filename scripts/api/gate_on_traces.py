@@ -98,8 +98,8 @@ def judge_on_traces(
 
     assert settings.traces is not None  # nothing else is replayed
     unrelated, drafts = settings.unrelated, settings.references
-    baseline, candidate, *taught = (DraftFolder.read(folder_of(name)) for name in drafts)
-    tuned = taught[0] if taught else None
+    baseline, candidate, *controls = (DraftFolder.read(folder_of(name)) for name in drafts)
+    tuned = controls[0] if controls else None
     warnings = check_folders(baseline, candidate, unrelated=unrelated)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces = TraceFolder.open(Path(settings.traces))

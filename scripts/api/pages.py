@@ -89,7 +89,7 @@ class Pages(Settings):
 
         Raises:
             OutputError: one of them cannot be written, or no step of GitHub Actions runs.
-            GateError: the history has a line that is none.
+            GateError: a line of the history is not of a report.
             TrackingError: the tracker is not known, or not installed.
         """
         from ...validate.tracking.trackers import find_tracker

@@ -29,7 +29,7 @@ def print_audit(found: Audit, mapping: Mapping[str, Any]) -> None:
         f" {mapping['bytes']:,} bytes of tensors",
     )
     out.line(f"declared: {found.scheme or 'nothing'}")
-    made_by = "; ".join(found.made_by) or "nothing says by whom"
+    made_by = "; ".join(found.made_by) or "unknown (no file names the tool)"
     out.line(f"made by: {made_by}")
     if found.bits_per_weight is not None:
         out.line(
@@ -74,8 +74,8 @@ def _print_linears(found: Audit) -> None:
         rows.row(*cells, *([_number(linear.input_scale)] if static else []))
     print_table(rows)
     stdout().line(
-        "ends: codes at an end of the range; values: distinct codes; fit: scales with a code near"
-        " that end",
+        "ends: share of values at an end of the range; values: distinct values; fit: scales with a"
+        " value near that end",
         style="dim",
     )
 
@@ -110,8 +110,8 @@ def _print_halves(found: Audit) -> None:
         if max(halves) >= _LOST:
             advice = ": one scale for both halves rounded the smaller one away"
         stdout().line(
-            f"{linear.module}: {embedding:.1%} of the codes of the embedding half are zero,"
-            f" {hidden:.1%} of those of the hidden half{advice}"
+            f"{linear.module}: {embedding:.1%} of the quantized values of the embedding half are"
+            f" zero, and {hidden:.1%} of the hidden half's{advice}"
         )
 
 
@@ -119,14 +119,14 @@ def _print_faults(found: Audit) -> None:
     out = stdout()
     if not found.faults:
         out.line(
-            "no faults: stored as declared; whether the codes are those of a draft is for"
-            " `draftquant verify --against` to say"
+            "no faults: everything is stored as declared. `draftquant verify --against` shows"
+            " whether the values are those of a draft"
         )
         return
     count = len(found.faults)
     out.line(
         (f"{count} fault{'s' * (count != 1)}", "bold yellow"),
-        "; `draftquant check --fix` repairs config-level ones",
+        "; `draftquant check --fix` repairs those of config.json",
     )
     for fault in found.faults:
         out.line(f"  {fault.where}")

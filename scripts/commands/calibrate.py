@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if report.comparison:
         _print_comparison(report.comparison)
     if plot:
-        stdout().line((str(plot), "bold"), ": ranges by linear and step")
+        stdout().line((str(plot), "bold"), ": the ranges by linear and draft step")
     return 0
 
 
@@ -50,8 +50,8 @@ def _print_ranges(ranges: "Ranges") -> None:
 def _print_errors(errors: "Mapping[str, StaticError]") -> None:
     numbers = ("largest", "stored", "error", "best", "error there", "error at 1.0")
     found = table(
-        "Static FP8 scales: the stored one, the best of 64, and the constant 1.0; errors are"
-        " shares of the inputs' energy",
+        "Static FP8 scales: the stored one, the best of 64, and the constant 1.0. Errors are"
+        " relative to the inputs' energy",
         "linear",
         *numbers,
         "1.0 is",
@@ -72,13 +72,13 @@ def _print_errors(errors: "Mapping[str, StaticError]") -> None:
     needing = [module for module, one in errors.items() if not one.one_is_enough]
     if needing:
         stdout().line(
-            f"calibration matters: the constant 1.0 does not serve {len(needing)} of {len(errors)}"
-            f" linears, first {needing[0]}"
+            f"calibration matters: the constant scale 1.0 is too coarse for {len(needing)} of"
+            f" {len(errors)} linears, such as {needing[0]}"
         )
     else:
         stdout().line(
-            "calibration gains nothing: no input comes near 448 and none that matters lies below"
-            " 2^-6, so the constant 1.0 (quantize --input-scale 1) rounds as well as any scale"
+            "calibration gains nothing: inputs stay below 448, and those that matter above 2^-6, so"
+            " the constant scale 1.0 (quantize --input-scale 1) is as accurate as any other"
         )
 
 
@@ -90,7 +90,8 @@ def _opinion(one: "StaticError") -> str:
 
 def _print_comparison(comparison: "ScaleComparison") -> None:
     found = table(
-        f"Activations alone rounded; acceptance length {comparison.unrounded:.4f} unrounded",
+        f"Rounded activations only; without rounding the acceptance length is"
+        f" {comparison.unrounded:.4f}",
         "scales",
         "change",
         right=("change",),
@@ -100,10 +101,11 @@ def _print_comparison(comparison: "ScaleComparison") -> None:
     for i, change in enumerate(comparison.alignments):
         found.row(f"constant {2 ** (i / len(comparison.alignments)):.3f}", f"{change:+.2%}")
     print_table(found)
-    verdict = "is within" if comparison.gains_nothing else "is more than"
+    verdict = "within" if comparison.gains_nothing else "more than"
     stdout().line(
-        f"measured scales against 1.0: {comparison.gain:+.2%}, which {verdict} chance: a constant"
-        f" moved by less than an octave spreads by {comparison.spread:.2%} (standard deviation)"
+        f"measured scales against the constant 1.0: {comparison.gain:+.2%}, which is {verdict}"
+        f" chance: constants within an octave of it differ by {comparison.spread:.2%} (standard"
+        " deviation)"
     )
 
 

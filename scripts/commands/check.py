@@ -91,8 +91,11 @@ def _print_repaired(fixed: Repaired) -> None:
     for note in plan.notes:
         out.line(f"left: {note}")
     if report is None:
-        out.line("nothing to repair in its config: no folder was written")
+        out.line("config.json needs no repair: no folder was written")
     else:
-        out.line((str(report.out), "bold"), f": every tensor has the bytes of {plan.source.folder}")
+        out.line(
+            (str(report.out), "bold"),
+            f": all tensors equal those of {plan.source.folder} byte for byte",
+        )
     if fixed.verification is not None:
         print_verification(fixed.verification)

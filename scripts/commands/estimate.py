@@ -58,9 +58,9 @@ def print_report(report: EstimateReport) -> None:
 
 
 def _print_parts(estimate: Estimate) -> None:
-    numbers = ("parameters", "share", "stored", "a step reads", "a round reads")
+    numbers = ("parameters", "share", "stored", "draft step reads", "verify step reads")
     found = table(
-        f"Parts of the draft in {estimate.baseline.name}, bytes, concurrency 1",
+        f"Bytes of the draft's parts in {estimate.baseline.name}, at concurrency 1",
         "part",
         *numbers,
         right=numbers,
@@ -99,13 +99,13 @@ def _shares(estimate: Estimate) -> Iterator[str]:
     if estimate.dropped_bytes:
         yield (
             f"dropping embed_tokens would save {estimate.dropped_bytes:,} bytes on disk, and in"
-            " memory where the engine does not share the target's table anyway; of a step nothing,"
-            " which reads only the rows of its tokens"
+            " memory if the engine does not share the target's table; a draft step gets no faster,"
+            " since it reads only the rows of its tokens"
         )
     if estimate.reads_shared_head:
         yield (
-            f"the head is the target's: {step.nbytes(1, 'head'):,} bytes of a step that no format"
-            " of the draft changes"
+            f"the head belongs to the target: each draft step reads its {step.nbytes(1, 'head'):,}"
+            " bytes, whatever the draft's format"
         )
         return
     fp8 = next(one for one in estimate.candidates if one.hypothetical).round.step
@@ -120,7 +120,7 @@ def _print_bytes(report: EstimateReport) -> None:
     estimate = report.estimate
     before = estimate.baseline
     numbers = ("stored", "attention", "mlp", "rest", "step", "share", "round", "share of it")
-    found = table("What is read, concurrency 1", "draft", *numbers, "multiplied as", right=numbers,
+    found = table("Bytes read at concurrency 1", "draft", *numbers, "multiplied as", right=numbers,
                   spare=("share of it", "attention", "mlp", "rest"))  # fmt: skip
     for one in estimate.candidates:
         step, whole = one.round.step, one.round.nbytes(1)
@@ -142,7 +142,9 @@ def _print_bytes(report: EstimateReport) -> None:
 
 def _print_times(report: EstimateReport) -> None:
     names = tuple(machine.gpu.name for machine in report.machines)
-    found = table("Roofline, step / round in µs, concurrency 1", "draft", *names, right=names)
+    found = table(
+        "Roofline: draft step / verify step in µs, at concurrency 1", "draft", *names, right=names
+    )
     marks = set()
     for one in report.estimate.candidates:
         cells = []
@@ -165,7 +167,8 @@ def _print_break_even(report: EstimateReport, machine: Machine) -> None:
     if not columns:
         return
     found = table(
-        f"Break-even on {name}: the loss of acceptance length up to which it pays, by concurrency",
+        f"Break-even on {name}: the largest loss of acceptance length at which quantizing pays, by"
+        " concurrency",
         "draft",
         *columns,
         right=tuple(columns),
@@ -173,7 +176,7 @@ def _print_break_even(report: EstimateReport, machine: Machine) -> None:
     points = rows.pop(estimate.baseline)
     found.row("target's step, ms", *(f"{1e3 * point.verify_seconds:.3g}" for point in points))
     ours = (machine.round_seconds(estimate.baseline.round, p.concurrency) for p in points)
-    found.row(f"round in {estimate.baseline.name}, ms", *(f"{1e3 * s:.3g}" for s in ours))
+    found.row(f"verify step with {estimate.baseline.name}, ms", *(f"{1e3 * s:.3g}" for s in ours))
     found.add_section()
     for one, of_one in rows.items():
         label = one.name + _mark(report, one, machine)
@@ -201,10 +204,10 @@ def _pays(points: tuple[BreakEven, ...]) -> str:
     """In words: up to which loss it pays at the ends and in the middle."""
     good = [point for point in points if point.loss > 0]
     if not good:
-        return "does not pay at any of these concurrencies, whatever it accepts"
+        return "does not pay at any of these concurrencies, whatever its acceptance length"
     chosen = dict.fromkeys((good[0], good[len(good) // 2], good[-1]))
     said = ", ".join(f"{p.loss:.2%} at concurrency {p.concurrency}" for p in chosen)
-    return f"pays as long as it loses less acceptance length than {said}"
+    return f"pays if it loses less acceptance length than {said}"
 
 
 def _us(seconds: float) -> str:

@@ -39,8 +39,8 @@ def _print(found: dict[str, Any]) -> None:
     if found["retuned"]:
         out.line(
             ("RETUNED", "bold magenta"),
-            ": not the draft as released: its target taught it, to be what the retuned quantized"
-            " draft is compared with (gate --tuned-baseline)",
+            ": not the draft as released, but fine-tuned as the BF16 control with which the retuned"
+            " quantized draft is compared (gate --tuned-baseline)",
         )
     out.line(_reads(found))
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",),
@@ -48,7 +48,7 @@ def _print(found: dict[str, Any]) -> None:
     for t in found["tensors"]:
         tensors.row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
     print_table(tensors)
-    savings = table("What recipes make of it", "recipe", "size", "share", right=("size", "share"))
+    savings = table("Size by recipe", "recipe", "size", "share", right=("size", "share"))
     for name, after in found["bytes_after"].items():
         if isinstance(after, str):
             savings.row(name, after, "")
@@ -73,7 +73,7 @@ def _print(found: dict[str, Any]) -> None:
 def _reads(found: dict[str, Any]) -> str:
     """What the draft is fed besides tokens."""
     if not found["reads_features"]:
-        return "reads tokens alone, nothing of the target: a language model of its own, or a target"
+        return "reads tokens only, no hidden states: a language model of its own, or a target"
     if found["reads_last_hidden_state"]:
         return "reads the target's last hidden state, behind its final norm"
     layers = found["aux_layer_ids"] or "default (no eagle_config)"
@@ -83,7 +83,9 @@ def _reads(found: dict[str, Any]) -> str:
 def _print_lints(lints: list[dict[str, Any]], corrected: str = "in the output") -> None:
     out = stdout()
     if not lints:
-        out.line("no lints: nothing here that trainers and engines are known to read differently")
+        out.line(
+            "no lints: trainers and engines are not known to interpret this config differently"
+        )
         return
     out.line("Lints", style="bold")
     for lint in lints:

@@ -47,7 +47,7 @@ def _print(measurement: "Measurement", as_json: bool) -> None:
         f" {f'temperature {asked.temperature:g}' if asked.temperature else 'greedy'}",
     )
     if speculation is None:
-        out.line("drafts nothing")
+        out.line("the server does not use a draft")
     else:
         quantization = speculation.draft_quantization
         out.line(
@@ -63,7 +63,7 @@ def _print(measurement: "Measurement", as_json: bool) -> None:
 
 
 def _print_figures(figures: "tuple[Figures, ...]") -> None:
-    numbers = ("requests", "tokens", "rounds", "acceptance length", "TTFT, ms", "TPOT, ms")
+    numbers = ("requests", "tokens", "verify steps", "acceptance length", "TTFT, ms", "TPOT, ms")
     found = table("Measured", "category", *numbers, right=numbers)
     for own in figures:
         found.row(

@@ -74,8 +74,8 @@ def print_plan(plan: Plan) -> None:
     if plan.dropped:
         names = ", ".join(f"{s.row.tensor.name} {s.bytes_before:,}" for s in plan.dropped)
         out.line(
-            f"dropped, bytes saved: {names}; engines take the target's, and 'quantize --target M'"
-            " must show first that they are equal byte for byte"
+            f"dropped, bytes saved: {names}; engines use the target's instead, which 'quantize"
+            " --target M' first verifies to be equal byte for byte"
         )
     added = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in plan.overhead().items())
     out.line(

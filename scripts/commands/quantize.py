@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
     if not is_ours(read_card(report.out)):
         card = report.out / CARD_FILE
         stderr().line(
-            f"{CARD_FILE} is the source's: 'draftquant card {report.out} --out {card} --overwrite'"
-            " writes that of the quantized draft before it"
+            f"{CARD_FILE} is the source's; 'draftquant card {report.out} --out {card} --overwrite'"
+            " puts the quantized draft's card in front of it"
         )
     if options.json:
         print_json({**_mapping(report, seconds.spent), "engines": to_mapping(report.loads)})
@@ -57,8 +57,8 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
     for step in plan.dropped:
         name = step.row.tensor.name
         stdout().line(
-            f"{name}: dropped, {megabytes(step.bytes_before)}: byte for byte the target's"
-            f" {report.dropped[name]}, which engines take where the draft has none"
+            f"{name}: dropped, {megabytes(step.bytes_before)}; it equals the target's"
+            f" {report.dropped[name]} byte for byte, which engines use instead"
         )
     if report.few_inputs:
         stdout().line(few_inputs_line(report.few_inputs))

@@ -64,13 +64,13 @@ def print_reconciliation(found: "Reconciliation") -> None:
     out.line(f"prompts: {said}")
     if "not known" in outcomes:
         out.line(
-            "  how near a tie was, traces with log-probabilities know (record --logprobs"
-            " --top-logprobs 8), or a measurement with them (measure --top-logprobs 2)"
+            "  to learn how near a tie was, record with --logprobs --top-logprobs 8 or measure with"
+            " --top-logprobs 2"
         )
     for warning in found.warnings:
         out.line(("warning:", "yellow"), f" {warning}")
     if found.num_left_out:
-        out.line(f"{found.num_left_out} more prompts that both hold are left out (--limit)")
+        out.line(f"{found.num_left_out} more common prompts are left out (--limit)")
 
 
 def _print_differences(found: "Reconciliation") -> None:

@@ -26,7 +26,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_replays(replays)
         if settings.rope_theta is not None:
-            stdout().line(f"with rotary base {settings.rope_theta:g}, not that of config.json")
+            stdout().line(
+                f"the RoPE base is {settings.rope_theta:g} instead of that of config.json"
+            )
     return 0
 
 
@@ -37,7 +39,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     first = draft_figures(replays[0])
     num_draft_tokens = replays[0].num_draft_tokens
     positions = [f"pos {i + 1}" for i in range(num_draft_tokens)]
-    numbers = ("acceptance length", "change", "steps", "accepted", *positions, "agreement")
+    numbers = ("acceptance length", "change", "verify steps", "accepted", *positions, "agreement")
     traces = replays[0].traces
     drawn = "" if traces.sampling is None else f" at temperature {traces.temperature:g}"
     found = table(
@@ -46,7 +48,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
         "draft",
         *numbers,
         right=numbers,
-        spare=("accepted", "steps"),
+        spare=("accepted", "verify steps"),
     )
     for one in replays:
         figures = draft_figures(one)

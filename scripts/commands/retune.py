@@ -1,4 +1,4 @@
-"""`draftquant retune`: a quantized draft taught by its target, and the BF16 draft taught alike."""
+"""`draftquant retune`: fine-tune a quantized draft on its target, and a BF16 control."""
 
 import argparse
 import dataclasses
@@ -30,31 +30,32 @@ def _print(report: "RetuneReport") -> None:
     out.line(
         (str(quantized.out), "bold"),
         (" RETUNED", "bold magenta"),
-        f": {len(quantized.plan.quantized)} linears quantized and taught by the target, {kept}"
+        f": {len(quantized.plan.quantized)} linears quantized and fine-tuned on the target, {kept}"
         f" tensors kept byte for byte, {megabytes(quantized.plan.bytes_before)} ->"
         f" {megabytes(quantized.plan.bytes_after)}, verified",
     )
     _print_learned(report.learned)
-    made = "was there already and stays" if report.made_before else "written, verified"
+    made = "which existed already and is kept" if report.made_before else "written, verified"
     out.line(
         (str(report.baseline), "bold"),
         (" RETUNED", "bold magenta"),
-        f": the BF16 draft taught alike, {made}",
+        f": the BF16 draft fine-tuned identically (control), {made}",
     )
     _print_learned(report.baseline_learned)
     out.line(
-        "What they accept more than the draft as released is training, not quantization:"
-        f" draftquant gate BF16 {quantized.out} --tuned-baseline {report.baseline} --traces ..."
+        "Both may accept more than the released draft: that is training, not quantization. Judge"
+        f" the quantized draft with: draftquant gate BF16 {quantized.out} --tuned-baseline"
+        f" {report.baseline} --traces ..."
     )
 
 
 def _print_learned(learned: "LearnedRounding") -> None:
     stdout().line(
         f"  step {learned.kept_step}: acceptance length {learned.acceptance_length:.3f} on"
-        f" {learned.validation_prompts} prompts that were held back (before"
-        f" {learned.acceptance_length_before:.3f}, as released"
+        f" {learned.validation_prompts} prompts held back (before"
+        f" {learned.acceptance_length_before:.3f}, released draft"
         f" {learned.acceptance_length_unquantized:.3f}), {learned.overlap:.2%} overlap with the"
-        " draft as released"
+        " released draft"
     )
 
 

@@ -41,12 +41,12 @@ def print_speed(report: "SpeedReport") -> None:
     )
     out = stdout()
     out.line(
-        "TPOT: time behind the first tokens over tokens, pooled; tokens/s: while all are in flight;"
-        " of whole runs: over wall time, with the end where fewer are"
+        "TPOT is the time after the first tokens divided by their number, pooled. Tokens/s counts"
+        " while all requests are in flight; that of whole runs includes the end, where fewer are"
     )
     if report.undrafted is not None:
         name = report.undrafted
-        out.line(f"speed-up: tokens/s over those of {name}, paired by prompt and repeat")
+        out.line(f"speed-up is tokens/s relative to {name}, paired by prompt and repeat")
     for warning in report.warnings:
         out.line(("warning:", "yellow"), f" {warning}")
 

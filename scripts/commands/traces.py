@@ -53,8 +53,8 @@ def _split(options: argparse.Namespace) -> int:
     print_table(found)
     if report.num_kept_together:
         stdout().line(
-            f"{report.num_kept_together} prompts stand where another one does: copies, near"
-            " duplicates, and turns of one conversation are kept together"
+            f"{report.num_kept_together} prompts are on the same side as a related one: copies,"
+            " near duplicates and turns of one conversation are kept together"
         )
     return 0
 
@@ -69,10 +69,13 @@ def _merge(options: argparse.Namespace) -> int:
     print_written(report.traces)
     if report.renamed:
         old, new = next(iter(report.renamed.items()))
-        stdout().line(f"{len(report.renamed)} ids were taken and got a new name: {old} is {new}")
+        stdout().line(
+            f"{len(report.renamed)} prompts were renamed because their ids existed twice: {old} is"
+            f" now {new}"
+        )
     if report.without_tables:
         named = ", ".join(map(str, report.without_tables))
-        stdout().line(f"no tables are carried, because {named} carries none")
+        stdout().line(f"the merged folder has no embedding and head, because {named} has none")
     return 0
 
 

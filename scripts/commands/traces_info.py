@@ -59,7 +59,7 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
     for dataset in manifest.datasets or ():
         yield f"prompts of the data set {dataset}"
     yield (
-        f"{info.num_independent} prompts that are independent: {info.num_copies} copies,"
+        f"{info.num_independent} independent prompts; besides them {info.num_copies} copies,"
         f" {info.num_later_turns} later turns, {info.num_near_duplicates} near duplicates,"
         f" {info.num_clusters} declared clusters"
     )
@@ -68,20 +68,20 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
     yield _tables(manifest)
     yield f"the target's argmax is known at {info.known_top1:.0%} of the prompts' positions"
     if info.head_agreement is not None:
-        yield f"the carried head says {info.head_agreement:.1%} of the tokens"
+        yield f"the stored head predicts {info.head_agreement:.1%} of the tokens"
     if info.features.checked:
         own = info.features.share[0]
         yield info.features.fault() or (
-            f"features belong to their tokens, which explain {own:.0%} of their variance"
+            f"hidden states fit their tokens, which explain {own:.0%} of their variance"
         )
     else:
-        yield "too few tokens repeat to say whether features belong to them"
+        yield "too few tokens repeat to verify that the hidden states fit them"
 
 
 def _decoding(manifest: "TraceManifest") -> str:
     sampling, logprobs = manifest.sampling, manifest.logprobs
     beside = f", {logprobs.kind} log-probabilities" if logprobs else ""
-    beside += ", on behind the end of text" if manifest.ignore_eos else ""
+    beside += ", end of text ignored" if manifest.ignore_eos else ""
     if sampling is None:
         return f"greedy{beside}"
     seed = "not known" if sampling.seed is None else sampling.seed
@@ -94,7 +94,7 @@ def _decoding(manifest: "TraceManifest") -> str:
 def _tables(manifest: "TraceManifest") -> str:
     tables = manifest.tables
     if tables is None:
-        return "no tables: drafts without an embedding need the target"
+        return "no embedding and head stored: drafts without their own need the target"
     norm = "with" if tables.norm_dtype else "without"
     return (
         f"tables: {tables.num_token_ids:,} embeddings, the head {norm} its norm,"

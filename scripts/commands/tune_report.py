@@ -17,7 +17,10 @@ def print_report(report: "TuneReport") -> None:
     options = list(dict.fromkeys(o for each in report.costs.values() for o in each))
     names = [str(option) for option in options if option.format is not None]
     costs = table(
-        "Each unit alone: MB, and proposals that differ", "linears", *names, right=(*names,)
+        "Each linear quantized alone: MB, and share of proposals that differ",
+        "linears",
+        *names,
+        right=(*names,),
     )
     for unit, each in report.costs.items():
         cells = (
@@ -47,15 +50,14 @@ def print_report(report: "TuneReport") -> None:
 def print_choice(settings: TuneSettings, report: "TuneReport") -> None:
     """What was chosen, and what comes next."""
     recipe = report.recipe
-    judged = f"judged by {report.num_prompts} prompts"
+    judged = f"judged on {report.num_prompts} prompts"
     if report.num_calibration_prompts:
-        judged += f", calibrated by {report.num_calibration_prompts} others"
+        judged += f", calibrated on {report.num_calibration_prompts} others"
     stdout().line(f"unquantized: {report.unquantized_length:.4f}; {judged}")
     if report.algorithm != "gptq" and any(_four_bits(point) for point in report.points):
         stdout().line(
-            f"the algorithm was {report.algorithm}: --algorithm gptq was not tried, which"
-            " calibrates on half of the prompts, judges by the others, and often lets narrower"
-            " formats pass"
+            f"the algorithm was {report.algorithm}; --algorithm gptq was not tried. It calibrates"
+            " on half of the prompts, judges by the others, and often lets narrower formats pass"
         )
     for warning in report.warnings:
         stdout().line(("warning: ", "bold"), warning)
@@ -69,8 +71,8 @@ def print_choice(settings: TuneSettings, report: "TuneReport") -> None:
     stdout().line((str(settings.out), "bold"), f": {recipe.summary}")
     if smaller := _perhaps(report):
         stdout().line(
-            f"{_formats(smaller)} is smaller and was measured within the limit, which so few"
-            " prompts cannot show: record more"
+            f"{_formats(smaller)} is smaller and was measured within the limit, but so few prompts"
+            " cannot prove it: record more"
         )
     places = ", ".join(f"{place.engine} on {gpu_names(place.arch)}" for place in recipe.loads_on)
     stdout().line(f"loads on {places}; now: draftquant quantize {settings.draft} --recipe"

@@ -31,8 +31,8 @@ def _print_signature(report: SignatureReport) -> None:
     if report.ok:
         out.line(
             ("SIGNED", "bold green"),
-            f": {len(report.files)} files are as the holder of the key signed them, and there are"
-            f" no others; sha256 of the key {report.key_sha256}",
+            f": all {len(report.files)} files are as the holder of the key signed them, and no file"
+            f" was added; sha256 of the key {report.key_sha256}",
         )
         return
     out.line(("WRONG", "bold red"), f": {len(report.faults)} fault(s) of the signature")
@@ -64,14 +64,13 @@ def print_verification(report: VerifyReport) -> None:
     if report.retuned:
         out.line(
             ("RETUNED", "bold magenta"),
-            ": its target taught it, so that the source does not say what its linears must be. That"
-            " training gave these is not shown: only that they are those whose sha256"
-            " draftquant.json records under its seal",
+            ": fine-tuned on its target, so its linears cannot be recomputed from the source. They"
+            " are verified by the sha256 that draftquant.json records under its seal",
         )
     if report.dropped:
         names = ", ".join(report.dropped)
         shown = (
-            "compared with the target's again, byte for byte"
+            "compared again with the target's, byte for byte"
             if report.dropped_shown
             else "recorded as equal to the target's, not compared again (--target TARGET)"
         )
@@ -80,7 +79,7 @@ def print_verification(report: VerifyReport) -> None:
         out.line(
             ("GOOD", "bold green"),
             f": {report.kept} tensors equal byte for byte,"
-            f" {report.quantized} linears as demanded ({report.rule}),"
+            f" {report.quantized} linears as the recipe demands ({report.rule}),"
             f" {report.bytes_compared:,} bytes compared",
         )
         return

@@ -1,7 +1,7 @@
 """The history of releases: one line of JSON for each report of the gate, in a file that grows.
 
 Lines are only ever added, each by one write and under a lock, so that runs beside each other lose
-none. A file with a line that is none is refused before anything is judged.
+none. A file with any other line is refused before anything is judged.
 """
 
 import dataclasses
@@ -154,7 +154,7 @@ def read_trend(path: Path) -> tuple[TrendEntry, ...]:
     """Every line of a history.
 
     Raises:
-        GateError: it cannot be read, or a line of it is none of a report.
+        GateError: it cannot be read, or one of its lines is not of a report.
     """
     try:
         return _parsed(read_text(path), path)

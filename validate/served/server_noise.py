@@ -22,7 +22,7 @@ class ServerNoise:
 
     Attributes:
         verdict: PASS if the noise is smaller than the limit; INCONCLUSIVE if it is as large;
-            ANOMALOUS if it is none, but a change.
+            ANOMALOUS if the server changed in between.
         change: from the first run to the second at the policy's confidence; None where the two
             cannot be compared, or have too few prompts.
         drift: the same at `DRIFT_CONFIDENCE`.
