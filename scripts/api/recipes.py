@@ -39,17 +39,6 @@ class RecipesListSettings(Settings):
         Option("show only recipes for this family (eagle3-llama, eagle3-mla, ...)", "FAMILY"),
     ] = None
 
-    def places(self, recipe: Recipe) -> tuple[LoadsOn, ...]:
-        """Where the recipe's result loads, as far as it is asked."""
-        arch = architecture(self.arch) if self.arch else None
-        return tuple(
-            replace(place, arch=place.arch if arch is None else (arch,))
-            for place in recipe.loads_on
-            if self.engine in (None, place.engine)
-            and (arch is None or arch in place.arch)
-            and (self.family is None or self.family in place.family)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RecipeSettings(Settings):
@@ -108,7 +97,7 @@ def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
     found = [
         recipe
         for recipe in map(load_recipe, built_in_recipes())
-        if not asked or settings.places(recipe)
+        if not asked or places(recipe, settings)
     ]
     if not found:
         settings.watch.line(_why_none(settings, arch))
@@ -166,4 +155,16 @@ def _why_none(settings: RecipesListSettings, arch: str | None) -> str:
     return (
         f"{words}: no built-in recipe makes a draft that is known to load there;"
         " 'draftquant check FOLDER' says why a given folder does not"
+    )
+
+
+def places(recipe: Recipe, asked: RecipesListSettings) -> tuple[LoadsOn, ...]:
+    """Where the recipe's result loads, as far as it is asked."""
+    arch = architecture(asked.arch) if asked.arch else None
+    return tuple(
+        replace(place, arch=place.arch if arch is None else (arch,))
+        for place in recipe.loads_on
+        if asked.engine in (None, place.engine)
+        and (arch is None or arch in place.arch)
+        and (asked.family is None or asked.family in place.family)
     )

@@ -12,6 +12,7 @@ from ..api.recipes import (
     LOADED_FAMILIES,
     ListedRecipe,
     RecipesListSettings,
+    places,
     recipes_check,
     recipes_list,
     recipes_show,
@@ -95,9 +96,9 @@ def _places(listed: ListedRecipe, asked: RecipesListSettings) -> str:
     """Where the result loads, as far as it was asked, and where that is no use for speed."""
     lines = [
         f"{place.engine}: {gpu_names(place.arch, asked.arch)}{_families(place)}"
-        for place in asked.places(listed.recipe)
+        for place in places(listed.recipe, asked)
     ]
-    archs = {arch for place in asked.places(listed.recipe) for arch in place.arch}
+    archs = {arch for place in places(listed.recipe, asked) for arch in place.arch}
     if slow := [arch for arch in listed.emulated_on if arch in archs]:
         lines.append(f"emulated on {gpu_names(slow, asked.arch)}, slower than BF16")
     return "; ".join(lines) or NOWHERE

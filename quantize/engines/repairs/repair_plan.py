@@ -116,8 +116,8 @@ def _unspoilt(
             continue  # of a folder that is no draft nothing is known
         if (before.verdict, served.verdict) == ("REFUSED", "LOADS BUT WRONG"):
             note = (
-                f"nothing is written: {engine} on {arch} refuses the folder as it is, and would"
-                f" serve the repaired one wrongly: {served.error}; {served.remedy}"
+                f"nothing is written: {served.title} on {served.gpu} refuses the folder as it is,"
+                f" and would serve the repaired one wrongly: {served.error}; {served.remedy}"
             )
             return dataclasses.replace(
                 plan, config=plan.source.config, files={}, repairs=(), notes=(*plan.notes, note)
