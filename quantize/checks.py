@@ -85,7 +85,8 @@ def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -
         if problem is not None:
             raise CheckpointError(
                 f"{draft.checkpoint.folder}: {row.tensor.name}",
-                f"{problem}: only what is equal byte for byte is dropped",
+                f"{problem}, and only a tensor that equals the target's byte for byte can be"
+                " dropped",
                 fix="keep it, or give the target that this draft was trained for",
             )
     return {row.tensor.name: tables.table(row.canonical).name for row in dropped}
@@ -102,8 +103,8 @@ def _check_untied(plan: Plan) -> None:
         if alike and first_differing_row(source, ours, source, other) is None:
             raise PlanError(
                 f"{source.folder}: {ours.name}",
-                f"would be quantized, but is {other.name} byte for byte: the two are tied, and"
-                " codes would stand for the one and not for the other",
+                f"the recipe quantizes it, but it equals {other.name} byte for byte: the two"
+                " are tied, and quantizing one would change it without the other",
                 fix="keep the head, or drop both where the target has them (action: drop)",
             )
 
@@ -123,7 +124,7 @@ def check_source(plan: Plan) -> tuple[str, ...]:
     if plan.draft.checkpoint.config.get("quantization_config") is not None:
         raise CheckpointError(
             folder / CONFIG_FILE,
-            "declares a quantization_config: the source is already quantized",
+            "the source is quantized already (it declares a quantization_config)",
             fix="start from the BF16 draft",
         )
     return side_files
@@ -140,7 +141,7 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
         if scales:
             raise BackendError(
                 f"recipe {plan.recipe.name}",
-                "activations are not static, but input scales were given",
+                "input scales are given, but the recipe's activations are not static",
                 fix="drop --traces or --input-scale, or use a recipe with static activations",
             )
         return {}

@@ -70,7 +70,7 @@ def _names(rule: Rule, row: Row) -> bool:
 
 
 _NEVER_CODES: Mapping[Role, str] = {
-    "router": "rounded, it would choose other experts",
+    "router": "if the router were rounded, it would choose other experts",
     "kv_up": "engines absorb kv_b_proj into the attention and want floats",
     "embedding": "its rows are looked up, never multiplied; 'action: drop' leaves it to the target",
 }
@@ -89,8 +89,8 @@ def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
     if row.role == "head" and is_tied(draft):
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name} cannot be quantized: config.json ties it to the embedding"
-            " (tie_word_embeddings), so that engines take the embedding for it",
+            f"{row.tensor.name} cannot be quantized, because config.json ties it to the"
+            " embedding (tie_word_embeddings) and engines use the embedding in its place",
             fix="keep the head, or train the draft with one of its own",
         )
 
@@ -102,8 +102,9 @@ def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
         width = row.tensor.shape[1]
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding gptq would need second moments of all {width} features,"
-            f" {4 * width**2 / 1e9:.1f} GB, and a factorization of them",
+            f"{row.tensor.name}: with rounding gptq it would need the second moments of"
+            f" all {width:,} features ({4 * width**2 / 1e9:.1f} GB) and their"
+            " factorization",
             fix="give fc a format of eight bits, round it to nearest, or keep it",
         )
     if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding in ("learned", "retuned"):
@@ -117,8 +118,8 @@ def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
     if row.role in ("fusion", "head") and rounding in ("learned", "retuned"):
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding {rounding} compares drafts between fc and the head, which"
-            " both have in common, so it says nothing of this one",
+            f"{row.tensor.name}: rounding {rounding} compares drafts between fc and the"
+            " head, so it cannot learn fc or the head themselves",
             fix="keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
         )
 
@@ -127,8 +128,8 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
     if row.role not in SHARED_ROLES:
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name} (role {row.role}) cannot be dropped: engines take the embedding and"
-            " the head of a draft from its target, and nothing else",
+            f"{row.tensor.name} (role {row.role}) cannot be dropped: engines take only"
+            " the embedding and the head of a draft from its target",
             fix="keep it",
         )
     if row.role not in draft.family.shared_tables or row.canonical not in (EMBEDDING, HEAD):
@@ -149,8 +150,9 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
     if row.role == "head" and geometry.draft_vocab_size != geometry.vocab_size:
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name} cannot be dropped: it has {geometry.draft_vocab_size} of"
-            f" {geometry.vocab_size} rows, and no engine takes some rows of the target's head",
+            f"{row.tensor.name} cannot be dropped: it has {geometry.draft_vocab_size:,}"
+            f" of {geometry.vocab_size:,} rows, and engines cannot take some rows of the"
+            " target's head",
             fix="keep the pruned head; it may be quantized",
         )
 

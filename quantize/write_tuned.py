@@ -147,6 +147,6 @@ def _checked(row: Row, weight: Tensor) -> Tensor:
             tensor.name,
             f"expected a weight {tensor.dtype} {list(tensor.shape)}, learned was"
             f" {weight.dtype} {list(weight.shape)}",
-            fix="learn it of this draft",
+            fix="run the learning again with this draft",
         )
     return weight

@@ -101,7 +101,9 @@ def _locate(reference: str | Path) -> Path:
             return path
         raise RecipeError(text, "no such recipe file", fix="check the path")
     fix = _nearest_recipe(text)
-    raise RecipeError(text, "no built-in recipe has this name", fix=f"{fix} (or give a .yaml path)")
+    if spelled(text) not in DIFFERENT:
+        fix += " (or give a .yaml path)"
+    raise RecipeError(text, "no built-in recipe has this name", fix=fix)
 
 
 def _nearest_recipe(name: str) -> str:

@@ -28,6 +28,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
                 usage = usage.removesuffix(" [options]")
         super().add_usage(usage, needed, [], prefix)
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Between words, never inside of `--max-new-tokens`."""
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
     def _format_needed(self, action: argparse.Action) -> str:
         metavar = self._get_default_metavar_for_positional(action)
         if action.option_strings:

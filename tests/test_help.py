@@ -44,6 +44,7 @@ def test_every_page_of_help_is_two_screens(name: str) -> None:
     usage, *lines = ALL[name].format_help().splitlines()
     assert not [line for line in lines if len(line) > 80]
     assert -(-len(usage) // 80) + len(lines) <= PAGE
+    assert not [line for line in lines if line.endswith("-")]  # names of options stay whole
 
 
 @pytest.mark.parametrize("name", LEAVES)

@@ -227,7 +227,7 @@ def test_no_token(pusher: Pusher, served: tuple[str, HubState]) -> None:
     run = pusher(HF_TOKEN="")
     assert run.returncode == 2
     assert f"{REPOSITORY}: there is no token of the Hub" in run.stderr
-    assert "\n  fix: 'hf auth login', or a token" in run.stderr
+    assert "\n  fix: run 'hf auth login', or set" in run.stderr
     assert served[1].requests == []
 
 
@@ -276,7 +276,7 @@ def test_a_repository_with_other_files(pusher: Pusher, served: tuple[str, HubSta
     served[1].repositories[REPOSITORY] = Repository(private=True, branches=branches)
     run = pusher("--overwrite")
     assert run.returncode == 2
-    assert "model-00003.safetensors: is in the repository and not in the folder" in run.stderr
+    assert "model-00003.safetensors: it is in the repository but not in the folder" in run.stderr
     assert served[1].count("PUT") == 0
 
 
@@ -288,8 +288,8 @@ def test_a_repository_with_other_contents(
     served[1].repositories[REPOSITORY] = repository
     run = pusher()
     assert run.returncode == 2
-    assert f"{REPOSITORY}: config.json: has other contents there" in run.stderr
-    assert "fix: --overwrite replaces them" in run.stderr
+    assert f"{REPOSITORY}: config.json: its contents in the repository differ" in run.stderr
+    assert "fix: pass --overwrite to replace them" in run.stderr
     assert repository.commits == []
     assert pusher("--overwrite").returncode == 0
     assert files["config.json"] == (out / "config.json").read_bytes()
@@ -351,7 +351,7 @@ def test_what_does_not_verify_is_not_sent(made: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("repository", ["none", "a/b/c", "a/b@main", "", "a b/c"])
 def test_what_is_no_repository(repository: str, out: Path) -> None:
-    with pytest.raises(HubError, match="REPO: expected a Hub id"):
+    with pytest.raises(HubError, match="expected a Hub id"):
         push(out, repository, unverified=True, dry_run=True)
 
 

@@ -39,7 +39,7 @@ def row_algorithm(choice: Choice) -> RowAlgorithm:
     if not isinstance(algorithm, RowAlgorithm):
         raise BackendError(
             f"rounding: {choice.rounding}",
-            "the codes of one weight follow from the whole draft and from traces",
+            "learned rounding looks at the whole draft and at traces, not at one weight alone",
             fix="record traces ('draftquant record') and pass --traces",
         )
     return algorithm

@@ -49,7 +49,7 @@ _CALIBRATIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
 _failing = partial(
     toolkit_errors,
     "NVIDIA ModelOpt",
-    fix="use 'backend: torch'",
+    fix="use --backend torch (in a recipe: 'backend: torch')",
 )
 
 
@@ -76,7 +76,8 @@ class ModelOptBackend(Backend):
             raise BackendError(
                 f"backend modelopt, {self._algorithm}",
                 f"{problem}, got {weights}",
-                fix="use 'backend: torch', or 'scale: absmax' with 'rounding: nearest'",
+                fix="use --backend torch (in a recipe: 'backend: torch'), or 'scale: absmax'"
+                " with 'rounding: nearest'",
             )
         tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
 

@@ -33,7 +33,8 @@ BLOCK_ELEMENTS = 1 << 24
 _failing = partial(
     toolkit_errors,
     "AMD Quark",
-    fix="use 'backend: torch'; if it is the extension that was not built, install g++ and ninja",
+    fix="use --backend torch (in a recipe: 'backend: torch'); if Quark's extension"
+    " was not built, install g++ and ninja",
 )
 
 
@@ -52,19 +53,24 @@ class QuarkBackend(Backend):
         if problem is not None:
             raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
         if weights.dtype not in _CODES or weights.granularity == "block":
-            raise BackendError("backend quark", f"{weights} is not computed by this backend",
-                               fix="use 'backend: torch'")  # fmt: skip
+            raise BackendError(
+                "backend quark",
+                f"{weights} is not computed by this backend",
+                fix="use --backend torch (in a recipe: 'backend: torch')",
+            )
         if weights.scale_dtype is not None:
             raise BackendError(
                 "backend quark",
                 f"scale_dtype {weights.scale_dtype} is not computed by this backend: Quark rounds "
                 "scales to the weight's dtype first",
-                fix="use 'backend: torch', or leave scale_dtype out",
+                fix="use --backend torch (in a recipe: 'backend: torch'), or leave scale_dtype out",
             )
         if self._gptq and weights.first_stage is not None:
-            raise BackendError("backend quark, rounding gptq",
-                               f"expected codes of one stage, got {weights}: Quark's GPTQ knows no"
-                               " second one", fix="use 'backend: torch'")  # fmt: skip
+            raise BackendError(
+                "backend quark, rounding gptq",
+                f"expected codes of one stage, got {weights}: Quark's GPTQ knows no second one",
+                fix="use --backend torch (in a recipe: 'backend: torch')",
+            )
         tested_version(self.name, "amd-quark", TESTED_VERSION)
         require_build_tools()
 

@@ -39,7 +39,7 @@ def require_build_tools() -> None:
         raise BackendError(
             "backend quark",
             f"AMD Quark builds a C++ extension at its first import: no compiler {compiler!r} found",
-            fix="install g++ (or set CXX), or use 'backend: torch'",
+            fix="install g++ (or set CXX), or use --backend torch (in a recipe: 'backend: torch')",
         )
 
 
@@ -91,7 +91,7 @@ def _path_with_ninja() -> str:
     raise BackendError(
         "backend quark",
         f"AMD Quark needs 'ninja' at every import: not found on PATH, nor in {scripts}",
-        fix="pip install ninja, or use 'backend: torch'",
+        fix="pip install ninja, or use --backend torch (in a recipe: 'backend: torch')",
     )
 
 
@@ -105,7 +105,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
         raise BackendError(
             f"backend quark, folder {folder}",
             f"AMD Quark's extension cannot be built there: {exc.strerror}",
-            fix="set TORCH_EXTENSIONS_DIR to a folder that can be written, or use 'backend: torch'",
+            fix="set TORCH_EXTENSIONS_DIR to a folder that can be written, or use --backend"
+            " torch (in a recipe: 'backend: torch')",
         ) from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

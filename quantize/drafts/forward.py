@@ -139,6 +139,8 @@ def finite(values: Tensor, where: str, what: str = "hidden states") -> Tensor:
     """
     if not bool(torch.isfinite(values).all()):
         raise ForwardError(
-            where, f"{what} are NaN or infinite", fix="inspect the draft's weights and scales"
+            where,
+            f"{what} are NaN or infinite",
+            fix="check the draft's weights and scales for NaN and infinity",
         )
     return values

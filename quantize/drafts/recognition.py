@@ -98,7 +98,7 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
         raise CheckpointError(
             where,
             f"architectures: {short(declared[0])} is no draft family{what}",
-            fix=f"supported: {', '.join(known)}",
+            fix=f"give a draft of a supported architecture: {', '.join(known)}",
         )
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
     if not as_declared:

@@ -127,8 +127,8 @@ _OF_TENSORS = {
     r"'lm_head' in Eagle": "vLLM's EAGLE-1 model takes the target's head, and this folder stores a"
     " head of its own",
     r"'embed_proj' in DFlash": "vLLM has no model for Domino drafts and loads this one as DFlash",
-    r"no module or parameter named '(.+?)'": "The folder stores {0}, for which {engine}'s"
-    " model has no parameter",
+    r"no module or parameter named '(.+?)'": "The folder stores tensors under the name {0}, for"
+    " which {engine}'s model has no parameter",
     r"has no parameter '.+' for checkpoint weight '(.+?)'": "The folder stores {0}, for which"
     " {engine}'s experts have no parameter",
     r"^KeyError: '(\w+)'": "config.json lacks the key {0}, which {engine} needs",

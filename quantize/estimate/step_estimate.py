@@ -144,14 +144,14 @@ def make_estimate(
     if draft.geometry.num_modules > 1:
         raise EstimateError(
             draft.checkpoint.folder,
-            "a module for each draft token, each of which goes over all rows of a round: a round of"
-            " that kind is not estimated",
+            "the draft has a module for each draft token, and this kind of step is not estimated",
             fix="measure it ('draftquant measure')",
         )
     if any(row.role == "router" for row in draft.rows):
         raise EstimateError(
             draft.checkpoint.folder,
-            "a mixture of experts: how many of them a step reads depends on what is routed to them",
+            "the draft is a mixture of experts, and how many experts a step reads"
+            " depends on routing",
             fix="measure it ('draftquant measure')",
         )
 

@@ -17,7 +17,10 @@ from .work import ELEMENT_BYTES, Machine, Pass, Work
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose every layer is q, k, v, o and gate, up, down, and nothing else that weighs."""
 _MIXTURE = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
-_GIVE = "give its verify step as measured (--target-step-ms), or the bytes of one (--target-bytes)"
+_GIVE = (
+    "give the target's measured verify step (--target-step-ms), or the bytes"
+    " that it reads (--target-bytes)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

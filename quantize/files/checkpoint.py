@@ -155,7 +155,7 @@ def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: objec
             raise CheckpointError(
                 where,
                 f"ends before byte {offset + len(buffer)}",
-                fix="the file changed while it was read: run again",
+                fix="run again: the file changed while it was read",
             )
         done += count
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _OF_THE_HUB = (".gitattributes",)  # made with every repository
 _LONGEST = 400  # characters of an answer that are quoted
-_AGAIN = "run the same command again: what has arrived is not sent twice"
-_LOGIN = "'hf auth login', or a token with write access in HF_TOKEN"
+_AGAIN = "run the same command again: files that have arrived are not sent again"
+_LOGIN = "run 'hf auth login', or set HF_TOKEN to a token with write access"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,15 +162,17 @@ def _check_differing(
     if found.foreign:
         raise HubError(
             f"{repository}: {found.foreign[0]}",
-            "is in the repository and not in the folder: engines read files by name",
+            "it is in the repository but not in the folder, and engines read files by name",
             fix="give another repository or another branch (--revision), or remove it on the Hub",
         )
     replaced = [file for file in found.other if file not in _OF_THE_HUB]
     if replaced and not overwrite:
         raise HubError(
             f"{repository}: {replaced[0]}",
-            f"has other contents there, as {len(replaced)} of {len(list(contents))} files",
-            fix="--overwrite replaces them in a new commit; or give another repository or branch",
+            f"its contents in the repository differ, as those of {len(replaced)} of"
+            f" {len(list(contents))} files do",
+            fix="pass --overwrite to replace them in a new commit, or give another"
+            " repository or branch",
         )
 
 
@@ -197,7 +199,7 @@ def _errors_of(repository: str) -> Iterator[None]:
         raise HubError(repository, f"{what}: {_said(exc, get_token())}", fix=fix) from exc
     except ValueError as exc:
         what = f"the Hub refuses it: {_said(exc, get_token())}"
-        raise HubError(repository, what, fix="correct what it names") from exc
+        raise HubError(repository, what, fix="correct what the Hub's message names") from exc
     except RuntimeError as exc:  # of one file; its cause says why
         what = f"{_said(exc, get_token())} {_said(exc.__cause__ or exc, get_token())}"
         raise HubError(repository, what, fix=_AGAIN) from exc

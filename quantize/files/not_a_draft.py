@@ -59,7 +59,10 @@ def mistaken_folder(folder: Path) -> tuple[str, str] | None:
     if any(folder.glob("*.gguf")):
         return f"holds {_GGUF}", _SAFETENSORS
     if (folder / "trace.json").exists():
-        return "is a trace folder, not a draft", "give it behind --traces, and the draft first"
+        return (
+            "is a trace folder, not a draft",
+            "give the draft first, and this folder behind --traces",
+        )
     if any(folder.glob("*.safetensors")):
         return None
     if pickles := pickles_in(folder):

@@ -55,7 +55,7 @@ def check_seal(folder: Path, provenance: Provenance | None) -> None:
         raise CheckpointError(
             folder / PROVENANCE_FILE,
             f"sha256: not that of the other keys: {provenance.sha256!r}",
-            fix="the record was edited: copy or quantize the draft again",
+            fix="copy the folder or quantize the draft again: this record was edited",
         )
 
 
@@ -71,5 +71,5 @@ def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str
             folder,
             f"{changed[0]}: not the bytes whose sha256 was recorded when it was quantized"
             f" ({len(changed)} tensor(s) in all)",
-            fix="the folder changed since: copy or quantize it again",
+            fix="copy the folder or quantize the draft again: its files have changed",
         )

@@ -141,7 +141,7 @@ def _check_untouched(
             raise OutputError(
                 out,
                 f"{file} appeared, changed or vanished while the folder was verified",
-                fix="stop what else writes there, and run again; nothing was kept",
+                fix="stop other programs that write there, and run again; nothing was kept",
             )
 
 

@@ -139,7 +139,7 @@ def check_place(path: Path, *, overwrite: bool) -> None:
         raise OutputError(
             path,
             "this report file already exists",
-            fix="--overwrite replaces it; or give another name",
+            fix="pass --overwrite to replace it, or give another name",
         )
 
 

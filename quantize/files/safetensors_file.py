@@ -86,7 +86,7 @@ class SafetensorsFile:
                 raise CheckpointError(
                     tensor.file,
                     f"ends inside {tensor.name}",
-                    fix="the file changed while it was read: run again",
+                    fix="run again: the file changed while it was read",
                 )
             done += count
 

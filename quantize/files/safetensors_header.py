@@ -106,15 +106,15 @@ def read_header(folder: Path, file: str) -> Header:
             if begin == LFS_POINTER[:8]:
                 raise CheckpointError(
                     path,
-                    f"is a pointer of Git LFS ({size} bytes), not the tensors that it stands for",
-                    fix=f"git -C {folder} lfs pull, or download the file from the Hub",
+                    f"it is a pointer of Git LFS ({size} bytes), not the tensors themselves",
+                    fix=f"run git -C {folder} lfs pull, or download the file from the Hub",
                 )
             length = int.from_bytes(begin, "little")
             if size < 8 or length > size - 8:
                 raise CheckpointError(
                     path,
                     f"header of {length} bytes does not fit a file of {size} bytes",
-                    fix="the file is truncated or not safetensors: download it again",
+                    fix="download the file again: it is cut off, or not a safetensors file",
                 )
             if length > MAX_HEADER_BYTES:
                 raise _lie(path, f"header of {length} bytes, expected at most {MAX_HEADER_BYTES}")

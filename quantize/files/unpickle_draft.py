@@ -97,9 +97,9 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
     files = pickles(folder)
     if not files or any(folder.glob("*.safetensors")):
         what = "safetensors are there already" if files else "no pickled weights are here"
-        fix = f"give a folder with {', '.join(_SUFFIXES)} only"
+        fix = f"give a folder that holds only {', '.join(_SUFFIXES)}"
         if any(folder.glob("*.safetensors")):
-            fix = "safetensors need no conversion: give this folder to the other commands"
+            fix = "give this folder to the other commands: safetensors need no conversion"
         raise CheckpointError(folder, what, fix=fix)
     tensors: dict[str, Tensor] = {}
     for file in files:

@@ -90,7 +90,11 @@ def _use(recipe: Recipe) -> str:
     ]
     if able:
         return f"use one of: {', '.join(able)}"
-    return "no layout has a name for these two" if len(each) == 1 else "no layout holds all of them"
+    return (
+        "use another format: no layout can declare these two together"
+        if len(each) == 1
+        else "no layout holds all of them"
+    )
 
 
 __all__ = [

@@ -64,10 +64,13 @@ class CompressedTensorsLayout(Layout):
     def problem(self, recipe: Recipe) -> str | None:
         weights = recipe.weights
         if weights.first_stage:
-            return "compressed-tensors has no weights of two stages"
+            return "compressed-tensors has no weights that are rounded in two stages"
         wanted = None if recipe.activations is None else str(recipe.activations)
         if wanted not in _ACTIVATIONS[weights.dtype, weights.granularity]:
-            return "no engine has a scheme for this pair in compressed-tensors"
+            return (
+                "no engine has a scheme for this pair of weights and activations in"
+                " compressed-tensors"
+            )
         return None
 
     @override

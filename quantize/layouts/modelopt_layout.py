@@ -38,8 +38,9 @@ class ModelOptLayout(Layout):
     name: LayoutName = "modelopt"
     # vLLM 0.33 has `model.layers.61.mlp.down_proj`, SGLang 0.5.23 `model.down_proj`, or no `model`.
     mix_problem: str | None = (
-        "declares several formats by whole names of linears (MIXED_PRECISION), and engines have"
-        " their own for those of a draft"
+        "ModelOpt's layout declares several formats by whole names of linears"
+        " (MIXED_PRECISION), but engines have names of their own for a draft's"
+        " linears"
     )
     exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
     heads: Heads = "as linears"

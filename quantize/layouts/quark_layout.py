@@ -48,7 +48,7 @@ class QuarkLayout(Layout):
     def problem(self, recipe: Recipe) -> str | None:
         weights, activations = recipe.weights, recipe.activations
         if weights.dtype not in _HELD or weights.granularity == "block":
-            return "Quark 0.13 has no such weights"
+            return "Quark 0.13 does not have these weights"
         if activations is not None and activations.dtype not in ("fp8_e4m3", weights.dtype):
             return "Quark 0.13 pairs MXFP4 activations with MXFP4 weights only"
         if activations and activations.dtype == "fp8_e4m3" and activations.granularity == "group":

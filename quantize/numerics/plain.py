@@ -41,7 +41,8 @@ def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Te
         )
     raise CheckpointError(
         name,
-        f"row {first_row + row} decodes to NaN or infinity: a code or scale is damaged",
+        f"row {first_row + row} decodes to NaN or infinity: a quantized value or a"
+        " scale is damaged",
         fix="run `draftquant verify`, then quantize the draft again",
     )
 

@@ -55,7 +55,7 @@ def activation_format(scheme: DeclaredScheme) -> ActivationFormat | None:
         raise LayoutError(
             f"activations {scheme.activations}",
             "expected FP8 scales per token or static ones: this folder's is no format of a recipe",
-            fix="quantize the BF16 draft by a recipe instead",
+            fix="quantize the BF16 draft with a recipe instead",
         )
     return _ACTIVATIONS[scheme.activations]
 

@@ -153,7 +153,7 @@ def _rebased(geometry: Any, rope_theta: float) -> Any:
         raise CheckpointError(
             "rope_theta",
             f"expected a number above 1, got {rope_theta}",
-            fix="give the base that the draft may have been trained with, for example 10000",
+            fix="give a rope base that the draft may have been trained with, for example 10000",
         )
     if geometry.rope is None:
         raise CheckpointError(

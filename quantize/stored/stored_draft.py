@@ -115,7 +115,7 @@ class StoredDraft:
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
                 raise CheckpointError(
                     self.checkpoint.folder,
-                    f"{part.name}: expected the zero points of symmetric codes, got others",
+                    f"{part.name}: expected the zero points of symmetric values, got others",
                     fix="quantize the draft again: asymmetric codes are not decoded",
                 )
         linear = StoredLinear(self.checkpoint, scheme, module, in_features=row.tensor.shape[1])
@@ -156,7 +156,7 @@ def _declared_tensors(
         if shape is None or len(shape) != 2:
             raise CheckpointError(
                 checkpoint.folder,
-                f"{module} is stored quantized, but is no linear of this draft's family",
+                f"{module} is stored quantized, but this draft's family has no such linear",
                 fix="quantize the draft again",
             )
         own = scheme.of(module)

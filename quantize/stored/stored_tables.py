@@ -58,7 +58,8 @@ class StoredTables:
                 target,
                 f"no tensor is called {HEAD}, and config.json does not say that the target ties it"
                 " to the embedding",
-                fix="give the shard that holds the head, or tie_word_embeddings: true if it is so",
+                fix="give the shard that holds the head, or write tie_word_embeddings: true if"
+                " they are tied",
             )
         tables = cls(checkpoint=checkpoint, embed_tokens=embedding, lm_head=head or embedding)
         tables._check()
@@ -138,7 +139,7 @@ def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
         raise CheckpointError(
             checkpoint.folder,
             f"several tensors are called {table}: {', '.join(tensor.name for tensor in found)}",
-            fix="give a folder with the language model that the draft was trained for alone",
+            fix="give a folder that holds only the language model that the draft was trained for",
         )
     return found[0] if found else None
 

@@ -33,7 +33,7 @@ def check_one_format(source: StoredDraft) -> None:
             source.checkpoint.folder,
             "expected one format for all linears, got several, which no other layout holds:"
             f" {source.scheme}",
-            fix="quantize the BF16 draft by a recipe of the layout that is wanted",
+            fix="quantize the BF16 draft with a recipe of the wanted layout",
         )
 
 

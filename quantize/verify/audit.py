@@ -232,7 +232,10 @@ def _declaration_faults(
             return []
         suffixes = sorted({t.name.rpartition(".")[2] for lin in linears for t in lin.tensors})
         got = f"none, but {len(linears)} linears stored as {', '.join(suffixes)}"
-        expected = "a declaration, without which engines drop the codes or read them as floats"
+        expected = (
+            "a declaration, without which engines ignore the quantized values or read"
+            " them as floats"
+        )
         return [Fault(where=where, expected=expected, got=got)]
     if not linears:
         return [Fault(where=where, expected=f"linears stored as {scheme}", got="none of them")]

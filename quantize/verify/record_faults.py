@@ -34,7 +34,7 @@ def read_record(folder: Path) -> Record | TunedProvenance | None:
     if isinstance(recorded, DequantizedProvenance):
         raise CheckpointError(
             folder / PROVENANCE_FILE,
-            "the folder was dequantized: it holds no codes to verify",
+            "there is nothing to verify: the folder was dequantized, and holds no quantized values",
             fix="verify the quantized folder that it was made from",
         )
     return recorded

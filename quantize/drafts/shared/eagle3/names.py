@@ -181,7 +181,7 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
         raise CheckpointError(
             where,
             f"hidden_act: expected 'silu', as {family} is served, got {activation!r}",
-            fix="this draft cannot be replayed or served as it was trained",
+            fix="use another draft: this one cannot be replayed or served as it was trained",
         )
     for biased in ("attention_bias", "mlp_bias"):
         if keys.flag(biased, False):

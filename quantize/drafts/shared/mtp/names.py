@@ -227,7 +227,7 @@ def read_mtp(
         raise CheckpointError(
             where,
             f"hidden_act: expected 'silu', as {family} is served, got {activation!r}",
-            fix="this draft cannot be replayed or served as it was trained",
+            fix="use another draft: this one cannot be replayed or served as it was trained",
         )
     return {
         "num_layers": layers,
