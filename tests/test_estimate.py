@@ -707,13 +707,13 @@ def test_without_a_target_the_rest_is_printed_and_what_is_needed(
     folder = str(drafts["kimi-linear-dflash"].checkpoint.folder)
     assert main(["estimate", folder, "--recipe", "fp8-ptpc"]) == 0
     out = capsys.readouterr().out
-    assert "Roofline: draft step / verify step in µs" in out
+    assert "Roofline: draft step / all drafting in µs" in out
     assert "embedding and head are the target's; attention and mlp" in out
     assert "each draft step reads its 754,974,720 bytes, whatever" in out
     assert "break-even acceptance needs the target's verify step: --target-step-ms" in out
     assert "Break-even on" not in out
     assert "  the head is the target's, in BF16\n" in out
-    assert "one pass over a block of 16, 15 of which the head reads" in out
+    assert "one pass over a block of 16, and the head reads 15 of them" in out
 
 
 def test_a_draft_that_cannot_gain_says_so(

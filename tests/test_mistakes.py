@@ -110,7 +110,7 @@ MISTAKES = {
         Mistake("inspect https://huggingface.co/me/draft", "is a web address", "id: me/draft"),
         Mistake("inspect hf.co/me/draft/tree/main", "is a web address", "id: me/draft@main"),
         Mistake("inspect me/draft:main", "and no Hub id", "behind @: me/draft@main"),
-        Mistake("inspect ''", "DRAFT: expected a folder, a file or a Hub id, got an empty text",
+        Mistake("inspect ''", "DRAFT: expected a path or a name, got an empty text",
                 "a variable of the shell that is not set"),
         Mistake("quantize draft --recipe h200 --out ''", "--out: expected a path", "a variable"),
         Mistake("record --target '' --prompts prompts.jsonl --out o", "--target: e", "a variable"),

@@ -289,7 +289,7 @@ def test_a_repository_with_other_contents(
     run = pusher()
     assert run.returncode == 2
     assert f"{REPOSITORY}: config.json: its contents in the repository differ" in run.stderr
-    assert "fix: --overwrite replaces them" in run.stderr
+    assert "fix: pass --overwrite to replace them" in run.stderr
     assert repository.commits == []
     assert pusher("--overwrite").returncode == 0
     assert files["config.json"] == (out / "config.json").read_bytes()
@@ -351,7 +351,7 @@ def test_what_does_not_verify_is_not_sent(made: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("repository", ["none", "a/b/c", "a/b@main", "", "a b/c"])
 def test_what_is_no_repository(repository: str, out: Path) -> None:
-    with pytest.raises(HubError, match="REPO: expected a Hub id"):
+    with pytest.raises(HubError, match="expected a Hub id"):
         push(out, repository, unverified=True, dry_run=True)
 
 

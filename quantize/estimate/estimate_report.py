@@ -73,13 +73,15 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
     k = estimate.num_draft_tokens
     if estimate.draft.geometry.block_size is None:
         yield (
-            f"a round is fc and a first step over the {k + 1} positions of each sequence that were"
-            f" verified, then {k - 1} steps over one position; the head proposes one token a step"
+            f"drafting is, for each verify step, fc and a first step over the {k + 1} positions of"
+            f" each sequence that were verified, then {k - 1} steps over one position; the head"
+            " proposes one token a step"
         )
     else:
         yield (
-            f"a round is fc and the keys and values of the {k + 1} positions of each sequence that"
-            f" were verified, then one pass over a block of {k + 1}, {k} of which the head reads"
+            f"drafting is, for each verify step, fc and the keys and values of the {k + 1}"
+            " positions of each sequence that were verified, then one pass over a block of"
+            f" {k + 1}, and the head reads {k} of them"
         )
     yield (
         "weights are read once per step for all sequences, with scales and zero points, and nothing"
@@ -111,7 +113,7 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
         " --target-step-ms"
     )
     if report.target is not None:
-        yield f"the target: {report.target}; speed is acceptance length / (round + verify step)"
+        yield f"the target: {report.target}; speed is acceptance length / (drafting + verify step)"
         yield (
             f"gate --policy release lets {report.allowed_drop:.2%} be lost: below that break-even,"
             " a PASS alone does not prove a gain"

@@ -126,7 +126,7 @@ _KINDS: Mapping[Any, str] = {
 def _refuse_empty(value: object, kinds: Sequence[Any]) -> None:
     """An empty text is no path, though Path takes it for the working folder."""
     if value == "" and (_are_paths(kinds) or Path in kinds):
-        expected = "a path" if _are_paths(kinds) else "a folder, a file or a Hub id"
+        expected = "a path" if _are_paths(kinds) else "a path or a name"
         fix = "give one: an empty text often comes from a variable of the shell that is not set"
         raise MisfitError(f"expected {expected}, got an empty text", fix)
 

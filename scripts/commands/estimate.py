@@ -58,7 +58,7 @@ def print_report(report: EstimateReport) -> None:
 
 
 def _print_parts(estimate: Estimate) -> None:
-    numbers = ("parameters", "share", "stored", "draft step reads", "verify step reads")
+    numbers = ("parameters", "share", "stored", "draft step reads", "drafting reads")
     found = table(
         f"Bytes of the draft's parts in {estimate.baseline.name}, at concurrency 1",
         "part",
@@ -119,7 +119,7 @@ def _shares(estimate: Estimate) -> Iterator[str]:
 def _print_bytes(report: EstimateReport) -> None:
     estimate = report.estimate
     before = estimate.baseline
-    numbers = ("stored", "attention", "mlp", "rest", "step", "share", "round", "share of it")
+    numbers = ("stored", "attention", "mlp", "rest", "step", "share", "drafting", "share of it")
     found = table("Bytes read at concurrency 1", "draft", *numbers, "multiplied as", right=numbers,
                   spare=("share of it", "attention", "mlp", "rest"))  # fmt: skip
     for one in estimate.candidates:
@@ -143,7 +143,7 @@ def _print_bytes(report: EstimateReport) -> None:
 def _print_times(report: EstimateReport) -> None:
     names = tuple(machine.gpu.name for machine in report.machines)
     found = table(
-        "Roofline: draft step / verify step in µs, at concurrency 1", "draft", *names, right=names
+        "Roofline: draft step / all drafting in µs, at concurrency 1", "draft", *names, right=names
     )
     marks = set()
     for one in report.estimate.candidates:
@@ -174,9 +174,11 @@ def _print_break_even(report: EstimateReport, machine: Machine) -> None:
         right=tuple(columns),
     )
     points = rows.pop(estimate.baseline)
-    found.row("target's step, ms", *(f"{1e3 * point.verify_seconds:.3g}" for point in points))
+    found.row(
+        "target's verify step, ms", *(f"{1e3 * point.verify_seconds:.3g}" for point in points)
+    )
     ours = (machine.round_seconds(estimate.baseline.round, p.concurrency) for p in points)
-    found.row(f"verify step with {estimate.baseline.name}, ms", *(f"{1e3 * s:.3g}" for s in ours))
+    found.row(f"drafting with {estimate.baseline.name}, ms", *(f"{1e3 * s:.3g}" for s in ours))
     found.add_section()
     for one, of_one in rows.items():
         label = one.name + _mark(report, one, machine)
