@@ -479,7 +479,7 @@ def test_commands_need_no_target_where_the_traces_carry_tables(
     gate = ["gate", str(bare), str(tmp_path / "fp8"), "--min-prompts", "2", "--traces"]
     for same in (traces, plain):  # calibrated on these, whether they carry tables or not
         assert main([*gate, str(same)]) == 2
-        assert "6 of its 6 prompts calibrated the candidate" in capsys.readouterr().err
+        assert "6 of its 6 prompts were used to calibrate the candidate" in capsys.readouterr().err
     other = tmp_path / "other.jsonl"
     lines = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()[3:]]
     fresh = [line | {"token_ids": line["token_ids"][::-1]} for line in lines]
