@@ -177,8 +177,9 @@ def test_a_part_of_a_report_has_no_files_of_its_own(gate: Any) -> None:
 
 
 def test_methods_of_a_comparison_give_the_bytes_of_the_command(
-    work: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
     drafts = [str(PAIR / "draft"), str(work / "out")]
     words = ["compare", *drafts, "--traces", str(work / "traces")]
     names = {"html": "c.html", "plot": "c.svg", "report": "c.json"}
@@ -186,7 +187,12 @@ def test_methods_of_a_comparison_give_the_bytes_of_the_command(
         words += [f"--{kind}", str(work / name)]
     assert main(words) == 0
     capsys.readouterr()
-    called = dq.compare(drafts, work / "traces")
+    with command_line(("draftquant", *words)):
+        called = dq.compare(drafts, work / "traces")
+    assert called.date == "2026-09-21T14:13:20Z"
+    assert called.argv == ("draftquant", "compare", "draft", "out", "--traces", "traces")
+    assert "2026-09-21 at 14:13 UTC" in called.html()
+    assert "draftquant compare draft out --traces traces" in called.html()
     for name, text in zip(
         names.values(), (called.html(), called.plot(), called.json()), strict=True
     ):

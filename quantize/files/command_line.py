@@ -17,6 +17,7 @@ _LEFT_OUT = {
     "--html": "--ht",
     "--markdown": "--mar",
     "--junit": "--ju",
+    "--plot": "--pl",
     "--trend": "--tre",
     "--log-to": "--log-t",
     "--token": "--to",

@@ -1,11 +1,13 @@
 """`compare`: several drafts on the same prompts; which one for which traffic?"""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
 from ...recipes.decode import MisfitError
@@ -13,7 +15,7 @@ from . import reports
 from .arguments import AnyPath, share
 from .opening import Reference
 from .option import Argument, Option
-from .pages import given
+from .pages import asked_for, given
 from .replay import OnTracesSettings, load_for_replay, replay_loaded
 from .verb import verb
 
@@ -107,7 +109,9 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
             prompts.
     """
     from ...validate.comparison import draft_comparison
+    from ...validate.report.facts import today
 
+    date = today()
     counted = _counted(settings)
     report = draft_comparison.compare(
         counted.drafts,
@@ -117,6 +121,7 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
         confidence=settings.confidence,
         warnings=counted.warnings,
     )
+    report = dataclasses.replace(report, date=date, argv=asked_for(running_argv()))
     texts = _texts(report)
     files = {path: texts[kind]() for kind, path in settings.files.items()}
     write_reports(files, overwrite=settings.overwrite)

@@ -6,6 +6,7 @@ from markupsafe import Markup
 from ..charts.forest import Interval, forest
 from ..charts.svg import standalone
 from ..judging.verdict import in_percent
+from ..report import words
 from ..report.html_report import render
 from .draft_comparison import ComparisonReport, Scope
 
@@ -22,6 +23,7 @@ def page(report: ComparisonReport) -> str:
         compared=[scope for scope in report.scopes if scope.changes],
         small=[scope for scope in report.scopes if not scope.changes],
         plot=Markup(plot(report)),
+        command=words.command(report.argv),
     )
 
 

@@ -100,6 +100,8 @@ class ComparisonReport(Paged):
         bonferroni_of_each: the same if correlations were ignored.
         scopes: the changes over all prompts first, then in each category, by name.
         warnings: what a reader has to know, one sentence each.
+        date: when they were compared, in UTC as ISO 8601; None if that is not known.
+        argv: the command line; empty if another program called `compare`.
     """
 
     counted_by: str
@@ -112,6 +114,8 @@ class ComparisonReport(Paged):
     bonferroni_of_each: float
     scopes: tuple[Scope, ...]
     warnings: tuple[str, ...] = ()
+    date: str | None = None
+    argv: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
