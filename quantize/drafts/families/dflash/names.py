@@ -53,7 +53,7 @@ _SERVED: Served = {
     "conv_kernel_size": (0, "a DFlash2 draft"),
     "selector_rank": (0, "a DFlash2 draft"),
     "markov_rank": (0, "a DSpark draft"),
-    "kv_lora_rank": (None, "layers of latent attention"),
+    "kv_lora_rank": (None, "layers with MLA"),
 }
 """Config key -> the value that this family's maths is for (also where it is absent), and what
 another value means."""
