@@ -114,7 +114,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert "layers.0.self_attn.q_proj" in out
     assert "embedding" in out
-    assert "measured scales against 1.0" in out
+    assert "measured scales against the constant 1.0" in out
     assert (tmp_path / "r.svg").exists()
     assert main([*command, "--plot", str(tmp_path / "r.svg")]) == 2
     assert "already exists" in capsys.readouterr().err

@@ -127,7 +127,7 @@ def test_the_card_of_the_source_travels(tmp_path: Path, capsys: pytest.CaptureFi
     (draft / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Mine\n", encoding="utf-8")
     out = tmp_path / "out"
     assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
-    assert f"README.md is the source's: 'draftquant card {out} --out" in capsys.readouterr().err
+    assert f"README.md is the source's; 'draftquant card {out} --out" in capsys.readouterr().err
     assert (out / "README.md").read_bytes() == (draft / "README.md").read_bytes()
     text = model_card(out, CardRequest(base_model="a/b"))
     assert parsed(text)["license"] == "apache-2.0"

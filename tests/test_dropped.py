@@ -383,4 +383,6 @@ def test_the_commands(
     assert main(["verify", out, "--against", str(source)]) == 0
     assert "not compared again (--target TARGET)" in " ".join(capsys.readouterr().out.split())
     assert main(["verify", out, "--against", str(source), "--target", str(target)]) == 0
-    assert "compared with the target's again" in " ".join(capsys.readouterr().out.split())
+    assert "compared again with the target's, byte for byte" in " ".join(
+        capsys.readouterr().out.split()
+    )

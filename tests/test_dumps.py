@@ -245,7 +245,10 @@ def test_rows_behind_their_tokens_are_put_back(
     late = [roll(text, 1) for text in texts]
     report = import_dump("modelopt", modelopt(late, tmp_path / "dump"), TARGET, tmp_path / "out")
     assert report.layout.shift == -1
-    assert "the rows were shifted by 1 against their tokens, and were" in report.layout.sentences()
+    assert (
+        "the rows were shifted by 1 against their tokens, and were moved back"
+        in report.layout.sentences()
+    )
     assert largest_difference(recorded, report.traces) <= ROUNDING[torch.float32]
 
 

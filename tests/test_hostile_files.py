@@ -89,7 +89,8 @@ def test_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
 
 
 HOMES = {
-    "read_text": {"quantize/files/staging_names.py"},  # of /proc, and the identity of this machine
+    # Of /proc, of the identity of this machine, and of an installed distribution.
+    "read_text": {"quantize/files/staging_names.py", "recipes/install_line.py"},
     "read_bytes": set(),
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
              "scripts/terminal.py", "quantize/files/staging.py",
@@ -532,7 +533,11 @@ def test_the_launch_command_can_be_copied(
     """Whatever the folder is called, a shell runs nothing else."""
     folder = tiny_eagle3_llama(tmp_path / """it's "a" $(touch x); `y` [red]""")
     assert main(["check", str(folder), "--engine", engine]) in (0, 3)
-    (line,) = (x for x in capsys.readouterr().out.split("\n") if x.startswith(("serve", "to try")))
+    (line,) = (
+        x
+        for x in capsys.readouterr().out.split("\n")
+        if x.startswith(("serve", "to try", "try it"))
+    )
     words = shlex.split(line.partition(": ")[2])
     found = [
         word if engine == "sglang" else " ".join(map(str, leaves(json.loads(word))))

@@ -135,8 +135,9 @@ def test_a_server_that_runs_another_draft_is_refused(
     assert (speculation.served_draft, speculation.told_by) == ("/mnt/other", "user")
     served_draft["draft_model_config"] = {"quantization": "compressed-tensors"}
     assert measured(running, prompts, "s", *override) == 2
-    assert "is not quantized, and the server says of the draft that it runs, '/mnt/other'" in (
-        capsys.readouterr().err
+    assert (
+        "is not quantized, but the server reports quantization 'compressed-tensors' for its draft '/mnt/other'"
+        in (capsys.readouterr().err)
     )
 
 
@@ -190,7 +191,7 @@ def test_what_a_user_has_to_know(
 ) -> None:
     running.status = lambda number: 200 if number < 5 else 500
     assert measured(running, prompts, "r", "--concurrency", "1") == 2
-    assert "what is answered is kept" in capsys.readouterr().err
+    assert "the answers so far are kept" in capsys.readouterr().err
     running.status = lambda number: 500 if number == 9 else 200
     assert measured(running, prompts, "r", "--concurrency", "1", "--attempts", "2") == 0
     said = capsys.readouterr()
@@ -221,7 +222,10 @@ def test_later_turns_are_not_measured(
 REFUSED: dict[str, tuple[list[str], str]] = {
     "in flight": (["--concurrency", "0"], "--concurrency: expected at least 1"),
     "temperature": (["--temperature", "-1"], "--temperature: expected at least 0"),
-    "greedy and drawn": (["--top-k", "3"], "--top-p and --top-k say how to sample"),
+    "greedy and drawn": (
+        ["--top-k", "3"],
+        "--top-p and --top-k have no effect",
+    ),
     "attempts": (["--attempts", "0"], "--attempts: expected at least 1, got 0"),
     "no time": (["--timeout", "0"], "--timeout: expected more than 0, got 0"),
     "no time at all": (["--timeout", "nan"], "--timeout: expected more than 0, got nan"),

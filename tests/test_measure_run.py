@@ -208,7 +208,7 @@ def test_a_server_without_a_draft(running: VLLMServer, tmp_path: Path) -> None:
     assert {record.histogram for record in found.records} == {None}
     assert told[-1].counts is None
     draft = DraftIdentity(draft="b", draft_sha256="0" * 64, draft_quantization=None)
-    with pytest.raises(MeasureError, match="--draft: the server drafts nothing"):
+    with pytest.raises(MeasureError, match="--draft: the server uses no draft"):
         measured(running, tmp_path / "s", replace(PLAN, draft=draft))
 
 
@@ -227,7 +227,7 @@ def test_a_second_run_goes_on_where_the_server_died(running: VLLMServer, tmp_pat
     running.status = stops_at(7)
     with pytest.raises(ServerError, match="no answer after 3 attempt") as caught:
         measured(running, tmp_path / "r", SINGLE)
-    assert "what is answered is kept" in str(caught.value)
+    assert "the answers so far are kept" in str(caught.value)
     assert not (tmp_path / "r").exists()
     lines = (tmp_path / "r.measuring").read_text(encoding="utf-8").splitlines()
     kept = [json.loads(line) for line in lines[1:]]
@@ -411,7 +411,7 @@ def test_the_model_is_the_one_that_is_expected(running: VLLMServer, tmp_path: Pa
         ({"num_warm_up": -1}, "--warm-up: expected at least 0, got -1"),
         ({"ask": replace(ASK, max_new_tokens=0)}, "--max-new-tokens: expected at least 1, got 0"),
         ({"prompts": ()}, "prompts: expected at least one"),
-        ({"prompts": (PROMPTS[0], PROMPTS[0])}, "each with an id of its own"),
+        ({"prompts": (PROMPTS[0], PROMPTS[0])}, "a unique id for each"),
     ],
 )
 def test_plans_that_cannot_be(changes: dict[str, Any], problem: str) -> None:

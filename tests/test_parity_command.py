@@ -45,7 +45,10 @@ def test_divergence_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert report.is_file()
     assert main([*both, "--report", str(report)]) == 2
     error = capsys.readouterr().err
-    assert "report.json: this report file already exists\n  fix: --overwrite replaces it" in error
+    assert (
+        "report.json: this report file already exists\n  fix: pass --overwrite to replace it"
+        in error
+    )
     assert main([*both, "--report", str(report), "--overwrite"]) == 1
     assert main([*both, "--report", str(tmp_path / "none" / "report.json")]) == 2
     assert main([*command, str(tmp_path / "gone")]) == 2

@@ -74,10 +74,10 @@ def test_forms_of_others(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"turns": []}, "turns: expected texts of the user"),
-        ({"turns": ["a", 1]}, "turns: expected texts of the user"),
-        ({"turns": "a"}, "turns: expected texts of the user"),
-        ({"prompt": {}}, "prompt: expected texts of the user"),
+        ({"turns": []}, "turns: expected at least one text of the user"),
+        ({"turns": ["a", 1]}, "turns: expected at least one text of the user"),
+        ({"turns": "a"}, "turns: expected at least one text of the user"),
+        ({"prompt": {}}, "prompt: expected at least one text of the user"),
         ({"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM X"]}, "whose own script"),
         ({"turns": ["a"], "prompt": "a"}, "expected one form of prompt, got prompt, turns"),
         ({"turns": ["a"], "token_ids": [1]}, "expected one form of prompt"),
@@ -86,7 +86,7 @@ def test_forms_of_others(
         ({"conversations": [{"role": "assistant", "content": "a"}]}, "the user has no turn"),
         ({"turns": ["a"], "level": 3}, "forms: token_ids, text, messages, turns, conv"),
         ({"query": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt, instr"),
-        ({"question": 3}, "question: expected texts of the user"),
+        ({"question": 3}, "question: expected at least one text of the user"),
         ({"instruction": " "}, "instruction: expected text, and text or nothing as input"),
         ({"instruction": "a", "input": 3}, "instruction: expected text, and text or nothing"),
         ({"id": "a"}, "expected one of token_ids, text, messages, turns, conversations, prompt"),

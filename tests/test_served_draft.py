@@ -85,7 +85,7 @@ def test_a_server_that_names_no_draft_contradicts_nothing(drafts: tuple[Path, Pa
 def test_a_quantization_that_the_folder_does_not_have(drafts: tuple[Path, Path]) -> None:
     plain, int4 = (draft_identity(str(folder)) for folder in drafts)
     for draft, quantization in ((plain, "fp8"), (int4, "unquant"), (int4, "none")):
-        with pytest.raises(MeasureError, match=f"runs: quantization '{quantization}'"):
+        with pytest.raises(MeasureError, match="the server reports quantization"):
             told(draft, None, quantization)
     for draft, quantization in ((plain, "unquant"), (plain, "none"), (int4, "gptq_marlin")):
         assert told(draft, None, quantization).served_quantization == quantization

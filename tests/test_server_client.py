@@ -150,7 +150,7 @@ def test_nothing_listens() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ServerError, match=r"no answer after 3 attempt\(s\): ConnectError") as found:
         ask(url, get)
-    assert "what is answered is kept" in found.value.fix
+    assert "the answers so far are kept" in found.value.fix
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])

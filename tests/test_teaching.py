@@ -172,8 +172,9 @@ def test_enough_prompts_must_be_left_to_learn_from(tmp_path: Path) -> None:
 def test_the_settings_are_those_that_the_page_measured() -> None:
     """Its figures are of these; others need figures of their own."""
     text = (Path(__file__).parents[1] / "docs" / "retune.md").read_text(encoding="utf-8")
+    text = " ".join(text.split())
     teaching = RETUNING.teaching
     assert teaching is not None
     assert f"logits divided by {teaching.temperature:g})" in text
     assert f"{teaching.anchor:g} x KL(BF16 draft ‖ draft)" in text
-    assert f"At least {teaching.min_prompts} prompts must be left to learn from" in text
+    assert f"At least {teaching.min_prompts} prompts must remain for training" in text

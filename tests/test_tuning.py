@@ -258,6 +258,6 @@ def test_a_draft_that_accepts_too_little_is_doubted(accepted: int, doubted: bool
     assert (said is not None) == doubted
     if doubted:
         assert said == (
-            "the unquantized draft accepts 2.00 tokens per step, a working one 2.02 and more: are"
-            " these traces of its own target?"
+            "the unquantized draft has an acceptance length of 2.00, a working one at least 2.02:"
+            " check that the traces are of its own target"
         )

@@ -198,7 +198,7 @@ def test_source_that_shrank(kernel: bool, tmp_path: Path, monkeypatch: pytest.Mo
     if not kernel:
         monkeypatch.setattr(os, "copy_file_range", unsupported)
     with (
-        pytest.raises(CheckpointError, match="source: ends inside x\n  fix: the file changed"),
+        pytest.raises(CheckpointError, match="ends inside x\n  fix: run again: the file changed"),
         copying(tmp_path, bytes(100), claimed=200),
     ):
         pytest.fail("copied")

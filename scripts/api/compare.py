@@ -1,6 +1,5 @@
 """`compare`: several drafts on the same prompts; which one for which traffic?"""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -120,8 +119,9 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
         traffic=settings.traffic,
         confidence=settings.confidence,
         warnings=counted.warnings,
+        date=date,
+        argv=asked_for(running_argv()),
     )
-    report = dataclasses.replace(report, date=date, argv=asked_for(running_argv()))
     texts = _texts(report)
     files = {path: texts[kind]() for kind, path in settings.files.items()}
     write_reports(files, overwrite=settings.overwrite)

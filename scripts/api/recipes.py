@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
 from typing import Annotated, Any
 
 from typing_extensions import override
@@ -21,8 +22,13 @@ from .option import Argument, Option
 from .settings import Settings
 from .verb import verb
 
-LOADED_FAMILIES = ("eagle3-llama", "eagle3-mla", "dflash")
-"""Those that every recipe says of whether its result loads."""
+
+@cache
+def loaded_families() -> tuple[str, ...]:
+    """The families that recipes name where their results load."""
+    recipes = map(load_recipe, built_in_recipes())
+    every = (name for one in recipes for place in one.loads_on for name in place.family)
+    return tuple(dict.fromkeys(every))
 
 
 @dataclass(frozen=True, slots=True)

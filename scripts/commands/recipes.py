@@ -9,9 +9,9 @@ from ...quantize.gpus import gpu_names
 from ...recipes import recipe_sha256, to_mapping
 from ...recipes.expectations import LoadsOn
 from ..api.recipes import (
-    LOADED_FAMILIES,
     ListedRecipe,
     RecipesListSettings,
+    loaded_families,
     places,
     recipes_check,
     recipes_list,
@@ -106,7 +106,7 @@ def _places(listed: ListedRecipe, asked: RecipesListSettings) -> str:
 
 def _families(place: LoadsOn) -> str:
     """Those that it does not load, which are fewer."""
-    absent = [name for name in LOADED_FAMILIES if name not in place.family]
+    absent = [name for name in loaded_families() if name not in place.family]
     return f" (not {', '.join(absent)})" if absent else ""
 
 

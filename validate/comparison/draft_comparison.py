@@ -205,6 +205,8 @@ def compare(
     traffic: Mapping[str, float] | None = None,
     confidence: float = 0.95,
     warnings: Sequence[str] = (),
+    date: str | None = None,
+    argv: Sequence[str] = (),
 ) -> ComparisonReport:
     """Compare every pair of drafts.
 
@@ -215,6 +217,8 @@ def compare(
         traffic: share of the output tokens by category; None = prompts as they are, pooled.
         confidence: of all intervals together, in (0.5, 1).
         warnings: what a reader has to know.
+        date: of the comparison, in UTC as ISO 8601.
+        argv: the command line that asked for it.
 
     Raises:
         CompareError: the confidence is none, the traffic does not fit the prompts, or there are
@@ -261,6 +265,8 @@ def compare(
         bonferroni_of_each=bonferroni(max(1, number), confidence),
         scopes=tuple(scopes),
         warnings=(*warnings, *_warnings(samples)),
+        date=date,
+        argv=tuple(argv),
     )
 
 
