@@ -217,14 +217,15 @@ def judged(settings: GateSettings) -> Judged:
     drafts, engines = _judged_drafts(settings, measured, on_traces)
     argv = asked_for(running_argv())
     document = document_of(report, argv=argv, drafts=drafts, engines=engines, date=date)
-    text = document_text(document)
+    text, history = document_text(document), None
     if report_file or settings.wants_pages or settings.trend:
         beside = {report_file: text} if report_file else {}
         found = parse_report(text, "gate")
+        history = settings.history(found)
         written = settings.write_pages(found, beside=beside)
         settings.append_to_trend(found)
         settings.log(found, written)
-    report = report.with_texts(texts_of(text))
+    report = report.with_texts(texts_of(text, history))
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 
 

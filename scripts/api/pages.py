@@ -194,25 +194,28 @@ class Pages(Settings):
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
 
 
-def texts_of(text: str) -> "Texts":
-    """What makes the files of a report, of the text of its JSON."""
-    forms: Mapping[ReportFormat, Callable[..., str]]
-    forms = {"report": str, "html": _html, "markdown": _markdown, "junit": _junit}
-    return {kind: functools.partial(form, text) for kind, form in forms.items()}
+def texts_of(text: str, history: "History | None" = None) -> "Texts":
+    """What makes the files of a report, of the text of its JSON and the history that it shows."""
+    return {
+        "report": functools.partial(str, text),
+        "html": functools.partial(_html, text, history),
+        "markdown": functools.partial(_markdown, text, history),
+        "junit": functools.partial(_junit, text),
+    }
 
 
-def _html(text: str) -> str:
+def _html(text: str, history: "History | None") -> str:
     from ...validate.report.document import parse_report
     from ...validate.report.html_report import page
 
-    return page(parse_report(text, "gate"))
+    return page(parse_report(text, "gate"), history=history)
 
 
-def _markdown(text: str) -> str:
+def _markdown(text: str, history: "History | None") -> str:
     from ...validate.report.document import parse_report
     from ...validate.report.markdown_report import markdown
 
-    return markdown(parse_report(text, "gate"))
+    return markdown(parse_report(text, "gate"), history=history)
 
 
 def _junit(text: str, inconclusive: Literal["error", "skipped"] = "error") -> str:

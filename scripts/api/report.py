@@ -69,4 +69,4 @@ def report(settings: ReportSettings) -> WrittenReport:
     written = settings.write_pages(document)
     settings.log(document, (Path(settings.gate), *written))
     found = WrittenReport(document=document, history=history, written=written)
-    return found.with_texts(texts_of(read_text(Path(settings.gate))))
+    return found.with_texts(texts_of(read_text(Path(settings.gate)), history))

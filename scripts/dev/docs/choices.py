@@ -40,7 +40,6 @@ NAMED_FIRST = {
 UNPACKED = "mi325x-w4a8-fp8"
 """What the plugin makes of Quark's INT4 while an engine loads it: it loads where this does."""
 ANY = "any of the three"
-NOT_KNOWN = "not known"
 NONE = "none"
 
 
@@ -51,7 +50,7 @@ class Choice(NamedTuple):
         gpus: as people say them.
         engine: that serves the draft.
         families: of drafts.
-        fp8: the best recipe in FP8; None where nobody executed the engine on these GPUs.
+        fp8: the best recipe in FP8; None where none loads.
         four_bits: the best recipe with weights of four bits; None where none loads.
         by_plugin: `four_bits` loads only with draftquant as the engine's plugin.
     """
@@ -65,9 +64,11 @@ class Choice(NamedTuple):
 
 
 def choices() -> tuple[Choice, ...]:
-    """The advice for every place; families with the same advice share a row."""
+    """The advice for every place where the engine was executed; equal advice shares a row."""
     found = []
     for gpus, engine in PLACES:
+        if architecture(gpus[0]) not in choose(engine).gpus:
+            continue
         rows: dict[tuple[str | None, str | None, bool], list[str]] = {}
         for family in FAMILIES:
             rows.setdefault(_advised(architecture(gpus[0]), engine, family), []).append(family)
@@ -84,7 +85,7 @@ def choices_table() -> str:
                 f"{', '.join(each.gpus)} ({architecture(each.gpus[0])})",
                 TITLES[each.engine],
                 ANY if each.families == FAMILIES else ", ".join(each.families),
-                code(each.fp8) if each.fp8 else NOT_KNOWN,
+                code(each.fp8) if each.fp8 else NONE,
                 _four_bits(each),
             ]
             for each in choices()
@@ -94,13 +95,11 @@ def choices_table() -> str:
 
 def _four_bits(choice: Choice) -> str:
     if choice.four_bits is None:
-        return NONE if choice.fp8 else NOT_KNOWN
+        return NONE
     return code(choice.four_bits) + (" with the plugin" if choice.by_plugin else "")
 
 
 def _advised(arch: str, engine: EngineName, family: str) -> tuple[str | None, str | None, bool]:
-    if arch not in choose(engine).gpus:
-        return None, None, False
     loading = _loading(family)
     here = [name for name, places in loading.items() if (engine, arch) in places]
     fp8 = _best((name for name in here if _is_fp8(_recipe(name))), arch, family)
