@@ -107,7 +107,7 @@ def test_plain_rope_by_other_names(section: dict[str, Any] | None) -> None:
         ({"type": 7}, "7: draftquant does not know its formula"),
         (
             {**CASES["yarn"], "mrope_section": [4, 2, 2]},
-            "'yarn with mrope_section': draftquant does not",
+            "'yarn with mrope_section': draftquant",
         ),
     ],
 )
