@@ -50,7 +50,7 @@ def draft(tmp_path: Path) -> Path:
         ([], "expected a list of one name, got []"),
         (["a", "b"], "expected a list of one name, got ['a', 'b']"),
         ("LlamaForCausalLMEagle3", "expected a list of one name, got 'Llama"),
-        (None, "expected a list of one name, got no such key"),
+        (None, "expected a list of one name, got null"),
     ],
 )
 def test_architectures(architectures: object, what: str, draft: Path) -> None:
