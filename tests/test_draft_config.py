@@ -58,6 +58,12 @@ def test_architectures(architectures: object, what: str, draft: Path) -> None:
     refused(draft, f"architectures: {what}")
 
 
+def test_a_null_architecture_is_not_an_absent_one(draft: Path) -> None:
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    (draft / "config.json").write_text(json.dumps(config | {"architectures": None}), "utf-8")
+    refused(draft, "architectures: expected a list of one name, got null")
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -143,7 +149,7 @@ def test_what_is_refused_by_name_is_told_what_it_is(
         ("medusa_head.0.0.linear.weight", "a target with Medusa heads"),
         ("model.layers.61.eh_proj.weight", "an MTP layer"),
         ("mtp.fc.weight", "an MTP layer"),
-        ("model.fc.weight", "EAGLE under an unknown name"),
+        ("model.fc.weight", "an EAGLE draft under an unknown name"),
         ("model.layers.3.mlp.up_proj.weight", "a whole language model"),
     ],
 )

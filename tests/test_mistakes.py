@@ -146,7 +146,7 @@ MISTAKES = {
                 "in the wrong order? Then run draftquant verify quant --against draft"),
         Mistake("inspect noarch", "expected a list of one name, got no such key",
                 "by its tensors it is eagle3-llama"),
-        Mistake("inspect own", "no supported draft family has 'MyOwnDraft': it is EAGLE under",
+        Mistake("inspect own", "no supported draft family has 'MyOwnDraft': it is an EAGLE draft",
                 "docs/families.md lists them (the tensors are named as those of eagle3-llama)\n"),
         Mistake("inspect near", "no supported draft family has 'LlamaForCausalLMEagl3'",
                 "docs/families.md lists them (the nearest name is LlamaForCausalLMEagle3;"),

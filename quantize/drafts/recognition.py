@@ -83,7 +83,8 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     config = with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
     declared = config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
-        got = "no such key" if declared is None else short(declared)
+        got = "null" if declared is None else short(declared)
+        got = got if "architectures" in config else "no such key"
         raise CheckpointError(
             where,
             f"architectures: expected a list of one name, got {got}",

@@ -41,7 +41,7 @@ _BY_TENSORS = (
     (r"(^|.)medusa", "a target with Medusa heads"),
     (r"^\d+\.\d+\.linear\.", "Medusa heads under another name than MedusaModel"),
     (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
-    (r"(^|\.)fc\.weight$", "EAGLE under an unknown name"),
+    (r"(^|\.)fc\.weight$", "an EAGLE draft under an unknown name"),
     (r"^model\.layers\.\d+\.", "a whole language model"),
 )
 """Part of a tensor's name -> the kind; the first that fits."""

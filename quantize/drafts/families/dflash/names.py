@@ -92,9 +92,9 @@ class DFlash(Family):
         "dflash": Lint(  # loaded in both engines: `tests/engines/names.json`
             name="model-type",
             level="warning",
-            cause="model_type dflash is TorchSpec's own: Transformers does not know it, so neither"
-            " vLLM 0.33 nor SGLang 0.5.23 reads config.json",
-            remedy="write qwen3, whose layers these are",
+            cause="only TorchSpec knows model_type dflash: Transformers does not, so neither"
+            " vLLM 0.33 nor SGLang 0.5.23 can read config.json",
+            remedy="write qwen3, because the layers are those of Qwen3",
             fix={"model_type": "qwen3"},
         )
     }
