@@ -105,7 +105,7 @@ def test_a_server_without_a_draft_that_drafts_is_refused(
 ) -> None:
     path = written(tmp_path, none=f"--draft {PAIR / 'draft'}")
     assert main(["measure", "--launch", str(path), "--out", str(tmp_path / "out")]) == 2
-    assert "none: has no draft, and its server drafts" in capsys.readouterr().err
+    assert "none: has no draft, but its server uses one" in capsys.readouterr().err
 
 
 def test_what_is_wrong_before_a_server_starts(
