@@ -187,7 +187,7 @@ def test_more_repeats_go_on_and_another_matrix_is_refused(tmp_path: Path) -> Non
     other = Measuring(matrix_of(NONE, max_new_tokens=9), tmp_path / "out")
     with pytest.raises(OutputError, match="an unfinished matrix with other settings") as caught:
         other.run()
-    assert caught.value.details == ("  max_new_tokens: begun with 8, now 9",)
+    assert caught.value.details == ("  max_new_tokens: it was 8, now it is 9",)
     with pytest.raises(OutputError, match="prompts_sha256: begun with None, now 'a'"):
         Measuring(matrix_of(NONE), tmp_path / "out").run(prompts_sha256="a")
 

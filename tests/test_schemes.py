@@ -138,6 +138,7 @@ def test_an_alias_is_the_config_of_modelopt() -> None:
 
 
 @needs("quark")
+@pytest.mark.slow
 def test_an_alias_is_the_scheme_of_quark() -> None:
     found = {name: of_quark(made) for name, made in templates().items() if name in SAME}
     assert found == {scheme: ours(SAME[scheme]) for scheme in found}
@@ -164,6 +165,7 @@ def test_every_config_of_modelopt_for_whole_models_is_an_alias_or_has_a_hint() -
 
 
 @needs("quark")
+@pytest.mark.slow
 def test_every_scheme_of_quark_with_a_format_that_others_have_is_an_alias_or_has_a_hint() -> None:
     of_amd = ("amdfp4", "mx6", "mx9", "bfp16", "fp4_block16")
     whole = {name for name in templates() if not name.startswith(of_amd)}
