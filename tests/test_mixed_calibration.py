@@ -149,7 +149,7 @@ def test_a_format_that_cannot_be_learned_as_the_recipes_own(
 ) -> None:
     plan = pair.plan(by(mixed(FP8, (INT4_CHANNEL, DOWN)), LEARNED))
     with (
-        pytest.raises(BackendError, match="learned finds codes of four bits"),
+        pytest.raises(BackendError, match="learned is for formats of four bits"),
         learned_codes(
             plan,
             pair.loaded(),

@@ -323,7 +323,7 @@ def test_an_output_that_exists_is_refused_before_anything(
     llama: RoundingPair, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(OutputError, match="out: already exists, and nothing existing is ever"):
+    with pytest.raises(OutputError, match="out: it already exists, and is never"):
         retune(llama, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -442,7 +442,7 @@ def test_a_block_that_the_draft_cannot_propose(llama: RoundingPair, tmp_path: Pa
 @pytest.mark.parametrize("recipe", ["fp8-ptpc", "blackwell-fp8"])
 def test_eight_bits_are_refused(recipe: str, llama: RoundingPair, tmp_path: Path) -> None:
     error = refused(llama, tmp_path, BackendError, recipe=recipe)
-    assert "rounding: retuned finds codes of four bits" in error.what
+    assert "rounding: retuned is for formats of four bits" in error.what
 
 
 def test_a_recipe_that_says_otherwise(llama: RoundingPair, tmp_path: Path) -> None:

@@ -137,10 +137,10 @@ def test_too_few_prompts_are_refused_with_the_reason(
 def test_an_output_that_exists_is_refused(
     pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("out", "baseline"):
+    for name, what in (("out", "it already exists"), ("baseline", "already exists")):
         (tmp_path / name).mkdir()
         assert retune(pair, tmp_path) == 2
-        assert f"{name}: already exists" in said(capsys)
+        assert f"{name}: {what}" in said(capsys)
         assert [path.name for path in tmp_path.iterdir()] == [name]
         (tmp_path / name).rmdir()
 

@@ -259,7 +259,7 @@ def test_another_command_is_refused_with_the_difference(
     with pytest.raises(ServerError, match=r"400 from .*the server says no"):
         record(running, tmp_path / "out", plan(target, most_in_flight=1))
     running.status = lambda _number: 200
-    with pytest.raises(OutputError, match="an unfinished recording with other settings") as caught:
+    with pytest.raises(OutputError, match="holds an unfinished recording") as caught:
         record(running, tmp_path / "out", plan(target, **changes))
     assert f"rm -r {tmp_path / 'out.recording'}" in str(caught.value)
     with pytest.raises(OutputError, match=difference):
@@ -309,7 +309,7 @@ def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_p
     with pytest.raises(TraceError, match=r"was recorded by vllm 0\.32\.0 and vllm 0\.33\.0"):
         record(running, tmp_path / "out", plan(target))
     (folder / "recording.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(OutputError, match="is not an unfinished recording"):
+    with pytest.raises(OutputError, match="it is not an unfinished recording"):
         record(running, tmp_path / "out", plan(target))
 
 
