@@ -4,9 +4,12 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from draftquant.scripts import progress
+from draftquant.scripts.api.learning import StepsShown
 from draftquant.scripts.progress import heartbeat, progress_bar, seconds, speed
 from draftquant.scripts.terminal import SPEECH, speak
 
@@ -153,6 +156,19 @@ def test_short_phases_say_nothing_unless_asked(
             clock[0] += 0.1
             bar.phase("sync")
         assert said(capsys) == lines
+
+
+@pytest.mark.parametrize(("behind_first", "shown"), [(False, [1, 2, 3]), (True, [0, 1, 2])])
+def test_a_run_that_goes_on_counts_its_own_steps(behind_first: bool, shown: list[int]) -> None:
+    """An earlier run did 20 of 50 steps: what is left is 30, at this run's speed."""
+    told: list[tuple[int, int]] = []
+    bar: Any = SimpleNamespace(set=lambda *at: told.append(at))
+    steps = StepsShown(bar, behind_first=behind_first)
+    for step in (21, 22, 23):
+        progress: Any = SimpleNamespace(step=step, steps=50)
+        steps(progress)
+    total = 29 if behind_first else 30
+    assert told == [(done, total) for done in shown]
 
 
 def test_quiet_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from draftquant.scripts.console import OnTerminal
 from draftquant.scripts.terminal import speak
 from torch.utils._python_dispatch import TorchDispatchMode
 
+pytestmark = pytest.mark.slow
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 LAYERS = (0, 1, 2)
 PER_SECOND = 1e8
@@ -130,14 +131,13 @@ def watched(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         run(*args, watch=OnTerminal(), **kwargs)
 
 
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("batch_size", [1, 3])
 def test_replay(seen: Seen, traces: Path, batch_size: int) -> None:
     drafts = [PAIR / "draft", PAIR / "draft"]
     watched(dq.replay, drafts, traces, num_draft_tokens=3, batch_size=batch_size)
     held(seen, "replay", 2)
 
 
-@pytest.mark.slow
 def test_record(seen: Seen, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": p.id, "category": "all", "token_ids": p.token_ids} for p in uneven_prompts()]
@@ -149,13 +149,11 @@ def test_record(seen: Seen, tmp_path: Path) -> None:
     held(seen, "record", 10)
 
 
-@pytest.mark.slow
 def test_calibrate(seen: Seen, traces: Path) -> None:
     watched(dq.calibrate, PAIR / "draft", [traces], num_draft_tokens=3)
     held(seen, "calibrate", 10)
 
 
-@pytest.mark.slow
 def test_quantize_by_gptq(seen: Seen, traces: Path, tmp_path: Path) -> None:
     watched(
         dq.quantize, PAIR / "draft", "int4-channel-gptq", tmp_path / "out", traces=traces,
@@ -165,7 +163,6 @@ def test_quantize_by_gptq(seen: Seen, traces: Path, tmp_path: Path) -> None:
     held(seen, "quantize", 2)
 
 
-@pytest.mark.slow
 def test_retune_and_a_second_one_whose_control_is_there_already(
     seen: Seen, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
