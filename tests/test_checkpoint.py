@@ -139,18 +139,18 @@ BAD_JSON = {
 @pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
 def test_json_file_that_is_no_object(content: bytes, what: str, file: str, sharded: Path) -> None:
     (sharded / file).write_bytes(content)
-    refused(sharded, what, "export the index" if file == INDEX_FILE else "its config.json")
+    refused(sharded, what, f"download or export {file} again")
 
 
 def test_config_that_is_absent(draft: Path) -> None:
     (draft / "config.json").unlink()
-    refused(draft, "no such file", "every draft needs its config.json")
+    refused(draft, "no such file", f"copy the draft's config.json into {draft}")
 
 
 def test_config_that_is_a_folder(draft: Path) -> None:
     (draft / "config.json").unlink()
     (draft / "config.json").mkdir()
-    refused(draft, "not readable as JSON", "every draft needs its config.json")
+    refused(draft, "not readable as JSON", "download or export config.json again")
 
 
 # safetensors files of the folder

@@ -91,7 +91,9 @@ def _fitted(settings: RecordSettings) -> "FittedPrompts":
 
     found, shape = _read(settings), _shape(settings)
     read = found.prompts
-    fitted = fitted_prompts(read, shape, settings.max_new_tokens, settings.too_long)
+    fitted = fitted_prompts(
+        read, shape, settings.max_new_tokens, settings.too_long, settings.prompts
+    )
     if long := fitted.too_long:
         done = "left out" if long.skipped else "cut to their last tokens"
         names = long.skipped or long.truncated
