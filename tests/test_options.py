@@ -280,7 +280,7 @@ COMMANDS = (
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
-        Row("--arch", "b200", "asked.arch", "b200"),
+        Row("--arch", "b200", "arch", "sm100"),
         Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
         Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
         Row("--version", "1.2", "version", "1.2", f"{FIX}.plan_repairs", "--fix --out OUT"),

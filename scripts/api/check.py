@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import override
 
-from ...quantize.engines.contract import EngineCheck, EngineName, Verdict
+from ...quantize.engines.contract import TITLES, EngineCheck, EngineName, Verdict
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.command_line import running_argv
