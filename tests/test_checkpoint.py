@@ -139,7 +139,7 @@ BAD_JSON = {
 @pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
 def test_json_file_that_is_no_object(content: bytes, what: str, file: str, sharded: Path) -> None:
     (sharded / file).write_bytes(content)
-    refused(sharded, what, f"download or export {file} again")
+    refused(sharded, what, "correct it, or download or export the file again")
 
 
 def test_config_that_is_absent(draft: Path) -> None:
@@ -150,7 +150,7 @@ def test_config_that_is_absent(draft: Path) -> None:
 def test_config_that_is_a_folder(draft: Path) -> None:
     (draft / "config.json").unlink()
     (draft / "config.json").mkdir()
-    refused(draft, "not readable as JSON", "download or export config.json again")
+    refused(draft, "not readable as JSON", "correct it, or download or export")
 
 
 # safetensors files of the folder
@@ -164,7 +164,7 @@ def test_two_files_without_an_index(draft: Path) -> None:
 @pytest.mark.parametrize("other", ["pytorch_model.bin", "draft.pt", "draft.pth", "draft.ckpt"])
 def test_pickles_are_not_read(other: str, draft: Path) -> None:
     (draft / "model.safetensors").rename(draft / other)
-    refused(draft, f"no safetensors file (found {other})", "pickles are not read")
+    refused(draft, f"no safetensors file (found {other})", "pickled weights are not read")
 
 
 def test_a_pickle_alone_names_the_command_that_reads_it(tmp_path: Path) -> None:

@@ -281,4 +281,4 @@ def test_a_bad_history_is_refused_before_the_work(
         assert said in " ".join(capsys.readouterr().err.split())
     same = str(tmp_path / "same.json")
     assert main([*gate, same, "--report", same]) == 2
-    assert "is asked for twice" in capsys.readouterr().err
+    assert "both --trend and a report name it" in capsys.readouterr().err

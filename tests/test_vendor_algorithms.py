@@ -210,11 +210,11 @@ def test_modelopts_search_of_edge_values(edge: str) -> None:
 
 
 NOT_THESE: list[tuple[BackendName, Algorithm, WeightFormat, str]] = [
-    ("quark", GPTQ, TWO_STAGES, "expected codes of one stage"),
+    ("quark", GPTQ, TWO_STAGES, "expected weights that are rounded once"),
     ("modelopt", GPTQ, NVFP4, "in Triton kernels, on CUDA alone"),
     ("modelopt", MSE, NVFP4, "in Triton kernels, on CUDA alone"),
     ("modelopt", MSE, FP8_TENSOR, "searches one for each weight alone"),
-    ("modelopt", GPTQ, INT4, "not computed by this backend"),
+    ("modelopt", GPTQ, INT4, "this backend does not compute"),
 ]
 
 
@@ -326,8 +326,8 @@ def test_a_draft_is_quantized_verified_and_replayed(
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
     assert report.ok, report.faults
     scales = "scales from 1/4 to 1 of absmax" if algorithm == "mse" else "exact absmax scales"
-    codes = "codes with at most 4 times the error of the nearest"
-    codes = codes if measured else "exactly the nearest codes"
+    codes = "quantized values with at most 4 times the error of the nearest"
+    codes = codes if measured else "exactly the nearest quantized values"
     assert report.rule == f"{scales}, {codes}"
     record = json.loads((tmp_path / "a" / "draftquant.json").read_text(encoding="utf-8"))
     assert package in record["backend_versions"]

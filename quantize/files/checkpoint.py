@@ -172,7 +172,7 @@ def read_json_object(path: Path, fix: str) -> dict[str, Any]:
         CheckpointError: absent, with the fix that is given; unreadable, too large, not JSON, or
             not an object.
     """
-    again = f"download or export {path.name} again"
+    again = "correct it, or download or export the file again"
     try:
         value = parse_json(read_text(path))
     except FileNotFoundError as exc:

@@ -181,7 +181,11 @@ class Pages(Settings):
         from ...validate.report.trend import read_trend
 
         if path.absolute() in {other.absolute() for other in others.values()}:
-            raise OutputError(path, "is asked for twice", fix="give the history its own file")
+            raise OutputError(
+                path,
+                "both --trend and a report name it",
+                fix="give the history its own file",
+            )
         check_place(path, overwrite=True)
         if path.exists():
             read_trend(path)
