@@ -326,8 +326,8 @@ def test_a_draft_is_quantized_verified_and_replayed(
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
     assert report.ok, report.faults
     scales = "scales from 1/4 to 1 of absmax" if algorithm == "mse" else "exact absmax scales"
-    codes = "codes with at most 4 times the error of the nearest"
-    codes = codes if measured else "exactly the nearest codes"
+    codes = "quantized values with at most 4 times the error of the nearest"
+    codes = codes if measured else "exactly the nearest quantized values"
     assert report.rule == f"{scales}, {codes}"
     record = json.loads((tmp_path / "a" / "draftquant.json").read_text(encoding="utf-8"))
     assert package in record["backend_versions"]

@@ -191,7 +191,7 @@ def test_what_is_written_is_exact(made: Made, source: Path, name: str) -> None:
     out, method = made(name)
     report = verify(out, source, method=method)
     assert report.faults == ()
-    assert report.rule == "exact absmax scales, exactly the nearest codes"
+    assert report.rule == "exact absmax scales, exactly the nearest quantized values"
     assert [linear.max_error for linear in report.linears] == [None] * 7
     assert all(0.01 < linear.relative_l2_error < 0.2 for linear in report.linears)
 
@@ -523,7 +523,7 @@ def test_searched_scales_lie_between_a_quarter_of_absmax_and_all_of_it(
     out, method = made(name, MSE)
     report = verify(out, source, method=method)
     assert report.faults == ()
-    assert report.rule == "scales from 1/4 to 1 of absmax, exactly the nearest codes"
+    assert report.rule == "scales from 1/4 to 1 of absmax, exactly the nearest quantized values"
     found = verify(out, source, method=replace(method, recipe=recipe_of(name)))
     assert not found.ok  # some scale was clipped
     assert all("absmax" in f.expected or "log2" in f.expected for f in found.faults)
@@ -574,7 +574,7 @@ def test_codes_that_make_up_for_others_need_only_be_near(copy_of: Made, source: 
     report = verify(out, source, method=compensated(method))
     assert report.faults == ()
     assert report.rule == (
-        "exact absmax scales, codes with at most 4 times the error of the nearest"
+        "exact absmax scales, quantized values with at most 4 times the error of the nearest"
     )
     assert all(linear.relative_l2_error > 0.01 for linear in report.linears)
     nan = read_tensors(out)[key]
@@ -632,7 +632,7 @@ def test_the_error_of_every_linear_is_printed(
     quantize.quantize_draft(plan, own, source=DraftSource(folder=source), allow_zero_rows=True)
     text, report = printed(own)
     assert "error / allowed" not in text
-    assert "exact absmax scales, exactly the nearest codes" in " ".join(text.split())
+    assert "exact absmax scales, exactly the nearest quantized values" in " ".join(text.split())
     assert len(report["linears"]) == 7
     for linear in report["linears"]:
         assert linear["max_error"] is None

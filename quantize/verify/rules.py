@@ -15,10 +15,10 @@ _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "clipped": "scales from 1/4 to 1 of absmax",
     "positive": "positive scales",
     "about-absmax": "scales of other tools (absmax; of INT4 searched ones too)",
-    "nearest": "exactly the nearest codes",
-    "near": "codes with at most 4 times the error of the nearest",
-    "retuned": "codes that point where the source's weights do",
-    "about-nearest": "codes of other tools (nearest; of INT4 GPTQ's too)",
+    "nearest": "exactly the nearest quantized values",
+    "near": "quantized values with at most 4 times the error of the nearest",
+    "retuned": "quantized values that point where the source's weights do",
+    "about-nearest": "quantized values of other tools (nearest; of INT4 GPTQ's too)",
 }
 
 

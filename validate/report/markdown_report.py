@@ -103,7 +103,7 @@ def _categories(found: GateReport) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [
         (
             "**all prompts**",
-            words.prompts(found.num_prompts, found.num_short_prompts),
+            words.prompts(found.num_prompts, found.num_short_prompts, found.num_clusters),
             words.length(found.baseline.mean_acceptance_length),
             words.length(found.candidate.mean_acceptance_length),
             words.change(found.change),
