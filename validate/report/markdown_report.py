@@ -120,7 +120,7 @@ def _categories(found: GateReport) -> Iterator[str]:
                 words.length(own.baseline_mean_acceptance_length),
                 words.length(own.candidate_mean_acceptance_length),
                 words.change(own.change),
-                words.bounds(own.change),
+                words.bounds(own.change if own.bounds_are_shown else None),
                 words.limit(own.max_relative_drop),
                 own.outcome or "too few prompts",
             )
