@@ -282,7 +282,8 @@ def test_it_says_when_nothing_is_separable() -> None:
     report = compare(counted, num_draft_tokens=K, counted_by="")
     assert report.answer == (
         "These prompts show no clear difference between any two drafts. That is not a PASS: judge"
-        " the draft that you want with 'draftquant gate' before you ship it, or record more prompts."
+        " the draft that you want with 'draftquant gate' before you ship it, or record more"
+        " prompts."
     )
     assert len(report.scopes) == 1  # one category is the whole
 

@@ -86,7 +86,10 @@ def test_ids_that_suggest_clusters_are_said() -> None:
         for i, one in enumerate(replay(BASELINE).prompts)
     )
     report = judge(replay(BASELINE, prompts=prompts), replay(BASELINE, prompts=prompts), RELEASE)
-    assert any("The ids look like 8 groups (doc0, doc1, doc2, ...). If prompts" in said for said in report.warnings)
+    assert any(
+        "The ids look like 8 groups (doc0, doc1, doc2, ...). If prompts" in said
+        for said in report.warnings
+    )
 
 
 def test_the_counts_of_copies_are_summed() -> None:
