@@ -13,6 +13,8 @@ from .files.side_files import check_no_other_weights, check_not_made
 from .quantization_plan import Plan
 from .stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
 
+_MOST_NAMED = 3  # linears that one message names
+
 
 def check_backends(recipe: Recipe) -> None:
     """Fail before any work if the recipe's toolkit or algorithm cannot do one of its formats.
@@ -34,8 +36,10 @@ def check_retuning(plan: Plan, retuning: Retuning | None) -> None:
     if (plan.recipe.algorithm.rounding == "retuned") != (retuning is not None):
         raise BackendError(
             f"recipe {plan.recipe.name}",
-            "rounding: retuned trains the draft, and the unquantized draft alike beside it",
-            fix="'draftquant retune' makes both; --algorithm learned stays with the BF16 draft",
+            "rounding: retuned fine-tunes the draft, and the unquantized draft"
+            " identically beside it",
+            fix="use 'draftquant retune', which makes both, or --algorithm learned, which"
+            " does not fine-tune",
         )
 
 
@@ -76,7 +80,8 @@ def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -
         names = " and ".join(row.tensor.name for row in dropped)
         raise PlanError(
             draft.checkpoint.folder,
-            f"{names} would be dropped, and nothing shows that the target has the very same",
+            f"the recipe drops {names}, but without the target it cannot be proven that"
+            " the target has the same tensor",
             fix="give the target's folder (--target M), or keep it",
         )
     tables = StoredTables.find(target)
@@ -147,11 +152,14 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
         return {}
     missing = [module for module in modules if module not in (scales or {})]
     if scales is None or missing:
+        named = ", ".join(missing[:_MOST_NAMED])
+        if missing[_MOST_NAMED:]:
+            named += f" and {len(missing) - _MOST_NAMED} more"
         static = next(form.activations for form in plan.recipe.formats if form.needs_input_scale)
         raise BackendError(
             f"recipe {plan.recipe.name}",
-            f"activations are {static}: a static scale of the input of each linear is needed,"
-            f" missing: {', '.join(missing)}",
+            f"activations are {static}, so each linear needs a static scale of its"
+            f" input. Missing: {named}",
             fix="record traces ('draftquant record') and pass --traces, or use a recipe without"
             " static scales (fp8-ptpc), or pass --input-scale 1.0",
         )

@@ -79,7 +79,7 @@ _NEVER_CODES: Mapping[Role, str] = {
 
 def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
     if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
-        reason = _NEVER_CODES.get(row.role, "it is no linear")
+        reason = _NEVER_CODES.get(row.role, "it is not a linear")
         raise PlanError(
             f"recipe {recipe.name}",
             f"{row.tensor.name} (role {row.role}, shape {list(row.tensor.shape)}) cannot be"
@@ -110,9 +110,9 @@ def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
     if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding in ("learned", "retuned"):
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding {rounding} would hold latents, gradients and their"
-            " moments of every expert of the mixture at once, and an expert that no token reaches"
-            " would learn nothing",
+            f"{row.tensor.name}: rounding {rounding} would keep the weights, gradients"
+            " and optimizer states of all experts in memory at once, and an expert that"
+            " no token reaches would learn nothing",
             fix="use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
         )
     if row.role in ("fusion", "head") and rounding in ("learned", "retuned"):
@@ -135,8 +135,8 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
     if row.role not in draft.family.shared_tables or row.canonical not in (EMBEDDING, HEAD):
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name} cannot be dropped: of a {draft.family.name} draft engines take no"
-            " such table from the target",
+            f"{row.tensor.name} cannot be dropped: engines do not take this table of a"
+            f" {draft.family.name} draft from the target",
             fix="keep it",
         )
     if recipe.algorithm.rounding == "retuned":

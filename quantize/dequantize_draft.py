@@ -121,14 +121,15 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
     if raw_declaration(checkpoint) is None:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
-            "declares no quantization_config: nothing to dequantize",
+            "there is nothing to dequantize: it declares no quantization_config",
             fix="give the output folder of `draftquant quantize`, or another quantized draft",
         )
     source = StoredDraft.read(checkpoint)
     if not source.modules:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
-            f"declares {source.scheme}, but no linear is stored quantized: nothing to dequantize",
+            f"there is nothing to dequantize: it declares {source.scheme}, but stores no"
+            " quantized linear",
             fix="remove quantization_config from config.json, or quantize the draft again",
         )
     chosen = _kept_dtype(source) if dtype is None else dtype

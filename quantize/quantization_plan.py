@@ -247,8 +247,8 @@ def _check_count(plan: Plan) -> None:
     if found != each * layers:
         raise PlanError(
             f"recipe {plan.recipe.name}",
-            f"expect: {each} quantized linears in each of {layers} layer(s) = {each * layers}, the"
-            f" rules quantize {found}",
+            f"expect: {each} quantized linears in each of {layers} layer(s) make"
+            f" {each * layers}, but the rules quantize {found}",
             fix="correct the rules or 'expect'",
         )
 
@@ -260,8 +260,8 @@ def _check_fused(plan: Plan) -> None:
         if 0 < len(quantized.intersection(group)) < len(group):
             raise PlanError(
                 f"recipe {plan.recipe.name}",
-                f"{', '.join(group)} are fused by every engine, but only"
-                f" {', '.join(sorted(quantized.intersection(group)))} would be quantized",
+                f"every engine fuses {', '.join(group)}, but the rules quantize only"
+                f" {', '.join(sorted(quantized.intersection(group)))}",
                 fix="quantize all of them or none",
             )
 

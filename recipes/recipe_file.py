@@ -18,6 +18,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from .decode import Misfit, MisfitError, nearest, walk
 from .errors import RecipeError, reason, visible
 from .regular_file import read_text
+from .schemes import ABSENT_FORMATS
 
 DataclassT = TypeVar("DataclassT")
 
@@ -218,8 +219,12 @@ class _YamlTree:
         if value in choices:
             return value
         expected, written = ", ".join(map(repr, choices)), getattr(self.node, "value", "")
+        if len(choices) == 1:
+            raise MisfitError(
+                f"expected {expected}, got {written or self._got()}", f"write {expected}"
+            )
         what = f"expected one of {expected}, got {self._got()}"
-        raise MisfitError(what, nearest(written, choices))
+        raise MisfitError(what, ABSENT_FORMATS.get(written) or nearest(written, choices))
 
     def is_null(self) -> bool:
         if not isinstance(self.node, ScalarNode) or self.node.tag != "tag:yaml.org,2002:null":

@@ -125,6 +125,11 @@ DIFFERENT: Mapping[str, str] = dict(
 )
 """Scheme that no built-in recipe is -> the nearest one, and what differs."""
 
+ABSENT_FORMATS: Mapping[str, str] = {
+    "int8": "write fp8_e4m3, which has the same size: draftquant has no INT8",
+}
+"""Number format that no recipe can name -> the nearest one; `int4` is spelled more alike."""
+
 
 def spelled(name: str) -> str:
     """A scheme's name as the two tables have it: `mtq.FP8_DEFAULT_CFG` is `fp8_default`."""

@@ -18,6 +18,8 @@ _DEEPEST_TEXT = 100  # no recursion over a parsed value fails at this depth
 _MOST_VALUES = 2_000_000  # a header of 140,000 tensors has 1.4 million
 _LARGEST_NUMBER = 10**40  # far below the largest float: 1e30 is written for "no limit"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_OF_PYTHON = {"None": "null", "True": "true", "False": "false"}
+_PYTHONS = re.compile(r"(None|True|False)\b")
 Pairs = list[tuple[str, Any]]
 
 
@@ -41,7 +43,7 @@ def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> A
     try:
         value = json.loads(text, object_pairs_hook=pairs_hook)
     except (ValueError, RecursionError) as exc:
-        raise JsonProblem(f"not JSON: {exc}") from exc
+        raise JsonProblem(f"not JSON: {_plainly(text, exc)}") from exc
     _check_bounds(value)
     if _SURROGATE.search(text):
         try:
@@ -50,6 +52,27 @@ def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> A
             found = ascii(exc.object[exc.start])
             raise JsonProblem(f"{found} is half a character (a lone surrogate)") from exc
     return value
+
+
+def _plainly(text: str, exc: ValueError | RecursionError) -> str:
+    """A common slip in plain words with its place, else what the parser says."""
+    slip = _slip(text, exc.pos) if isinstance(exc, json.JSONDecodeError) else None
+    if not isinstance(exc, json.JSONDecodeError) or slip is None:
+        return str(exc)
+    line = f"line {exc.lineno}, " if "\n" in text.strip() else ""  # of JSON lines, it is known
+    return f"{slip} ({line}column {exc.colno})"
+
+
+def _slip(text: str, position: int) -> str | None:
+    before, here = text[:position].rstrip(), text[position:]
+    closing = here.removeprefix(",").lstrip()[:1]
+    if closing in ("}", "]") and (here.startswith(",") or before.endswith(",")):
+        return f"there is a comma before the closing {closing}, which JSON does not allow"
+    if here.startswith("'"):
+        return 'there are single quotes, but JSON needs double quotes (")'
+    if word := _PYTHONS.match(here):
+        return f"{word[0]} is Python; JSON writes {_OF_PYTHON[word[0]]}"
+    return None
 
 
 def parse_object(text: str) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def test_zero_rows_keep_their_absmax_scale(weights: WeightFormat) -> None:
 )
 def test_mse_refuses_scales_that_rows_share(weights: WeightFormat) -> None:
     backend = get_backend("torch", MSE)
-    with pytest.raises(BackendError, match="scale: mse searches scales of channels or groups") as e:
+    with pytest.raises(BackendError, match="scale: mse works per channel or per group") as e:
         backend.check(weights)
     assert "scale: absmax" in e.value.fix
 

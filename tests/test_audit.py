@@ -351,7 +351,10 @@ def bfloat16(tensor: Stored) -> Stored:
         (
             "quark-fp8",
             replaced(f"{Q}.weight", with_a_nan),
-            [f"{Q}.weight: expected codes that are numbers", "1 NaN(s), first at row 2, column 44"],
+            [
+                f"{Q}.weight: expected quantized values that are numbers",
+                "1 NaN(s), first at row 2, column 44",
+            ],
         ),
     ],
 )  # fmt: skip

@@ -228,7 +228,7 @@ def test_what_a_card_must_not_replace(
     assert main(["card", str(out), *OUR_CARD, "--overwrite"]) == 2
     assert "without --out, nothing is written" in capsys.readouterr().err
     assert main(["card", str(out), *OUR_CARD, "--out", str(tmp_path / "no" / "card.md")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -139,18 +139,20 @@ BAD_JSON = {
 @pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
 def test_json_file_that_is_no_object(content: bytes, what: str, file: str, sharded: Path) -> None:
     (sharded / file).write_bytes(content)
-    refused(sharded, what, "export the index" if file == INDEX_FILE else "its config.json")
+    fix = "export the index again" if file == INDEX_FILE else "give a folder with a config.json"
+    unreadable = what == "not readable as JSON"
+    refused(sharded, what, "correct it, or download or export" if unreadable else fix)
 
 
 def test_config_that_is_absent(draft: Path) -> None:
     (draft / "config.json").unlink()
-    refused(draft, "no such file", "every draft needs its config.json")
+    refused(draft, "no such file", "every draft has one")
 
 
 def test_config_that_is_a_folder(draft: Path) -> None:
     (draft / "config.json").unlink()
     (draft / "config.json").mkdir()
-    refused(draft, "not readable as JSON", "every draft needs its config.json")
+    refused(draft, "not readable as JSON", "correct it, or download or export")
 
 
 # safetensors files of the folder
@@ -164,7 +166,7 @@ def test_two_files_without_an_index(draft: Path) -> None:
 @pytest.mark.parametrize("other", ["pytorch_model.bin", "draft.pt", "draft.pth", "draft.ckpt"])
 def test_pickles_are_not_read(other: str, draft: Path) -> None:
     (draft / "model.safetensors").rename(draft / other)
-    refused(draft, f"no safetensors file (found {other})", "pickles are not read")
+    refused(draft, f"no safetensors file (found {other})", "pickled weights are not read")
 
 
 def test_a_pickle_alone_names_the_command_that_reads_it(tmp_path: Path) -> None:

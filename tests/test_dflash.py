@@ -206,7 +206,7 @@ def test_pruned_vocabulary_needs_head_and_map(name: str, tmp_path: Path) -> None
 )
 def test_relatives_are_refused_by_name(name: str, kind: str, draft: Path) -> None:
     change(draft, **{name: bf16(64)})
-    refused(draft, f"is the mark of {kind}", f"{kind} is not supported: engines serve it otherwise")
+    refused(draft, f"is the mark of {kind}", f"{kind} in another way, and it is not supported")
     assert read_tensors(draft).keys() > {"fc.weight", name}
 
 
@@ -220,6 +220,6 @@ def test_config_of_one_family_and_tensors_of_another(draft: Path, tmp_path: Path
     edit_json(
         eagle / "config.json", **json.loads((draft / "config.json").read_text(encoding="utf-8"))
     )
-    refused(eagle, "config.json says dflash, the tensors are those of eagle3-llama")
+    refused(eagle, "config.json declares dflash, but the tensors are those of eagle3-llama")
     write_tensors(draft, read_tensors(draft) | read_tensors(eagle))
     refused(draft, "the tensors are those of dflash and eagle3-llama", "keep the tensors of one")

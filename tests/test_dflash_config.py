@@ -184,7 +184,7 @@ def test_ids_of_both_conventions_that_agree(draft: Path) -> None:
         ("conv_kernel_size", 4, "a DFlash2 draft"),
         ("selector_rank", 16, "a DFlash2 draft"),
         ("markov_rank", 16, "a DSpark draft"),
-        ("kv_lora_rank", 512, "layers of latent attention"),
+        ("kv_lora_rank", 512, "layers with MLA"),
     ],
 )
 @pytest.mark.parametrize("nested", [True, False])
@@ -193,7 +193,7 @@ def test_other_maths_is_refused(
 ) -> None:
     keys = {"dflash_config": {**OWN, key: value}} if nested else {key: value}
     edit_json(draft / "config.json", **keys)
-    refused(draft, f"{key}: expected ", "no family has these maths")
+    refused(draft, f"{key}: expected ", "no supported family computes this")
     refused(draft, f", got {value!r}: {meaning}")
 
 
@@ -201,4 +201,4 @@ def test_other_maths_is_refused(
 def test_partly_rotated_heads_in_a_rope_section_are_refused(key: str, draft: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 1e4, key: 0.25}
     edit_json(draft / "config.json", rope_parameters=rope)
-    refused(draft, f"{key}: expected ", "no family has these maths")
+    refused(draft, f"{key}: expected ", "no supported family computes this")

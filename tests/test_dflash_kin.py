@@ -171,9 +171,15 @@ def test_a_config_of_another_kind_is_refused_by_both_names(kind: Kind, tmp_path:
     plain = tiny_dflash(tmp_path / "plain", num_layers=1)
     own, other = ((each / "config.json").read_text(encoding="utf-8") for each in (folder, plain))
     (folder / "config.json").write_text(other, encoding="utf-8")
-    refused(folder, f"config.json says dflash, the tensors are those of {kind}", "use the config")
+    refused(
+        folder,
+        f"config.json declares dflash, but the tensors are those of {kind}",
+        "use the config",
+    )
     (plain / "config.json").write_text(own, encoding="utf-8")
-    refused(plain, f"config.json says {kind}, the tensors are those of dflash", "use the config")
+    refused(
+        plain, f"config.json declares {kind}, but the tensors are those of dflash", "use the config"
+    )
 
 
 def in_speculators_layout(folder: Path) -> dict[str, Any]:

@@ -44,18 +44,24 @@ def draft(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("architectures", "what"),
     [
-        (["GPT2LMHeadModel"], "'GPT2LMHeadModel' is no draft family"),
-        ([7], "7 is no draft family"),
-        ([["LlamaForCausalLMEagle3"]], "['LlamaForCausalLMEagle3'] is no draft family"),
+        (["GPT2LMHeadModel"], "no supported draft family has 'GPT2LMHeadModel'"),
+        ([7], "no supported draft family has 7"),
+        ([["LlamaForCausalLMEagle3"]], "no supported draft family has ['LlamaForCausalLMEagle3']"),
         ([], "expected a list of one name, got []"),
         (["a", "b"], "expected a list of one name, got ['a', 'b']"),
         ("LlamaForCausalLMEagle3", "expected a list of one name, got 'Llama"),
-        (None, "expected a list of one name, got None"),
+        (None, "expected a list of one name, got no such key"),
     ],
 )
 def test_architectures(architectures: object, what: str, draft: Path) -> None:
     edit_json(draft / "config.json", architectures=architectures)
     refused(draft, f"architectures: {what}")
+
+
+def test_a_null_architecture_is_not_an_absent_one(draft: Path) -> None:
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    (draft / "config.json").write_text(json.dumps(config | {"architectures": None}), "utf-8")
+    refused(draft, "architectures: expected a list of one name, got null")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +129,7 @@ def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
         ("Qwen3MoeForCausalLMMTP", "an MTP layer"),
         ("NemotronHMTPModel", "an MTP layer"),
         ("GptOssForCausalLMEagle3", "EAGLE-3 with layers of another kind"),
-        ("EagleMistralForCausalLM", "EAGLE-1"),
+        ("EagleMistralForCausalLM", "EAGLE-1 with layers of another kind"),
         ("Gemma4AssistantForCausalLM", "Gemma's assistant"),
     ],
 )
@@ -131,7 +137,7 @@ def test_what_is_refused_by_name_is_told_what_it_is(
     architecture: str, kind: str, draft: Path
 ) -> None:
     edit_json(draft / "config.json", architectures=[architecture])
-    refused(draft, f"{architecture!r} is no draft family: it is {kind}, which is not supported")
+    refused(draft, f"has {architecture!r}: it is {kind}, which is not supported")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +149,7 @@ def test_what_is_refused_by_name_is_told_what_it_is(
         ("medusa_head.0.0.linear.weight", "a target with Medusa heads"),
         ("model.layers.61.eh_proj.weight", "an MTP layer"),
         ("mtp.fc.weight", "an MTP layer"),
-        ("model.fc.weight", "EAGLE-1"),
+        ("model.fc.weight", "an EAGLE draft under an unknown name"),
         ("model.layers.3.mlp.up_proj.weight", "a whole language model"),
     ],
 )

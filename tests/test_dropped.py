@@ -204,9 +204,7 @@ def test_a_table_of_another_form(source: Path, target: Path, tmp_path: Path) -> 
 
 
 def test_no_target(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        PlanError, match="nothing shows that the target has the very same"
-    ) as caught:
+    with pytest.raises(PlanError, match="it cannot be proven that") as caught:
         quantized(source, dropping("embedding"), tmp_path / "out", None)
     assert "--target M" in str(caught.value.fix)
     with pytest.raises(CheckpointError, match="no such folder"):
@@ -319,7 +317,7 @@ def test_without_a_record_an_absent_table_is_a_fault(source: Path, out: Path) ->
 def test_replay_reads_the_targets_table(
     source: Path, target: Path, out: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match="the draft shares the target's"):
+    with pytest.raises(CheckpointError, match="which it shares with the target"):
         load_draft(out)
     quantized(source, load_recipe("fp8-ptpc"), tmp_path / "whole", None)
     loaded = load_draft(out, shared=TargetTables.find(target).shared())

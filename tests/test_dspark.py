@@ -122,7 +122,9 @@ def test_config_of_one_family_and_tensors_of_another(tmp_path: Path) -> None:
     nested = json.loads((folder / "config.json").read_text(encoding="utf-8"))["dflash_config"]
     plain = {key: nested[key] for key in ("mask_token_id", "target_layer_ids")}
     edit_json(folder / "config.json", architectures=["DFlashDraftModel"], dflash_config=plain)
-    refused(folder, "config.json says dflash, the tensors are those of dspark", "use the config")
+    refused(
+        folder, "config.json declares dflash, but the tensors are those of dspark", "use the config"
+    )
 
 
 def test_a_mask_embedding_beside_it_is_read_by_no_engine(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_its_head_is_quantized_by_no_recipe(tmp_path: Path) -> None:
         ),
         encoding="utf-8",
     )
-    with pytest.raises(PlanError, match=r"role proposal.* cannot be quantized: it is no linear"):
+    with pytest.raises(PlanError, match=r"role proposal.* cannot be quantized: it is not a linear"):
         make_plan(load_recipe(str(path)), draft)
 
 

@@ -108,7 +108,7 @@ def test_a_config_that_nothing_computes_is_refused(
 
 def test_tensors_of_eagle1_and_eagle3_in_one_folder_are_refused(tmp_path: Path) -> None:
     folder = tiny_eagle1(tmp_path / "draft", config={"architectures": ["LlamaForCausalLMEagle3"]})
-    with pytest.raises(CheckpointError, match="says eagle3-llama, the tensors are those of eagle1"):
+    with pytest.raises(CheckpointError, match="eagle3-llama, but the tensors are those of eagle1"):
         read_draft(Checkpoint.open(folder))
 
 

@@ -284,12 +284,20 @@ def test_absent_tensor(name: str, draft: Path) -> None:
 
 def test_tensors_of_another_family_than_the_config(draft: Path, tmp_path: Path) -> None:
     edit_json(draft / "config.json", architectures=["LlamaForCausalLMEagle3"])
-    refused(draft, "config.json says eagle3-llama, the tensors are those of eagle3-mla", "use the")
+    refused(
+        draft,
+        "declares eagle3-llama, but the tensors are those of eagle3-mla",
+        "use the",
+    )
     llama = tiny_eagle3_llama(tmp_path / "llama")
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["Eagle3DeepseekV2ForCausalLM"]
     (llama / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    refused(llama, "config.json says eagle3-mla, the tensors are those of eagle3-llama", "use the")
+    refused(
+        llama,
+        "declares eagle3-mla, but the tensors are those of eagle3-llama",
+        "use the",
+    )
 
 
 def test_two_families_in_one_folder(draft: Path, tmp_path: Path) -> None:

@@ -491,9 +491,12 @@ def test_a_target_by_its_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"num_experts": 8}, "a mixture of experts: how many a batch reads depends on routing"),
+        (
+            {"num_experts": 8},
+            "the target is a mixture of experts, and how many experts",
+        ),
         ({"n_routed_experts": 384}, "a mixture of experts"),
-        ({"quantization_config": {}}, "it is stored quantized"),
+        ({"quantization_config": {}}, "the target is stored quantized"),
         ({"model_type": "kimi_linear"}, "expected one of llama, mistral, qwen2, qwen3, whose"),
     ],
 )
@@ -598,7 +601,7 @@ def test_a_family_whose_cache_is_not_known() -> None:
     class Other:
         num_layers: int = 1
 
-    with pytest.raises(EstimateError, match="Other: how much of a KV cache such a draft reads"):
+    with pytest.raises(EstimateError, match="Other: it is unknown how much of a KV cache"):
         cache_works(Other(), context=1, own_positions=0, queries=1, tp=1)  # type: ignore[arg-type]
 
 

@@ -115,7 +115,7 @@ def test_a_column_that_is_never_read_takes_no_part() -> None:
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
 def test_fp8_is_refused(granularity: str) -> None:
     fp8 = WeightFormat(dtype="fp8_e4m3", granularity=granularity, symmetric=True)  # type: ignore[arg-type]
-    with pytest.raises(BackendError, match="fp8_e4m3 loses too little") as caught:
+    with pytest.raises(BackendError, match="rounding to fp8_e4m3 loses too little") as caught:
         get_backend("torch", gptq("absmax")).check(fp8)
     assert "rounding: nearest" in caught.value.fix
 
@@ -157,8 +157,8 @@ def test_a_draft_is_quantized_verified_and_loaded(
     report = verify(tmp_path / "a", folder / "draft")
     assert report.ok
     assert report.rule == (
-        "scales from 1/4 to 1 of absmax, quantized values with at most 4 times the error of the"
-        " nearest"
+        "scales from 1/4 to 1 of absmax, quantized values with at most 4 times the error"
+        " of the nearest"
     )
     record = json.loads((tmp_path / "a" / "draftquant.json").read_text(encoding="utf-8"))
     assert record["recipe"]["backend"] == "torch"
@@ -182,7 +182,7 @@ def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> N
     rows[0], rows[1] = rows[1], rows[0]
     edit(out, lambda t: t.update({name: packed._replace(data=b"".join(rows))}))
     (fault, *_) = [f for f in verify(out, folder / "draft").faults if f.where == name]
-    assert "codes with at most" in fault.expected
+    assert "quantized values with at most" in fault.expected
     # One step of one code: within what GPTQ does itself.
     edit(out, lambda t: t.update({name: flip_bit(packed, 0)}))
     where = {fault.where for fault in verify(out, folder / "draft").faults}
@@ -196,7 +196,7 @@ def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> N
         (("--recipe", "int4-channel", "--algorithm", "gptq"), ("must know the inputs", "--traces")),
         (
             ("--recipe", "fp8-ptpc", "--algorithm", "gptq", "TRACES"),
-            ("fp8_e4m3 loses too little", "rounding: nearest"),
+            ("rounding to fp8_e4m3 loses too little", "rounding: nearest"),
         ),
         (
             ("--recipe", "mi325x-w4a8-gptq", "--backend", "quark", "TRACES"),

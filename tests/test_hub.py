@@ -120,7 +120,7 @@ def closed_port() -> int:
 def test_repository_that_the_hub_does_not_have(endpoint: str, tmp_path: Path) -> None:
     run = resolved("someone/else", tmp_path / "cache", HF_ENDPOINT=endpoint)
     assert run.returncode == 1
-    assert "someone/else: no such folder, and the Hub did not give it: " in run.stderr
+    assert "someone/else: there is no such folder, and the Hub did not deliver it: " in run.stderr
     assert "404" in run.stderr
     assert "\n  fix: check the spelling and the network" in run.stderr
 
@@ -132,9 +132,10 @@ def test_hub_that_does_not_answer(offline: bool, tmp_path: Path) -> None:
         environment = {"HF_HUB_OFFLINE": "1"}
     run = resolved(REPOSITORY, tmp_path / "cache", **environment)
     assert run.returncode == 1
-    start = f"{REPOSITORY}: no such folder, and the Hub did not give it: "
-    assert run.stderr.startswith(start)
-    assert "\n  fix: check the spelling and the network, or download the draft" in run.stderr
+    why = "HF_HUB_OFFLINE forbids a download: " if offline else "the Hub did not deliver it: "
+    assert run.stderr.startswith(f"{REPOSITORY}: there is no such folder, and {why}")
+    fix = "unset HF_HUB_OFFLINE and check the" if offline else "check the spelling and the network"
+    assert f"\n  fix: {fix}" in run.stderr
     assert "Traceback" not in run.stderr
 
 
@@ -187,6 +188,6 @@ def test_neither_folder_nor_hub_id(
 @pytest.mark.parametrize("reference", ["owner--x/name", "owner/na..me", "ä/b", "owner/name.git"])
 def test_hub_id_that_the_hub_forbids(reference: str) -> None:
     with pytest.raises(
-        CheckpointError, match=r"the Hub did not give it: .*\n  fix: check the spel"
+        CheckpointError, match=r"the Hub did not deliver it: .*\n  fix: check the spel"
     ):
         resolve_draft(reference)

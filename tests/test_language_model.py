@@ -203,7 +203,7 @@ def test_its_tables_cannot_be_left_to_the_target(tmp_path: Path) -> None:
         for rule in recipe.rules
     )
     draft = read_draft(Checkpoint.open(tiny_language_model(tmp_path / "draft")))
-    with pytest.raises(PlanError, match="of a language-model draft engines take no such table"):
+    with pytest.raises(PlanError, match="engines do not take this table of a language-model draft"):
         make_plan(replace(recipe, rules=rules), draft)
 
 

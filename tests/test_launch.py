@@ -185,10 +185,10 @@ def test_more_repeats_go_on_and_another_matrix_is_refused(tmp_path: Path) -> Non
     more.run()
     assert more.done == ["ready none", "none.c2.r1", "ready none", "none.c1.r2", "none.c2.r2"]
     other = Measuring(matrix_of(NONE, max_new_tokens=9), tmp_path / "out")
-    with pytest.raises(OutputError, match="holds another matrix that was begun") as caught:
+    with pytest.raises(OutputError, match="holds an unfinished matrix") as caught:
         other.run()
-    assert caught.value.details == ("  max_new_tokens: begun with 8, now 9",)
-    with pytest.raises(OutputError, match="prompts_sha256: begun with None, now 'a'"):
+    assert caught.value.details == ("  max_new_tokens: it was 8, now it is 9",)
+    with pytest.raises(OutputError, match="prompts_sha256: it was None, now it is 'a'"):
         Measuring(matrix_of(NONE), tmp_path / "out").run(prompts_sha256="a")
 
 

@@ -310,9 +310,9 @@ def test_another_run_for_the_same_output_is_refused(llama: RoundingPair, tmp_pat
     with pytest.raises(Interrupted):
         learn(llama, plan, tmp_path / "out", on_progress=stop_after(4))
     longer = dataclasses.replace(FEW, steps=9)
-    with pytest.raises(OutputError, match="holds another rounding that was begun") as caught:
+    with pytest.raises(OutputError, match="it holds an unfinished rounding") as caught:
         learn(llama, plan, tmp_path / "out", longer)
-    assert any(line.startswith("  settings: begun with") for line in caught.value.details)
+    assert any(line.startswith("  settings: it was ") for line in caught.value.details)
     assert "another --out" in caught.value.fix
     shutil.rmtree(tmp_path / "out.rounding")
 
@@ -395,14 +395,14 @@ FP8_FORMATS = ("fp8-ptpc", "mi325x-fp8", "blackwell-fp8")
 @pytest.mark.parametrize("name", FP8_FORMATS)
 def test_fp8_has_nothing_to_learn(name: str, llama: RoundingPair, tmp_path: Path) -> None:
     error = refused(llama, llama.plan(learned_recipe(name)), tmp_path)
-    assert "rounding: learned finds codes of four bits" in error.what
-    assert "8 bits round so finely" in error.what
+    assert "rounding: learned is for formats of four bits" in error.what
+    assert "rounding to 8 bits loses too little" in error.what
 
 
 def test_two_stages_are_refused(llama: RoundingPair, tmp_path: Path) -> None:
     two = WeightFormat(dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3")
     plan = llama.plan(learned_recipe("mi325x-w4a8", weights=two))
-    assert "of one stage" in refused(llama, plan, tmp_path).what
+    assert "two stages" in refused(llama, plan, tmp_path).what
 
 
 def test_vendors_do_not_learn(llama: RoundingPair, tmp_path: Path) -> None:

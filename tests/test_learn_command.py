@@ -76,7 +76,7 @@ def test_a_draft_is_quantized_verified_and_told_of(
         ),
         (
             ("--recipe", "fp8-ptpc", "--algorithm", "learned", "TRACES"),
-            ("rounding: learned finds codes of four bits", "rounding: nearest"),
+            ("rounding: learned is for formats of four bits", "rounding: nearest"),
         ),
         (
             ("--recipe", "mi325x-w4a8", "--algorithm", "learned", "--backend", "quark", "TRACES"),

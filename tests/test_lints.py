@@ -454,7 +454,7 @@ def test_fixes_of_several_lints_add_up(tmp_path: Path) -> None:
          " 12 (1 of 3 such ids)", "export the draft again"),
         (offsets(0, -2, 0), "d2t[1] = -2 makes draft id 1 target id -1", "export the draft again"),
         (offsets(2**63 - 1, 0, -(2**63)), f"target id {2**63 - 1}", "(2 of 3"),
-        (offsets(3, 5, 11), "target id 13", "d2t holds target ids where engines expect offsets"),
+        (offsets(3, 5, 11), "target id 13", "d2t holds target ids, but engines expect offsets"),
         (offsets(3, 5, 11), "target id 13", "subtract arange(draft_vocab_size)"),
     ],
 )  # fmt: skip

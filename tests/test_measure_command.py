@@ -153,7 +153,7 @@ def test_a_resume_names_the_draft_that_is_served_now_and_the_one_before(
     capsys.readouterr()
     assert measured(running, prompts, "r", "--concurrency", "1") == 2
     said = capsys.readouterr().err
-    assert "speculation.draft: begun with '/drafts/int4', now '/drafts/bf16'" in said
+    assert "speculation.draft: it was '/drafts/int4', now it is '/drafts/bf16'" in said
 
 
 def test_text_and_messages_need_the_tokenizer(
@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "tokenizer": (["--draft", "/nowhere"], "/nowhere"),
     "model": (["--model", "other"], "expected 'other', the server has 'the-target'"),
     "prompts": (["--prompts", "/nowhere"], "/nowhere: cannot be read"),
-    "folder": (["--out", "/nowhere/r"], "its parent /nowhere is no folder"),
+    "folder": (["--out", "/nowhere/r"], "its parent folder /nowhere does not exist"),
 }
 
 

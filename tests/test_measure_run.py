@@ -279,18 +279,18 @@ def test_another_plan_or_server_does_not_go_on(running: VLLMServer, tmp_path: Pa
     kept = interrupted(running, tmp_path / "r")
     before = kept.read_bytes()
     longer = replace(SINGLE, ask=replace(ASK, max_new_tokens=13))
-    with pytest.raises(OutputError, match="holds another measurement") as caught:
+    with pytest.raises(OutputError, match="holds an unfinished measurement") as caught:
         measured(running, tmp_path / "r", longer)
-    assert caught.value.details == ("  asked.max_new_tokens: begun with 12, now 13",)
+    assert caught.value.details == ("  asked.max_new_tokens: it was 12, now it is 13",)
     running.version, running.num_draft_tokens = "0.33.0", 4
     with pytest.raises(OutputError) as caught:
         measured(running, tmp_path / "r", SINGLE)
     assert caught.value.details == (
-        "  server.version: begun with '0.32.0', now '0.33.0'",
-        "  speculation.num_draft_tokens: begun with 3, now 4",
+        "  server.version: it was '0.32.0', now it is '0.33.0'",
+        "  speculation.num_draft_tokens: it was 3, now it is 4",
     )
     running.version, running.num_draft_tokens = "0.32.0", None
-    with pytest.raises(OutputError, match=r"num_draft_tokens: begun with 3, now None"):
+    with pytest.raises(OutputError, match=r"num_draft_tokens: it was 3, now it is None"):
         measured(running, tmp_path / "r", SINGLE)
     assert kept.read_bytes() == before
 
@@ -367,7 +367,7 @@ def test_a_server_that_changes_while_it_is_measured(running: VLLMServer, tmp_pat
     running.during = newer
     with pytest.raises(MeasureError, match="was changed while it was measured") as caught:
         measured(running, tmp_path / "r")
-    assert caught.value.details == ("  server.version: begun with '0.32.0', now '0.33.0'",)
+    assert caught.value.details == ("  server.version: it was '0.32.0', now it is '0.33.0'",)
     assert not (tmp_path / "r").exists()
 
 

@@ -277,7 +277,7 @@ def test_a_run_that_was_killed_goes_on(
     assert len([*kept.glob("*.places.json")]) == 3
     other = ["reconcile", str(work / "traces"), str(work / "int4.jsonl"), *ON_CPU, "--report"]
     assert main([*other, str(report)]) == 2
-    assert "measurement_sha256: begun with" in capsys.readouterr().err
+    assert "measurement_sha256: it was" in capsys.readouterr().err
     replayed.clear()
     assert main([*command, str(report)]) == 0
     assert len(replayed) == 2

@@ -132,7 +132,7 @@ def test_keys_that_say_how_many_are_named(tmp_path: Path) -> None:
 def test_a_config_of_two_families(tmp_path: Path) -> None:
     folder = tiny_eagle1(tmp_path / "draft", config={"architectures": ["MedusaModel"]})
     edit_json(folder / "config.json", num_heads=1)
-    refused(folder, "config.json says medusa, the tensors are those of eagle1-llama")
+    refused(folder, "config.json declares medusa, but the tensors are those of eagle1-llama")
 
 
 def test_a_target_with_heads_is_refused_by_name(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_logits_are_of_one_head_at_a_time(tmp_path: Path) -> None:
 
 
 def test_nothing_is_rotated(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="this draft rotates nothing"):
+    with pytest.raises(CheckpointError, match="it has no rotary embedding"):
         load_draft(tiny_medusa(tmp_path / "draft"), rope_theta=10000.0)
 
 
@@ -259,7 +259,7 @@ def test_heads_may_be_quantized_and_never_dropped(tmp_path: Path) -> None:
     edited = {action: make_rules(recipe, action) for action in ("quantize", "drop")}
     assert len(make_plan(edited["quantize"], draft).quantized) == 6
     with pytest.raises(
-        PlanError, match="of a medusa draft engines take no such table from the target"
+        PlanError, match="engines do not take this table of a medusa draft from the target"
     ):
         make_plan(edited["drop"], draft)
 

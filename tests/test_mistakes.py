@@ -82,13 +82,19 @@ MISTAKES = {
         Mistake("quantize draft --recipe mine.yaml --out o", "mine.yaml:3: layuot", "'layout'?"),
         Mistake("quantize draft --recipe tab.yaml --out o", "tab.yaml:2: not YAML", "spaces"),
         Mistake("quantize draft --recipe int5.yaml --out o", "got 'int5'", "mean 'int4'?"),
+        Mistake("quantize draft --recipe int8.yaml --out o",
+                "expected one of 'int4', 'fp8_e4m3', 'nvfp4', 'mxfp4', got 'int8'",
+                "write fp8_e4m3, which has the same size: draftquant has no INT8"),
+        Mistake("quantize draft --recipe later.yaml --out o",
+                "schema_version: expected 1, got 99\n", "write 1\n"),
         Mistake("quantize draft --recipe h200 --algorithm gtpq --out o", "'gtpq'", "'gptq'?"),
         Mistake("quantize draft --recipe h200 --algorithm awq --out o", "does not", "use --algor"),
         Mistake("quantize draft --recipe h200 --backend quarck --out o", "'quarck'", "mean quark?"),
         Mistake("quantize draft --recipe int4-channel-gptq --out o", "the inputs", "pass --traces"),
         Mistake(
             "quantize draft --recipe blackwell-nvfp4 --backend torch --out o",
-            "activations are nvfp4 per group, dynamic under one static scale: a static scale of",
+            "so each linear needs a static scale of its input. Missing: midlayer.mlp.down_proj,"
+            " midlayer.mlp.gate_proj, midlayer.mlp.up_proj and 4 more\n",
             "fp8-ptpc",
         ),
         Mistake("quantize draft --recipe h200 --traces traces --out o", "nothing to", "leave --"),
@@ -125,18 +131,30 @@ MISTAKES = {
         Mistake("inspect gguf", "holds GGUF of llama.cpp", "folder of safetensors"),
         Mistake("inspect lora", "is an adapter (LoRA), not a draft", "merge it"),
         Mistake("inspect bin", "found pytorch_model.bin", "draftquant unpickle bin --out"),
-        Mistake("inspect empty", "config.json: no such file", "needs its config.json"),
+        Mistake("inspect empty", "config.json: no such file", "every draft has one"),
         Mistake("inspect noweights", "no safetensors file", "download the weights too"),
-        Mistake("inspect noconfig", "config.json: no such file", "needs its config.json"),
+        Mistake("inspect noconfig", "config.json: no such file", "every draft has one"),
         Mistake("inspect lfs", "is a pointer of Git LFS", "lfs pull"),
         Mistake("inspect cut", "truncated", "download or export the file again"),
-        Mistake("inspect badconfig", "not readable as JSON", "download or export it again"),
+        Mistake("inspect badconfig", "not readable as JSON", "correct it"),
         Mistake("inspect misspelt", "hidden_size: missing key", "rename 'hiden_size'"),
         Mistake("inspect traces", "is a trace folder, not a draft", "behind --traces"),
-        Mistake("quantize quant --recipe h200 --out o", "got F8_E4M3", "not from a quantized one"),
-        Mistake("unpickle draft --out o", "no pickled weights", "need no conversion"),
+        Mistake("quantize quant --recipe h200 --out o", "got F8_E4M3", "the floating-point draft"),
+        Mistake("unpickle draft --out o", "holds no pickled", "need no conversion"),
         Mistake("dequantize draft --out o", "nothing to dequantize", "draftquant quantize"),
-        Mistake("verify draft --against quant", "stores codes", "verify quant --against draft"),
+        Mistake("verify draft --against quant", "but this one is quantized",
+                "in the wrong order? Then run draftquant verify quant --against draft"),
+        Mistake("inspect noarch", "expected a list of one name, got no such key",
+                "by its tensors it is eagle3-llama"),
+        Mistake("inspect own", "no supported draft family has 'MyOwnDraft': it is an EAGLE draft",
+                "docs/families.md lists them (the tensors are named as those of eagle3-llama)\n"),
+        Mistake("inspect near", "no supported draft family has 'LlamaForCausalLMEagl3'",
+                "docs/families.md lists them (the nearest name is LlamaForCausalLMEagle3;"),
+        Mistake("inspect zerobytes", "the file is empty (0 bytes)", "download or export the file"),
+        Mistake("inspect comma", "a comma before the closing }, which JSON does not allow (line 3,",
+                "correct it"),
+        Mistake("inspect quotes", "there are single quotes, but JSON needs double quotes (\") (col",
+                "correct it"),
         Mistake("verify draft --against draft", "nothing to verify", "the quantized folder first"),
         Mistake("verify quant --against mla", "made from one of eagle3-llama", "behind --against"),
     ),
@@ -144,9 +162,9 @@ MISTAKES = {
         Mistake("quantize draft --recipe h200 --out here", "already exists", "another name"),
         Mistake("quantize draft --recipe h200 --out draft", "already exists", "another name"),
         Mistake("quantize draft --recipe h200 --out draft/o", "overlaps the source", "beside"),
-        Mistake("quantize draft --recipe h200 --out none/o", "is no folder", "mkdir -p"),
+        Mistake("quantize draft --recipe h200 --out none/o", "does not exist", "mkdir -p"),
         Mistake("quantize draft --recipe h200 --out prompts.jsonl/o", "is a file", "in a folder"),
-        Mistake("quantize draft --recipe h200 --out /proc/o", "is no disk: it has", "another pl"),
+        Mistake("quantize draft --recipe h200 --out /proc/o", "is not on a disk", "another pl"),
         Mistake("calibrate draft --traces traces --plot a.gif", "ending in .svg", "plot.svg"),
         Mistake("calibrate draft --traces traces --plot here", "already exists", "another name"),
         Mistake("check quant --engine vllm --out o", "without --fix", "add --fix"),
@@ -185,6 +203,9 @@ MISTAKES = {
                 "cannot be read: No such file", "did you mean prompts.jsonl?"),
         Mistake("record --target target --draft draft --prompts odd.jsonl --out o",
                 "odd.jsonl:1:", "one prompt per line"),
+        Mistake("record --target target --draft draft --prompts comma.jsonl --out o",
+                "comma.jsonl:1: not JSON: there is a comma before the closing }, which JSON does"
+                " not allow (column 29)", "one prompt per line"),
         Mistake("record --target target --draft draft --prompts keys.jsonl --out o",
                 "unknown key 'answer'", "'draftquant record --help' names the other forms"),
         Mistake("record --target target --draft draft --prompts none.jsonl --out o",
@@ -208,7 +229,8 @@ MISTAKES = {
         Mistake("replay draft --traces traces -k 0", "at least 1, got 0", "such as -k 3"),
         Mistake("replay draft --traces traces -k 99", "longer than", "record longer"),
         Mistake("replay draft --traces traces --batch-size 0", "at least 1, got 0", "leave it out"),
-        Mistake("replay mla --traces traces", "reads the target layers [1, 2, 3]",
+        Mistake("replay mla --traces traces",
+                "traces: the draft mla cannot use them: it reads the target layers [1, 2, 3]",
                 "recorded for this draft, or record with --aux-layers 1,2,3"),
         Mistake("quantize draft --recipe int4-channel-gptq --traces traces -k 0 --out o",
                 "at least 1, got 0", "such as -k 3"),
@@ -285,6 +307,18 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     misspelt = json.loads(config.read_text(encoding="utf-8"))
     misspelt["hiden_size"] = misspelt.pop("hidden_size")
     folder(here / "misspelt", config__json=json.dumps(misspelt), model__safetensors=weights)
+    text = config.read_text(encoding="utf-8")
+    declared = json.loads(text)
+    own, near = declared | {"architectures": ["MyOwnDraft"]}, "LlamaForCausalLMEagl3"
+    for name, content in (
+        ("own", json.dumps(own)),
+        ("near", json.dumps(declared | {"architectures": [near]})),
+        ("noarch", json.dumps({k: v for k, v in declared.items() if k != "architectures"})),
+        ("comma", '{\n"architectures": [],\n}'),
+        ("quotes", "{'architectures': []}"),
+    ):
+        folder(here / name, config__json=content, model__safetensors=weights)
+    folder(here / "zerobytes", config__json=config, model__safetensors=b"")
     for name, content in (
         ("prompts.jsonl", "".join(lines[:4])),
         ("empty.jsonl", ""),
@@ -295,6 +329,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("query.jsonl", '{"query": "hello"}\n'),
         ("noid.jsonl", '{"text": "hello"}\n'),
         ("pretty.jsonl", json.dumps({"id": "1", "text": "hello"}, indent=1)),
+        ("comma.jsonl", '{"id": "1", "text": "hello",}\n'),
         ("keys.jsonl", '{"answer": 7}\n'),
         ("odd.jsonl", '{"question": 7}\n'),
         ("mine.yaml", "extends: fp8-ptpc\nname: mine\nlayuot: quark\n"),
@@ -302,6 +337,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("on.yaml", "extends: fp8-ptpc\nname: on\n"),
         ("0123.yaml", "extends: fp8-ptpc\nname: 0123\n"),
         ("tab.yaml", "extends: fp8-ptpc\n\tname: tab\n"),
+        ("int8.yaml", "extends: int4-channel\nname: int8\nweights: {dtype: int8}\n"),
+        ("later.yaml", "extends: fp8-ptpc\nname: later\nschema_version: 99\n"),
         ("int5.yaml", "extends: int4-channel\nname: int5\nweights: {dtype: int5}\n"),
     ):
         (here / name).write_text(content, encoding="utf-8")
@@ -410,7 +447,7 @@ def test_a_folder_that_the_hub_is_asked_for_may_be_misspelt(
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     code, said = told("inspect parent/drafts", capsys)
     assert code == 2
-    assert "the Hub did not give it: ConnectError: Name or service not known\n" in said
+    assert "the Hub did not deliver it: ConnectError: Name or service not known\n" in said
     assert said.endswith("  fix: did you mean parent/draft?\n")
 
 

@@ -100,8 +100,8 @@ def test_gptq_rounds_four_bits_and_leaves_fp8_to_the_nearest(
     rules = verify(tmp_path / "gptq", pair.draft_folder).rule.split("; ")
     assert sorted(rules) == [
         "exact absmax scales, exactly the nearest quantized values",
-        "scales from 1/4 to 1 of absmax, quantized values with at most 4 times the error of the"
-        " nearest",
+        "scales from 1/4 to 1 of absmax, quantized values with at most 4 times the error"
+        " of the nearest",
     ]
     gptq, nearest = (pair.loaded(tmp_path / name).weights for name in ("gptq", "nearest"))
     for step in plan.quantized:
@@ -149,7 +149,7 @@ def test_a_format_that_cannot_be_learned_as_the_recipes_own(
 ) -> None:
     plan = pair.plan(by(mixed(FP8, (INT4_CHANNEL, DOWN)), LEARNED))
     with (
-        pytest.raises(BackendError, match="learned finds codes of four bits"),
+        pytest.raises(BackendError, match="learned is for formats of four bits"),
         learned_codes(
             plan,
             pair.loaded(),

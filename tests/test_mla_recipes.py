@@ -139,7 +139,7 @@ def test_latent_projections_have_one_scheme(kept: str, draft: Path) -> None:
     chosen = dataclasses.replace(
         recipe, rules=(*recipe.rules, rule), expect=Expectation(quantized_per_layer=6)
     )
-    with pytest.raises(PlanError, match="are fused by every engine, but only midlayer"):
+    with pytest.raises(PlanError, match="but the rules quantize only midlayer"):
         make_plan(chosen, read(draft))
 
 

@@ -129,7 +129,7 @@ def test_stacked_experts_are_refused_by_name(tmp_path: Path) -> None:
     write_tensors(folder, own, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="a mixture whose experts are stacked") as caught:
         read_draft(Checkpoint.open(folder))
-    assert caught.value.fix.endswith("engines serve it otherwise")
+    assert caught.value.fix.endswith("in another way")
 
 
 def test_specforges_layer_without_a_gate_is_refused(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_specforges_layer_without_a_gate_is_refused(tmp_path: Path) -> None:
 
 def test_experts_are_not_learned(tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(tiny_qwen3_next_mtp(tmp_path / "mixed")))
-    with pytest.raises(PlanError, match="latents, gradients and their moments of every expert"):
+    with pytest.raises(PlanError, match="gradients and optimizer states of all experts"):
         make_plan(load_recipe("mi355-mxfp4-learned"), draft)
     dense = tiny_qwen3_next_mtp(tmp_path / "dense", experts=0)
     plan = make_plan(load_recipe("int4-channel-gptq"), read_draft(Checkpoint.open(dense)))

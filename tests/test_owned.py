@@ -129,7 +129,9 @@ def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(
     (out / "draftquant.json").unlink()
     command = ["verify", str(out), "--against", str(made / "draft")]
     assert main(command) == 1
-    assert "none; made by another tool? say --foreign" in " ".join(capsys.readouterr().out.split())
+    assert "If another tool made the folder, pass --foreign" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert main([*command, "--foreign"]) == 0
 
 

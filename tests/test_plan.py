@@ -127,7 +127,7 @@ def test_catch_all_that_quantizes_everything(draft: Draft) -> None:
 @pytest.mark.parametrize("kept", ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"])
 def test_part_of_a_fused_linear(kept: str, draft: Draft) -> None:
     chosen = recipe(QUANTIZE, OTHERS, keep(f"*.{kept}.weight"), count=6)
-    refused(chosen, draft, "are fused by every engine, but only midlayer.", "all of them or none")
+    refused(chosen, draft, "but the rules quantize only midlayer.", "all of them or none")
 
 
 def test_whole_fused_linear_may_be_kept(draft: Draft) -> None:
@@ -146,7 +146,8 @@ def test_linear_kept_in_one_layer_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 6, 8])
 def test_other_count_than_expected(count: int, draft: Draft) -> None:
     what = (
-        f"expect: {count} quantized linears in each of 1 layer(s) = {count}, the rules quantize 7"
+        f"expect: {count} quantized linears in each of 1 layer(s) make {count},"
+        " but the rules quantize 7"
     )
     refused(recipe(QUANTIZE, OTHERS, count=count), draft, what, "correct the rules or 'expect'")
 
@@ -157,8 +158,8 @@ def test_other_count_than_expected(count: int, draft: Draft) -> None:
 @pytest.mark.parametrize(
     ("layout", "changes", "what"),
     [
-        ("modelopt", {}, "ModelOpt has a name for FP8 and NVFP4"),
-        ("modelopt", {"weights": PTPC.weights, "activations": None}, "ModelOpt has a name"),
+        ("modelopt", {}, "ModelOpt's layout holds FP8 and NVFP4"),
+        ("modelopt", {"weights": PTPC.weights, "activations": None}, "ModelOpt's layout holds"),
         ("compressed-tensors", {}, "no engine has a scheme for this pair"),
     ],
 )

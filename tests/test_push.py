@@ -267,7 +267,9 @@ def test_a_card_that_the_hub_refuses(pusher: Pusher, served: tuple[str, HubState
     served[1].answers["POST", "/api/validate-yaml"] = 400, errors
     run = pusher()
     assert run.returncode == 2
-    assert 'the Hub refuses it: Invalid metadata in README.md. - "license" must be' in run.stderr
+    assert (
+        'the Hub refuses the upload: Invalid metadata in README.md. - "license" must' in run.stderr
+    )
     assert served[1].repositories[REPOSITORY].commits == []
 
 
@@ -329,7 +331,7 @@ def test_bytes_that_arrive_otherwise(pusher: Pusher, served: tuple[str, HubState
     served[1].damage = True
     run = pusher()
     assert run.returncode == 2
-    assert "arrived otherwise than it was sent" in run.stderr
+    assert "the file on the Hub differs from the file that was sent" in run.stderr
 
 
 # ---- what is refused before
@@ -386,7 +388,7 @@ def test_hidden_files_are_never_sent(file: str, made: Path, out: Path, tmp_path:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text("TOKEN=x", encoding="utf-8")
     for options in ({"unverified": True}, {"against": source}):
-        with pytest.raises(CheckpointError, match="is hidden, and may hold"):
+        with pytest.raises(CheckpointError, match="it is hidden: it may hold"):
             push(out, REPOSITORY, dry_run=True, **options)  # type: ignore[arg-type]
 
 

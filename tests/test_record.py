@@ -282,7 +282,7 @@ def test_a_prompt_may_fill_the_positions_of_the_target(target: Path, tmp_path: P
 def test_an_output_that_exists_is_refused_before_work(target: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already exists"):
         record_traces(target / "no such target", PROMPTS, tmp_path, max_new_tokens=3)
-    with pytest.raises(OutputError, match="is no folder"):
+    with pytest.raises(OutputError, match="does not exist"):
         record_traces(target, PROMPTS, tmp_path / "a" / "b", max_new_tokens=3)
 
 

@@ -91,14 +91,14 @@ RIGHT = {
 WITHOUT_EMBEDDING = "mla-ignore-default-all"
 """Its list lacks the embedding, which no engine asks for; fc, quantized, stays out of it."""
 LEFT = {
-    "architecture-qwen3-eagle3": "is no draft family",
+    "architecture-qwen3-eagle3": "no supported draft family has",
     "awq-per-channel": "the declaration is not understood",
     "awq-without-config": "nothing declares how",
     "eagle31-without-flag": "fc_norm.0.weight: no tensor of eagle3-llama",
     "embedding-quantized": "no list is right for every engine",
     "embedding-without-scales": "no list is right for every engine",
     "embedding-of-another-vocabulary": "the tensors are not those of a draft",
-    "dflash-architecture-qwen3": "is no draft family",
+    "dflash-architecture-qwen3": "no supported draft family has",
     "dflash-o-proj-kept-layer-index": "no list is right for every engine",
     "dflash-o-proj-kept-modelopt": "no list is right for every engine",
     "fc-quantized": None,
@@ -108,7 +108,7 @@ LEFT = {
     "input-scale-missing": None,
     "int4-without-config": "nothing declares how",
     "linear-missing": "the tensors are not those of a draft",
-    "mla-architecture-eagle3": "is no draft family",
+    "mla-architecture-eagle3": "no supported draft family has",
     "mla-kv-b-quantized": None,
     "mla-q-a-alone-kept": "no list is right for every engine",
     "model-type-missing": None,
@@ -309,7 +309,7 @@ def test_a_mislabelled_pack_order_is_proven(
 ) -> None:
     case = Case(workshop, mislabelled(formats), tmp_path)
     faults = [str(fault) for fault in verify(case.folder, case.source).faults]
-    assert any("expected codes nearest to weight/scale" in fault for fault in faults)
+    assert any("expected the quantized values nearest to weight/scale" in fault for fault in faults)
     assert names(case.repair(against=case.source)) == ["pack-order"]
     assert verify(case.out, case.source).ok
     exported = json.loads((case.out / "config.json").read_text(encoding="utf-8"))[
@@ -381,7 +381,7 @@ def test_a_folder_that_is_no_draft_is_left(workshop: Workshop, tmp_path: Path) -
 
     plan = Case(workshop, general("target", CT_FP8, rename, "eagle3-llama"), tmp_path).plan()
     assert plan.repairs == ()
-    assert "'GPT2LMHeadModel' is no draft family" in plan.notes[0]
+    assert "no supported draft family has 'GPT2LMHeadModel'" in plan.notes[0]
 
 
 def test_a_method_that_only_engines_know_is_left(workshop: Workshop, tmp_path: Path) -> None:
@@ -629,10 +629,10 @@ def test_what_cannot_be_repaired_keeps_its_verdict(
         (["--fix"], "add --out FOLDER"),
         (["--out", "o"], "add --fix"),
         (["--against", "b"], "add --fix"),
-        (["--fix", "--out", "DRAFT"], "nothing existing is ever overwritten"),
+        (["--fix", "--out", "DRAFT"], "is never overwritten"),
         (["--fix", "--out", "DRAFT/o"], "overlaps the source"),
         (["--fix", "--out", "o", "--against", "OTHER"], "is another draft than"),
-        (["--fix", "--out", "o", "--against", "DRAFT"], "quantization starts from"),
+        (["--fix", "--out", "o", "--against", "DRAFT"], "give the floating-point"),
     ],
 )
 def test_bad_input(

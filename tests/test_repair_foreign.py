@@ -52,7 +52,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wrong_codes(folder: Path, source: Path) -> set[str]:
     """Tensors whose codes are not the nearest rounding of the source."""
     faults = verify(folder, source).faults
-    return {fault.where for fault in faults if fault.expected == "codes nearest to weight/scale"}
+    return {
+        fault.where
+        for fault in faults
+        if fault.expected == "the quantized values nearest to weight/scale"
+    }
 
 
 @needs_quark

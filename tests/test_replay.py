@@ -325,7 +325,7 @@ def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:
         replay_drafts([draft], traces, num_draft_tokens=64)
     other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     shifted = load_draft(save_draft(tmp_path / "shifted", folder / "target", eagle_config=other))
-    with pytest.raises(TraceError, match="do not fit the draft shifted"):
+    with pytest.raises(TraceError, match="the draft shifted cannot use them"):
         replay_drafts([draft, shifted], traces, num_draft_tokens=3)
     weights = dict(draft.weights)
     weights["layers.0.mlp.down_proj.weight"] = weights["layers.0.mlp.down_proj.weight"] * torch.inf

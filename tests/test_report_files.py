@@ -47,7 +47,7 @@ def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
     path.write_text("old", encoding="utf-8")
     with pytest.raises(OutputError, match="this report file already exists") as caught:
         check_reports({"markdown": path})
-    assert "fix: --overwrite replaces it" in str(caught.value)
+    assert "fix: pass --overwrite to replace it" in str(caught.value)
     check_reports({"markdown": path}, overwrite=True)
     write_reports({path: "new"}, overwrite=True)
     assert path.read_text(encoding="utf-8") == "new"
@@ -71,7 +71,7 @@ def test_one_file_for_two_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "sub").mkdir()
     monkeypatch.setattr(report_files_module, "ENDINGS", {"html": (".x",), "plot": (".x",)})
     places = {"html": tmp_path / "a.x", "plot": tmp_path / "sub" / ".." / "a.x"}
-    with pytest.raises(OutputError, match="is asked for twice, by --html and by --plot"):
+    with pytest.raises(OutputError, match="both --html and --plot name this file"):
         check_reports(places)  # type: ignore[arg-type]
 
 

@@ -347,8 +347,11 @@ def test_the_baseline_of_another_retuning_is_refused(llama: RoundingPair, tmp_pa
     before = contents(tmp_path / "baseline")
     shutil.rmtree(tmp_path / "out")
     for settings, key in (
-        (dataclasses.replace(FEW, seed=1), "seed: 0, now 1"),
-        (dataclasses.replace(FEW, learning_rate=0.01), "learning_rate: 0.05, now 0.01"),
+        (dataclasses.replace(FEW, seed=1), "seed: it was 0, now it is 1"),
+        (
+            dataclasses.replace(FEW, learning_rate=0.01),
+            "learning_rate: it was 0.05, now it is 0.01",
+        ),
         (dataclasses.replace(FEW, depth_decay=0.5), "settings_sha256: "),
         (dataclasses.replace(FEW, teaching=Teaching(anchor=1.0, min_prompts=4)), "anchor: 10.0"),
     ):
@@ -442,7 +445,7 @@ def test_a_block_that_the_draft_cannot_propose(llama: RoundingPair, tmp_path: Pa
 @pytest.mark.parametrize("recipe", ["fp8-ptpc", "blackwell-fp8"])
 def test_eight_bits_are_refused(recipe: str, llama: RoundingPair, tmp_path: Path) -> None:
     error = refused(llama, tmp_path, BackendError, recipe=recipe)
-    assert "rounding: retuned finds codes of four bits" in error.what
+    assert "rounding: retuned is for formats of four bits" in error.what
 
 
 def test_a_recipe_that_says_otherwise(llama: RoundingPair, tmp_path: Path) -> None:

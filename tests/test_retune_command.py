@@ -163,8 +163,8 @@ def test_quantize_does_not_retune(
         arguments = ["quantize", str(pair.draft_folder), "--recipe", path, "--out", out, *traces]
         assert main(arguments) == 2
         text = said(capsys)
-        assert "rounding: retuned trains the draft" in text
-        assert "'draftquant retune' makes both" in text
+        assert "rounding: retuned fine-tunes the draft" in text
+        assert "use 'draftquant retune', which makes both" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r"]
 
 
@@ -181,7 +181,7 @@ def test_verify_says_what_it_shows_and_what_not(
     assert "RETUNED: fine-tuned on its target" in text
     assert "are verified by the sha256 that draftquant.json records under its seal" in text
     assert "7 linears as the recipe demands" in text
-    assert "point where the source's" in text
+    assert "point in the direction of the source's" in text
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["retuned"] is True
 

@@ -67,7 +67,7 @@ def test_each_scaling_turns_queries_otherwise_than_plain_rope(name: str) -> None
 def test_engines_disagree_about_dynamic_scaling_so_replay_refuses() -> None:
     ours, theirs = (torch.tensor(RECORDED[f"{e} {DISPUTED}"]) for e in ("vllm", "sglang"))
     assert (ours - theirs).abs().max() > 0.01
-    with pytest.raises(CheckpointError, match=r"'dynamic' is not replayed: vLLM 0\.33 serves"):
+    with pytest.raises(CheckpointError, match=r"'dynamic': vLLM 0\.33 serves"):
         turned(read(CASES[DISPUTED]))
 
 
@@ -101,11 +101,14 @@ def test_plain_rope_by_other_names(section: dict[str, Any] | None) -> None:
 @pytest.mark.parametrize(
     ("section", "what"),
     [
-        ({"rope_type": "longrope"}, "'longrope' is not replayed: vLLM 0.33 chooses its factors"),
-        ({"type": "su"}, "'su' is not replayed: vLLM 0.33 chooses its factors"),
-        ({"type": "ntk", "factor": 2.0}, "'ntk' is not replayed: its maths is not known here"),
-        ({"type": 7}, "7 is not replayed: its maths is not known here"),
-        ({**CASES["yarn"], "mrope_section": [4, 2, 2]}, "'yarn with mrope_section' is not"),
+        ({"rope_type": "longrope"}, "'longrope': vLLM 0.33 chooses its factors"),
+        ({"type": "su"}, "'su': vLLM 0.33 chooses its factors"),
+        ({"type": "ntk", "factor": 2.0}, "'ntk': draftquant does not know its formula"),
+        ({"type": 7}, "7: draftquant does not know its formula"),
+        (
+            {**CASES["yarn"], "mrope_section": [4, 2, 2]},
+            "'yarn with mrope_section': draftquant",
+        ),
     ],
 )
 def test_what_is_not_replayed_says_why(section: dict[str, Any], what: str) -> None:
@@ -160,7 +163,7 @@ def test_only_replay_minds_an_unknown_rope(family: str, tmp_path: Path) -> None:
         "lm_head.weight": torch.zeros(draft.geometry.vocab_size, draft.geometry.hidden_size),
     }
     for each in (folder, tmp_path / "out"):
-        with pytest.raises(CheckpointError, match="rope type 'longrope' is not replayed"):
+        with pytest.raises(CheckpointError, match="replay does not compute rope type 'longrope'"):
             load_draft(each, shared=shared)
 
 

@@ -252,7 +252,7 @@ def test_an_existing_output_is_never_touched(tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match=r"out: already exists"):
+    with pytest.raises(OutputError, match=r"out: it already exists"):
         quantized(source, "int4-channel", tmp_path / "out")
     assert files(tmp_path / "out") == {"notes.txt": b"mine"}
 
@@ -281,7 +281,7 @@ def test_every_linear_needs_its_static_scale(tmp_path: Path) -> None:
     modules = [step.row.module for step in plan.quantized]
     for left_out in modules:
         given = {module: 0.25 for module in modules if module != left_out}
-        with pytest.raises(BackendError, match=rf"missing: {re.escape(left_out)}\n"):
+        with pytest.raises(BackendError, match=rf"Missing: {re.escape(left_out)}\n"):
             checked_scales(plan, given)
 
 

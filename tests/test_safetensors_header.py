@@ -77,6 +77,7 @@ def test_file_without_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", range(len(GOLDEN)))
 def test_file_cut_at_any_byte(size: int, tmp_path: Path) -> None:
     what = "does not fit a file" if size < 8 + len(GOLDEN_HEADER) else "truncated"
+    what = what if size else "the file is empty (0 bytes)"
     refused(tmp_path, GOLDEN[:size], what)
 
 

@@ -122,7 +122,10 @@ CHANGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "another config": (edit("config.json"), "config.json: expected sha256 "),
     "another record": (edit("draftquant.json"), "draftquant.json: expected sha256 "),
     "an added file": (edit("modeling_x.py"), "modeling_x.py: is not signed"),
-    "a removed file": (lambda out: (out / "README.md").unlink(), "README.md: signed, and not"),
+    "a removed file": (
+        lambda out: (out / "README.md").unlink(),
+        "README.md: it was signed, but is missing",
+    ),
     "a file of git": (edit(".gitignore"), ".gitignore: is not signed"),
     "no signature": (lambda out: (out / "model.sig").unlink(), "expected a signature, got none"),
     "no JSON": (edit("model.sig"), "verificationMaterial: expected an object"),
@@ -156,7 +159,7 @@ def test_a_forged_or_foreign_signature(made: Path, out: Path) -> None:
     assert not report.ok
     assert "expected the signature of key" in report.faults[0]
     forged(out)  # the same said in other bytes
-    assert "model.sig: is not what the key signed: it was changed" in faults(out, made)
+    assert "model.sig: its content is not what the key signed: it was changed" in faults(out, made)
     forged(out, algorithm="blake3")
     assert any("expected sha256 of each file, got blake3" in fault for fault in faults(out, made))
 
@@ -166,7 +169,9 @@ NO_SIGNATURES: Mapping[str, str] = {
     "[" * 5000: "is no signature by a key",
     "[]": "expected a JSON object",
     json.dumps(SIGSTORE): "is signed by a certificate or an identity",
-    json.dumps({"verificationMaterial": {"publicKey": {"hint": ""}}, "dsseEnvelope": {}}): "has no",
+    json.dumps(
+        {"verificationMaterial": {"publicKey": {"hint": ""}}, "dsseEnvelope": {}}
+    ): "holds no",
 }
 
 
@@ -217,7 +222,7 @@ def test_only_what_verifies_is_signed(
     capsys.readouterr()
     assert set(read_signature(out).sha256) == {p.name for p in out.iterdir()} - {"model.sig"}
     before = (out / "model.sig").read_bytes()
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="a signature exists already"):
         sign_folder(out, made / "mine.pem")
     assert (out / "model.sig").read_bytes() == before
     assert {p.name for p in out.iterdir()} == {p.name for p in (made / "out").iterdir()}
@@ -229,7 +234,7 @@ def written(path: Path, text: str) -> Path:
 
 
 BAD_KEYS: Mapping[str, Callable[[Path], Path]] = {
-    "is locked by a password": lambda at: write_keys(at, "k", password=b"x"),
+    "it has a password": lambda at: write_keys(at, "k", password=b"x"),
     "another kind of key": lambda at: write_keys(at, "k", rsa.generate_private_key(65537, 2048)),
     "in PEM: another kind": lambda at: write_keys(at, "k", ec.generate_private_key(ec.SECP256K1())),
     "expected a private key": lambda at: write_keys(at, "k").with_suffix(".pub"),

@@ -258,7 +258,7 @@ def test_the_tensors_must_be_those_of_the_kind(tmp_path: Path) -> None:
     folder = tiny_speculators_dflash(tmp_path / "dflash")
     eagle3 = tiny_speculators_eagle3(tmp_path / "eagle3", layer_type="qwen3")
     write_tensors(folder, read_tensors(eagle3))
-    refused(folder, "config.json says dflash, the tensors are those of eagle3-llama")
+    refused(folder, "config.json declares dflash, but the tensors are those of eagle3-llama")
 
 
 def test_weights_of_the_verifier_are_no_part_of_a_draft(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_two_writers_of_one_process(tmp_path: Path) -> None:
     with staged_output(tmp_path / "out") as staging:
         write_text(staging / "file.txt", "first")
         with (
-            pytest.raises(OutputError, match="is being written by this very process"),
+            pytest.raises(OutputError, match="this process is already writing it"),
             staged_output(tmp_path / "out"),
         ):
             pytest.fail("staged")
@@ -195,12 +195,12 @@ def test_existing_output(kind: str, tmp_path: Path) -> None:
         out.write_text("", encoding="utf-8")
     else:
         out.symlink_to(tmp_path / ("absent" if kind == "broken link" else ""))
-    refused(out, "nothing existing is ever overwritten", "give another name")
+    refused(out, "is never overwritten", "give another name")
 
 
 def test_missing_parent(tmp_path: Path) -> None:
     parent = tmp_path / "absent"
-    refused(parent / "out", f"its parent {parent} is no folder", f"mkdir -p {parent}")
+    refused(parent / "out", f"its parent folder {parent} does not exist", f"mkdir -p {parent}")
 
 
 def test_parent_that_is_a_file(tmp_path: Path) -> None:

@@ -153,7 +153,11 @@ def test_carried_codes_are_those_of_int4(make: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "what"),
-    [(NEGATIVE_ZERO, "codes nearest"), (0x39, "codes nearest"), (0x51, "codes nearest")],
+    [
+        (NEGATIVE_ZERO, "values nearest"),
+        (0x39, "values nearest"),
+        (0x51, "values nearest"),
+    ],
     ids=["-0", "1.125", "9"],
 )
 def test_verify_sees_every_other_code(value: int, what: str, draft: Path, tmp_path: Path) -> None:
@@ -358,7 +362,7 @@ def test_the_command(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*command, "--out", str(tmp_path / "second")]) == 2
     assert "already exists" in capsys.readouterr().err
     assert main(["transcode", str(draft), "--layout", "quark", "--out", str(tmp_path / "x")]) == 2
-    assert "declares no quantization_config: there are no codes" in capsys.readouterr().err
+    assert "nothing to transcode: it declares no quantization_config" in capsys.readouterr().err
     assert main([*command, "--out", str(tmp_path / "third"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["linears"] == 7
     shutil.rmtree(tmp_path / "third")

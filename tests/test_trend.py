@@ -285,4 +285,4 @@ def test_a_bad_history_is_refused_before_the_work(
         assert "--trend keeps JSON lines in a file such as trend.jsonl" in said
     same = str(tmp_path / "same.json")
     assert main([*gate, same, "--report", same]) == 2
-    assert "is asked for twice" in capsys.readouterr().err
+    assert "both --trend and a report name it" in capsys.readouterr().err

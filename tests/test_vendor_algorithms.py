@@ -210,11 +210,11 @@ def test_modelopts_search_of_edge_values(edge: str) -> None:
 
 
 NOT_THESE: list[tuple[BackendName, Algorithm, WeightFormat, str]] = [
-    ("quark", GPTQ, TWO_STAGES, "expected codes of one stage"),
+    ("quark", GPTQ, TWO_STAGES, "expected weights that are rounded once"),
     ("modelopt", GPTQ, NVFP4, "in Triton kernels, on CUDA alone"),
     ("modelopt", MSE, NVFP4, "in Triton kernels, on CUDA alone"),
     ("modelopt", MSE, FP8_TENSOR, "searches one for each weight alone"),
-    ("modelopt", GPTQ, INT4, "not computed by this backend"),
+    ("modelopt", GPTQ, INT4, "this backend does not compute"),
 ]
 
 

@@ -374,9 +374,9 @@ def test_a_header_that_lies(copy_of: Callable[[str], Path], source: Path) -> Non
 
 
 def test_folders_that_are_no_input(made: dict[str, Path], source: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no folder with config"):
+    with pytest.raises(CheckpointError, match="it holds no config"):
         verify(tmp_path, source, foreign=True)
     with pytest.raises(CheckpointError, match="no such folder"):
         verify(made["quark-int4"], tmp_path / "absent", foreign=True)
-    with pytest.raises(CheckpointError, match="starts from a floating-point draft"):
+    with pytest.raises(CheckpointError, match="give the floating-point draft"):
         verify(made["quark-fp8"], made["quark-fp8"], foreign=True)

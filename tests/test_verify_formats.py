@@ -153,7 +153,7 @@ def test_codes_of_another_row_or_column_are_faults(
         codes[swapped[0]], codes[swapped[1]] = right.codes[swapped[1]], right.codes[swapped[0]]
         store_instead(out, right._replace(codes=codes), made)
         report = checked(out, source, own)
-        assert_only_fault(report, codes_name(made), "codes nearest to weight/scale")
+        assert_only_fault(report, codes_name(made), "the quantized values nearest to weight/scale")
 
 
 # ---- scales

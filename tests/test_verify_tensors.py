@@ -189,7 +189,7 @@ def test_the_wrong_pack_order(copy_of: Callable[[str], Path], source: Path) -> N
     edit_declaration(out, lambda d: d["export"].update(pack_method="order"))
     report = verify(out, source, foreign=True)
     assert len(report.faults) == 7
-    assert "expected codes nearest to weight/scale" in faults_of(report)
+    assert "expected the quantized values nearest to weight/scale" in faults_of(report)
 
 
 @pytest.mark.parametrize("name", INT4)

@@ -245,11 +245,11 @@ def test_what_is_complete_needs_no_server(
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
-        ({"max_new_tokens": 7}, "max_new_tokens: begun with 6, now 7"),
-        ({"aux_layer_ids": (0, 1)}, r"aux_layer_ids: begun with \[0, 2\], now \[0, 1\]"),
-        ({"decoding": Decoding(temperature=1)}, "decoding: begun with {.*'temperature': 0"),
-        ({"prompts": PROMPTS[:5]}, "num_prompts: begun with 9, now 5"),
-        ({"prompts": [*PROMPTS[1:], PROMPTS[0]]}, "prompts_sha256: begun with"),
+        ({"max_new_tokens": 7}, "max_new_tokens: it was 6, now it is 7"),
+        ({"aux_layer_ids": (0, 1)}, r"aux_layer_ids: it was \[0, 2\], now it is \[0, 1\]"),
+        ({"decoding": Decoding(temperature=1)}, "decoding: it was {.*'temperature': 0"),
+        ({"prompts": PROMPTS[:5]}, "num_prompts: it was 9, now it is 5"),
+        ({"prompts": [*PROMPTS[1:], PROMPTS[0]]}, "prompts_sha256: it was"),
     ],
 )
 def test_another_command_is_refused_with_the_difference(
@@ -259,7 +259,7 @@ def test_another_command_is_refused_with_the_difference(
     with pytest.raises(ServerError, match=r"400 from .*the server says no"):
         record(running, tmp_path / "out", plan(target, most_in_flight=1))
     running.status = lambda _number: 200
-    with pytest.raises(OutputError, match="holds another recording that was begun") as caught:
+    with pytest.raises(OutputError, match="holds an unfinished recording") as caught:
         record(running, tmp_path / "out", plan(target, **changes))
     assert f"rm -r {tmp_path / 'out.recording'}" in str(caught.value)
     with pytest.raises(OutputError, match=difference):
@@ -309,7 +309,7 @@ def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_p
     with pytest.raises(TraceError, match=r"was recorded by vllm 0\.32\.0 and vllm 0\.33\.0"):
         record(running, tmp_path / "out", plan(target))
     (folder / "recording.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(OutputError, match="is no recording that was begun"):
+    with pytest.raises(OutputError, match="it is not an unfinished recording"):
         record(running, tmp_path / "out", plan(target))
 
 

@@ -23,7 +23,7 @@ FAMILIES = {
 """Of the kinds that are called otherwise."""
 REFUSED_FOR_A_KEY = {
     "SpecForge qwen3.5-4b-mtp": "attn_output_gate: expected True",  # its first layers
-    "FasterDecoding/medusa-vicuna-13b-v1.3": "architectures: expected a list of one name, got None",
+    "FasterDecoding/medusa-vicuna-13b-v1.3": "expected a list of one name, got no such key",
     "RedHatAI GLM-5.2 dspark": "markov_rank: missing key",  # quoted in part
 }
 SAMPLE = (

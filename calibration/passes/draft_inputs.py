@@ -88,9 +88,7 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     problem = _misfit(draft, traces)
     if problem:
         what, fix = problem
-        raise TraceError(
-            traces.folder, f"the traces do not fit the draft {draft.name}: {what}", fix=fix
-        )
+        raise TraceError(traces.folder, f"the draft {draft.name} cannot use them: {what}", fix=fix)
     if "mask_embedding" not in draft.weights:  # a side file of the draft goes before the table
         masks = torch.tensor(mask_token_ids(draft.geometry), dtype=torch.int64)
         _check_embedded(draft, masks, traces)

@@ -54,8 +54,8 @@ def _scaled(values: Tensor, exponent: int, name: str) -> Tensor:
     if bool(((scaled.double() != exact) & exact.isfinite()).any()):
         raise BackendError(
             name,
-            f"cannot be multiplied by 2^{exponent} exactly in {values.dtype}, which balancing the"
-            " halves of the concat input needs",
+            f"it cannot be multiplied by 2^{exponent} exactly in {values.dtype}, as"
+            " balancing the two halves of the concatenated input requires",
             fix="use a recipe with 'balance_concat: off', or store the draft in float32",
         )
     return scaled

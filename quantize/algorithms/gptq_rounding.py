@@ -37,7 +37,10 @@ class Gptq(RowAlgorithm):
     @override
     def problem(self, weights: WeightFormat) -> str | None:
         if weights.dtype not in FEW_BITS:
-            return f"rounding: gptq rounds {', '.join(FEW_BITS)}: {weights.dtype} loses too little"
+            return (
+                f"rounding: gptq is for {', '.join(FEW_BITS)}: rounding to {weights.dtype}"
+                " loses too little for it to improve"
+            )
         return self._scales.problem(weights)
 
     @override

@@ -26,10 +26,13 @@ class Learned(Algorithm):
     def problem(self, weights: WeightFormat) -> str | None:
         if weights.dtype not in FEW_BITS:
             return (
-                f"rounding: {self._rounding} finds codes of four bits"
-                f" ({', '.join(FEW_BITS)}); 8 bits round so finely that there is nothing to"
-                " win"
+                f"rounding: {self._rounding} is for formats of four bits"
+                f" ({', '.join(FEW_BITS)}): rounding to 8 bits loses too little for it to"
+                " improve"
             )
         if weights.first_stage is not None:
-            return f"rounding: {self._rounding} finds codes of one stage"
+            return (
+                f"rounding: {self._rounding} does not work with values that are rounded in"
+                " two stages"
+            )
         return None

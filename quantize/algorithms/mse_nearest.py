@@ -41,7 +41,10 @@ class MseNearest(RowAlgorithm):
     @override
     def problem(self, weights: WeightFormat) -> str | None:
         if weights.granularity not in ("channel", "group") or weights.first_stage is not None:
-            return "scale: mse searches scales of channels or groups, of one stage"
+            return (
+                "scale: mse works per channel or per group, and not with values that are"
+                " rounded in two stages"
+            )
         return None
 
     @override

@@ -67,9 +67,10 @@ class ModelOptBackend(Backend):
         if weights.dtype not in ("fp8_e4m3", "nvfp4") or weights.granularity == "block":
             raise BackendError(
                 "backend modelopt",
-                f"expected fp8_e4m3 per channel or tensor, or nvfp4, got {weights}: "
-                f"not computed by this backend",
-                fix="use 'backend: torch', or 'backend: quark' for int4 and mxfp4",
+                f"expected fp8_e4m3 per channel or tensor, or nvfp4, got {weights}, which"
+                " this backend does not compute",
+                fix="use --backend torch, or --backend quark for int4 and mxfp4"
+                " (in a recipe: 'backend: torch')",
             )
         problem = _problem(self._algorithm, weights)
         if problem is not None:

@@ -55,20 +55,21 @@ class QuarkBackend(Backend):
         if weights.dtype not in _CODES or weights.granularity == "block":
             raise BackendError(
                 "backend quark",
-                f"{weights} is not computed by this backend",
+                f"this backend does not compute {weights}",
                 fix="use --backend torch (in a recipe: 'backend: torch')",
             )
         if weights.scale_dtype is not None:
             raise BackendError(
                 "backend quark",
-                f"scale_dtype {weights.scale_dtype} is not computed by this backend: Quark rounds "
-                "scales to the weight's dtype first",
+                f"this backend does not compute scale_dtype {weights.scale_dtype}: Quark"
+                " rounds scales to the weight's dtype first",
                 fix="use --backend torch (in a recipe: 'backend: torch'), or leave scale_dtype out",
             )
         if self._gptq and weights.first_stage is not None:
             raise BackendError(
                 "backend quark, rounding gptq",
-                f"expected codes of one stage, got {weights}: Quark's GPTQ knows no second one",
+                f"expected weights that are rounded once, got {weights}: Quark's GPTQ does"
+                " not round in two stages",
                 fix="use --backend torch (in a recipe: 'backend: torch')",
             )
         tested_version(self.name, "amd-quark", TESTED_VERSION)

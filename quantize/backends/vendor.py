@@ -52,7 +52,7 @@ def tested_version(backend: BackendName, package: str, wanted: str) -> str:
     if not fnmatch.fnmatchcase(version, wanted):
         raise BackendError(
             f"backend {backend}",
-            f"expected {package} {wanted}, got {version}: its bits are not verified",
+            f"expected {package} {wanted}, got {version}, whose results were never verified",
             fix=f"pip install '{package}=={wanted}', or let torch compute: --backend torch",
         )
     return version

@@ -119,7 +119,8 @@ class ConfigReader:
             raise CheckpointError(
                 self.where,
                 f"{key}: expected {expected!r}, got {short(got)}: {meaning}",
-                fix="such a draft cannot be quantized or replayed: no family has these maths",
+                fix="use another draft: no supported family computes this, so it cannot be"
+                " quantized or replayed",
             )
 
     def _get(self, key: str, default: Any) -> Any:

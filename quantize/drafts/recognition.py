@@ -83,9 +83,11 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     config = with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
     declared = config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
+        got = "null" if declared is None else short(declared)
+        got = got if "architectures" in config else "no such key"
         raise CheckpointError(
             where,
-            f"architectures: expected a list of one name, got {short(declared)}",
+            f"architectures: expected a list of one name, got {got}",
             fix=old_medusa_keys(config, checkpoint.tensors.values())
             or nested_eagle_keys(config)
             or _told_by_tensors(checkpoint),
@@ -95,10 +97,16 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     if not by_config:
         kind = kind_of(declared_architecture(config), checkpoint.tensors)
         what = f": it is {kind}, which is not supported" if kind else ""
+        near = difflib.get_close_matches(str(declared[0]), known, n=1, cutoff=0.85)
+        hints = [f"the nearest name is {name}" for name in near]
+        hints += [
+            f"the tensors are named as those of {family.name}" for family in _marked(checkpoint)
+        ]
         raise CheckpointError(
             where,
-            f"architectures: {short(declared[0])} is no draft family{what}",
-            fix=f"give a draft of a supported architecture: {', '.join(known)}",
+            f"architectures: no supported draft family has {short(declared[0])}{what}",
+            fix="give a draft of a supported architecture: docs/families.md lists them"
+            + (f" ({'; '.join(hints)})" if hints else ""),
         )
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
     if not as_declared:
@@ -176,7 +184,7 @@ def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
     if marked and [family.name for family in marked] != [declared.name]:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
-            f"config.json says {declared.name}, the tensors are those of"
+            f"config.json declares {declared.name}, but the tensors are those of"
             f" {' and '.join(family.name for family in marked)}",
             fix="use the config.json that belongs to these tensors"
             if len(marked) == 1
@@ -205,7 +213,7 @@ def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None
         raise CheckpointError(
             checkpoint.folder / tensor.file,
             f"{tensor.name}: expected {' or '.join(spec.dtypes)}, got {tensor.dtype}",
-            fix="quantization starts from a floating-point draft, not from a quantized one",
+            fix="give the floating-point draft: a quantized one cannot be quantized again",
         )
 
 
@@ -217,7 +225,8 @@ def _unknown(
             return CheckpointError(
                 checkpoint.folder,
                 f"{name}: no tensor of {family.name}; {mark!r} is the mark of {kind}",
-                fix=f"{kind} is not supported: engines serve it otherwise",
+                fix=f"use another draft: engines serve {kind} in another way, and it is not"
+                " supported",
             )
     layers = mtp_layers(checkpoint.tensors) if checkpoint.subtree is None else ()
     if layers and name.startswith("model."):

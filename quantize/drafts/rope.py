@@ -146,15 +146,17 @@ def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
     if kind == "yarn":
         return _yarn(keys)
     known = isinstance(kind, str) and kind in _DISPUTED
-    why = _DISPUTED[str(kind)] if known else "its maths is not known here"
+    why = _DISPUTED[str(kind)] if known else "draftquant does not know its formula"
     return Unreplayed(
-        where=str(keys.where), what=f"rope type {short(kind)} is not replayed: {why}", fix=_MEASURE
+        where=str(keys.where),
+        what=f"replay does not compute rope type {short(kind)}: {why}",
+        fix=_MEASURE,
     )
 
 
 _MEASURE = (
     "measure this draft on a server; if it was trained with another scaling, replay a copy that"
-    " says so"
+    " declares it"
 )
 _PLAIN = (None, "default", "mrope")
 """Of mrope the three positions of a token of text are equal, so that it turns by one angle as in

@@ -31,7 +31,7 @@ _BY_NAME = (
     (r"KimiLinear", "Kimi-Linear, which was published without an MTP layer"),
     (r"NextN|MTP", "an MTP layer"),
     (r"Eagle3", "EAGLE-3 with layers of another kind"),
-    (r"Eagle", "EAGLE-1"),
+    (r"Eagle", "EAGLE-1 with layers of another kind"),
     (r"Assistant", "Gemma's assistant"),
 )
 """Part of an architecture, in any case -> the kind; the first that fits."""
@@ -41,7 +41,7 @@ _BY_TENSORS = (
     (r"(^|.)medusa", "a target with Medusa heads"),
     (r"^\d+\.\d+\.linear\.", "Medusa heads under another name than MedusaModel"),
     (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
-    (r"(^|\.)fc\.weight$", "EAGLE-1"),
+    (r"(^|\.)fc\.weight$", "an EAGLE draft under an unknown name"),
     (r"^model\.layers\.\d+\.", "a whole language model"),
 )
 """Part of a tensor's name -> the kind; the first that fits."""

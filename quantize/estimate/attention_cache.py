@@ -79,6 +79,6 @@ def _grouped(geometry: Geometry) -> GroupedAttention:
         return geometry
     raise EstimateError(
         type(geometry).__name__,
-        "how much of a KV cache such a draft reads is not known",
+        "it is unknown how much of a KV cache this kind of draft reads",
         fix="estimate a draft of another family",
     )

@@ -193,9 +193,14 @@ def _matrices(sizes: Sequence[tuple[int, int]], tokens: int) -> list[Work]:
 def _check_dense(keys: ConfigReader) -> None:
     kind = keys.config.get("model_type")
     if any(keys.config.get(key) is not None for key in _MIXTURE):
-        reason = "a mixture of experts: how many a batch reads depends on routing"
+        reason = (
+            "the target is a mixture of experts, and how many experts a batch reads"
+            " depends on routing"
+        )
     elif keys.config.get("quantization_config") is not None:
-        reason = "it is stored quantized: what its weights take does not follow from the config"
+        reason = (
+            "the target is stored quantized, so its config does not tell the size of its weights"
+        )
     elif kind not in _DENSE:
         known = ", ".join(_DENSE)
         reason = f"model_type: expected one of {known}, whose layers are plain, got {kind!r}"

@@ -80,7 +80,9 @@ class Checkpoint:
         if not is_target:
             check_own(folder, config_file)
             check_own(folder, INDEX_FILE)
-        config = read_json_object(folder / config_file, "every draft needs its config.json")
+        config = read_json_object(
+            folder / config_file, "give a folder with a config.json: every draft has one"
+        )
         index = None
         if (folder / INDEX_FILE).exists():
             index = read_json_object(folder / INDEX_FILE, "export the index again")
@@ -171,7 +173,7 @@ def read_json_object(path: Path, fix: str) -> dict[str, Any]:
     except FileNotFoundError as exc:
         raise CheckpointError(path, "no such file", fix=fix) from exc
     except (OSError, JsonProblem) as exc:
-        again = f"{fix}: download or export it again"
+        again = "correct it, or download or export the file again"
         raise CheckpointError(path, f"not readable as JSON: {reason(exc)}", fix=again) from exc
     if not isinstance(value, dict):
         raise CheckpointError(path, f"expected a JSON object, got {type(value).__name__}", fix=fix)

@@ -9,6 +9,7 @@ from .checkpoint import Checkpoint
 from .not_a_draft import mistaken_file, near_folder
 
 _FETCH = "check the spelling and the network, or download the draft and give its folder"
+_ONLINE = "unset HF_HUB_OFFLINE and check the spelling, or download the draft and give its folder"
 _NAMES = r"[\w][\w.-]*/[\w][\w.-]*"
 _HUB_ID = re.compile(rf"{_NAMES}(@[\w./-]+)?")
 _ADDRESS = re.compile(
@@ -69,7 +70,8 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
     if subtree is not None:
         raise CheckpointError(
             reference,
-            "no such folder, and of a target on the Hub all shards would be fetched for one layer",
+            "there is no such folder, and for one layer of a target on the Hub all its"
+            " shards would be downloaded",
             fix="download config.json, the index and the shards of the layer, and give the folder",
         )
     return _download(reference)
@@ -93,8 +95,8 @@ def _no_folder(reference: str) -> tuple[str, str]:
 
 
 def _download(reference: str) -> DraftSource:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     hub_id, _, revision = reference.partition("@")
     try:
@@ -103,9 +105,11 @@ def _download(reference: str) -> DraftSource:
         near = near_folder(Path(reference))
         first = str(exc).strip().partition("\n")[0] or type(exc).__name__
         reason = re.sub(r"\[Errno -?[0-9]+\] ", "", first)
+        offline = constants.HF_HUB_OFFLINE and isinstance(exc, LocalEntryNotFoundError)
+        what = "HF_HUB_OFFLINE forbids a download" if offline else "the Hub did not deliver it"
         raise CheckpointError(
             reference,
-            f"no such folder, and the Hub did not give it: {reason}",
-            fix=f"did you mean {near}?" if near else _FETCH,
+            f"there is no such folder, and {what}: {reason}",
+            fix=f"did you mean {near}?" if near else _ONLINE if offline else _FETCH,
         ) from exc
     return DraftSource(folder=folder, hub_id=hub_id, revision=folder.name)

@@ -60,8 +60,8 @@ def upload_files(folder: Path) -> Mapping[str, int]:
         if any(part.startswith(".") for part in Path(file).parts) and file not in _OF_THE_HUB:
             raise CheckpointError(
                 folder / file,
-                "is hidden, and may hold what is not for others or (.gitignore) keep files back",
-                fix="move it out of the folder, and out of that of its source",
+                "it is hidden: it may hold something private, or (.gitignore) keep files back",
+                fix="move it out of this folder and out of the source's folder",
             )
         found[file] = (folder / file).stat().st_size
     return found
@@ -120,7 +120,9 @@ def upload(
         if after.absent or after.other:
             name = [*after.absent, *after.other][0]
             raise HubError(
-                f"{repository}: {name}", "arrived otherwise than it was sent", fix=_AGAIN
+                f"{repository}: {name}",
+                "the file on the Hub differs from the file that was sent",
+                fix=_AGAIN,
             )
         commit = api.repo_info(repository, revision=revision).sha
     return Upload(url=str(url), commit=str(commit), sent=(*before.absent, *before.other))
@@ -198,7 +200,7 @@ def _errors_of(repository: str) -> Iterator[None]:
         what, fix = _ANSWERS.get(status, (f"the Hub answers with status {status}", _AGAIN))
         raise HubError(repository, f"{what}: {_said(exc, get_token())}", fix=fix) from exc
     except ValueError as exc:
-        what = f"the Hub refuses it: {_said(exc, get_token())}"
+        what = f"the Hub refuses the upload: {_said(exc, get_token())}"
         raise HubError(repository, what, fix="correct what the Hub's message names") from exc
     except RuntimeError as exc:  # of one file; its cause says why
         what = f"{_said(exc, get_token())} {_said(exc.__cause__ or exc, get_token())}"

@@ -96,7 +96,7 @@ def sign_folder(folder: Path, private_key: Path) -> Signed:
     if (folder / SIGNATURE_FILE).exists() or (folder / SIGNATURE_FILE).is_symlink():
         raise OutputError(
             folder / SIGNATURE_FILE,
-            "is there already, and nothing existing is overwritten",
+            "a signature exists already, and is never overwritten",
             fix=f"remove it, and sign again: rm {folder / SIGNATURE_FILE}",
         )
     _files(folder)
@@ -157,7 +157,7 @@ def _faults(folder: Path, signed: Signed, public_key: Path, key_sha256: str) -> 
     try:
         config.verify(folder, folder / SIGNATURE_FILE)
     except InvalidSignature:
-        return (f"{SIGNATURE_FILE}: is not what the key signed: it was changed",)
+        return (f"{SIGNATURE_FILE}: its content is not what the key signed: it was changed",)
     except ValueError as exc:  # names files without saying how they differ
         return differences(folder, signed) or (f"{SIGNATURE_FILE}: {short(str(exc))}",)
     except OSError as exc:
@@ -173,7 +173,9 @@ def differences(folder: Path, signed: Signed) -> tuple[str, ...]:
     """
     files = _files(folder)
     found = [f"{file}: is not signed" for file in files if file not in signed.sha256]
-    found += [f"{file}: signed, and not there" for file in signed.sha256.keys() - set(files)]
+    found += [
+        f"{file}: it was signed, but is missing" for file in signed.sha256.keys() - set(files)
+    ]
     for file in files:
         if signed.sha256.get(file, digest := _sha256(folder / file)) != digest:
             found.append(f"{file}: expected sha256 {signed.sha256[file][:16]}, got {digest[:16]}")
@@ -192,11 +194,11 @@ def read_signature(folder: Path) -> Signed:
         bundle = parse_object(read_text(path))
         material = _object(bundle, "verificationMaterial")
         if "publicKey" not in material:
-            raise JsonProblem("is signed by a certificate or an identity, expected by a key;"
-                              " model_signing's own command verifies it")  # fmt: skip
+            raise JsonProblem("it is signed by a certificate or an identity, expected by a"
+                              " key; the command model_signing verifies it")  # fmt: skip
         envelope = _object(bundle, "dsseEnvelope")
         if not envelope.get("signatures"):
-            raise JsonProblem("has no signature in it")
+            raise JsonProblem("it holds no signature")
         payload = base64.b64decode(decode(str, envelope.get("payload")), validate=True)
         statement = parse_object(payload.decode("utf-8"))
         resources = _object(statement, "predicate").get("resources")
@@ -278,7 +280,7 @@ def _key(path: Path, kind: str, load: Callable[[bytes], object]) -> object:
         return load(read_text(path, _LONGEST_KEY).encode())
     except TypeError as exc:
         fix = f"openssl ec -in {path} -out PLAIN.pem, or sign by 'model_signing sign key' itself"
-        raise CheckpointError(path, "is locked by a password, which is not asked for",
+        raise CheckpointError(path, "it has a password, which draftquant never asks for",
                               fix=fix) from exc  # fmt: skip
     except (OSError, ValueError, UnsupportedAlgorithm) as exc:
         raise _no_key(path, kind, reason(exc).splitlines()[0]) from exc

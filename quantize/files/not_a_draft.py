@@ -33,7 +33,7 @@ def pickles_in(folder: Path) -> list[str]:
 def as_safetensors(folder: Path) -> str:
     """What makes safetensors of a folder of pickles, with the command for a shell."""
     command = f"draftquant unpickle {shlex.quote(str(folder))} --out SAFETENSORS"
-    return f"convert the draft to safetensors: pickles are not read ({command})"
+    return f"convert the draft to safetensors, because pickled weights are not read ({command})"
 
 
 def near_folder(path: Path) -> Path | None:

@@ -51,7 +51,7 @@ def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False
             )
         place = path.absolute().parent.resolve() / path.name
         if place in places:
-            what = f"is asked for twice, by --{places[place]} and by --{kind}"
+            what = f"both --{places[place]} and --{kind} name this file"
             raise OutputError(path, what, fix="give each report a file of its own")
         places[place] = kind
         check_place(path, overwrite=overwrite)

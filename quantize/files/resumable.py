@@ -43,7 +43,7 @@ def resumable_folder(folder: Path, work: str, plan: Mapping[str, Any]) -> Iterat
         try:
             begun = parse_object(read_text(path))
         except (OSError, JsonProblem) as exc:
-            raise OutputError(path, f"is no {work} that was begun: {exc}",
+            raise OutputError(path, f"it is not an unfinished {work}: {exc}",
                               fix=f"rm -r {folder}") from exc  # fmt: skip
         refuse_other_work(folder, work, differences(begun, plan), remove=f"rm -r {folder}")
         yield
@@ -79,7 +79,7 @@ def take_alone(path: Path, descriptor: int, where: Path, work: str) -> None:
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """In what work that was begun is not what is to be done now, a line for each key."""
     return tuple(
-        f"  {key}: begun with {short(begun.get(key))}, now {short(now.get(key))}"
+        f"  {key}: it was {short(begun.get(key))}, now it is {short(now.get(key))}"
         for key in sorted(begun.keys() | now.keys())
         if begun.get(key) != now.get(key)
     )
@@ -103,7 +103,7 @@ def refuse_other_work(
     if differing:
         raise OutputError(
             where,
-            f"holds another {work} that was begun, of which something is kept",
+            f"it holds an unfinished {work} with other settings, of which results are kept",
             details=tuple(differing),
             fix=f"give the same {given} again, another --out, or {remove}",
         )

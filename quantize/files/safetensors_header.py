@@ -110,6 +110,9 @@ def read_header(folder: Path, file: str) -> Header:
                     fix=f"run git -C {folder} lfs pull, or download the file from the Hub",
                 )
             length = int.from_bytes(begin, "little")
+            if not size:
+                fix = "download or export the file again: writing it was interrupted"
+                raise CheckpointError(path, "the file is empty (0 bytes)", fix=fix)
             if size < 8 or length > size - 8:
                 raise CheckpointError(
                     path,
@@ -204,4 +207,4 @@ def _naturals(value: Any) -> bool:
 
 
 def _lie(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(path, what, fix="the file is corrupt: download or export it again")
+    return CheckpointError(path, what, fix="download or export the file again: it is damaged")

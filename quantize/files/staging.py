@@ -25,14 +25,16 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
     if out.exists() or out.is_symlink():
         raise OutputError(
             out,
-            "already exists, and nothing existing is ever overwritten",
+            "it already exists, and is never overwritten",
             fix="give another name, or move this one away",
         )
     parent = out.absolute().parent
     if parent.exists() and not parent.is_dir():
         raise OutputError(out, f"its parent {parent} is a file", fix="give a name in a folder")
     if not parent.is_dir():
-        raise OutputError(out, f"its parent {parent} is no folder", fix=f"mkdir -p {parent}")
+        raise OutputError(
+            out, f"its parent folder {parent} does not exist", fix=f"mkdir -p {parent}"
+        )
     if not os.access(parent, os.W_OK):
         raise OutputError(out, f"its parent {parent} is not writable", fix="choose another place")
     if source is not None:
@@ -44,7 +46,9 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
     free = shutil.disk_usage(parent).free
     if free < needed_bytes and not os.statvfs(parent).f_blocks:  # such as /proc and /sys
         raise OutputError(
-            out, f"{parent} is no disk: it has no room at all", fix="choose another place"
+            out,
+            f"{parent} is not on a disk: its file system has no space at all",
+            fix="choose another place",
         )
     if free < needed_bytes:
         raise OutputError(
@@ -73,7 +77,7 @@ def staged_output(out: Path, *, last: str | None = None) -> Iterator[Path]:
     staging = out.parent / staging_name(out.name)
     remove_stale(out.parent, out.name)
     if staging.exists():
-        raise OutputError(out, "is being written by this very process", fix="wait until it is done")
+        raise OutputError(out, "this process is already writing it", fix="wait until it is done")
     try:
         staging.mkdir()
         yield staging

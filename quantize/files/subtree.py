@@ -42,7 +42,7 @@ def _check_below(prefix: str, below: Collection[str], names: Collection[str], fo
         raise CheckpointError(
             folder,
             f"no tensor lies below {prefix!r} (--subtree)",
-            fix=f"MTP layers of this folder: {', '.join(there)}"
+            fix=f"give one of the MTP layers of this folder: {', '.join(there)}"
             if there
             else "this folder has no MTP layer: give the one that has",
         )

@@ -61,7 +61,7 @@ def load_plain(path: Path, *, most_bytes: int | None = None) -> Any:
         found = _OBJECTS.search(str(exc))
         named = f" ({found[1]})" if found else ""
         raise TorchFileProblem(
-            f"holds Python objects{named}, or is cut off: objects could run code"
+            f"it holds Python objects{named}, which could run code, or it is cut off"
         ) from exc
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError,
             ImportError, ArithmeticError, AssertionError, MemoryError, NameError, struct.error,

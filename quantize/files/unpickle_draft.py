@@ -92,11 +92,11 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
     if not folder.is_dir():
         raise CheckpointError(folder, "no such folder", fix="give the folder of a draft")
     check_own(folder, CONFIG_FILE)
-    read_json_object(folder / CONFIG_FILE, "every draft needs its config.json")
+    read_json_object(folder / CONFIG_FILE, "give a folder with a config.json: every draft has one")
     config = read_text(folder / CONFIG_FILE)
     files = pickles(folder)
     if not files or any(folder.glob("*.safetensors")):
-        what = "safetensors are there already" if files else "no pickled weights are here"
+        what = "it already holds safetensors" if files else "it holds no pickled weights"
         fix = f"give a folder that holds only {', '.join(_SUFFIXES)}"
         if any(folder.glob("*.safetensors")):
             fix = "give this folder to the other commands: safetensors need no conversion"
@@ -156,7 +156,8 @@ class _Unpickling(Rewrite[None]):
                 if written != _bytes_of(self.tensors[found.name]):
                     raise VerifyError(
                         self.out,
-                        f"{found.name} was not written as it was read, and nothing is published",
+                        f"{found.name} reads back differently than it was written, so nothing is"
+                        " published",
                         fix="run again; if it stays, check the disk",
                     )
         finally:

@@ -62,13 +62,14 @@ def check_head(recipe: Recipe, row: Row) -> None:
         able = [name for name, layout in _LAYOUTS.items() if layout.heads != "never"]
         raise LayoutError(
             named,
-            "no engine takes the head of a draft as quantized in this layout",
+            "engines do not load a quantized head of a draft in this layout",
             fix=f"keep the head, or use layout {' or '.join(able)}",
         )
     if recipe.weights.granularity == "block":
         raise LayoutError(
             named,
-            "engines split a head by rows of the vocabulary, which scales of blocks cannot follow",
+            "engines split a head by rows of the vocabulary, which does not work with"
+            " scales per block",
             fix="give the head a format of its own with scales per channel, or keep it",
         )
 
@@ -93,7 +94,7 @@ def _use(recipe: Recipe) -> str:
     return (
         "use another format: no layout can declare these two together"
         if len(each) == 1
-        else "no layout holds all of them"
+        else "use fewer formats: no layout can declare all of them"
     )
 
 

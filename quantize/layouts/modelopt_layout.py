@@ -48,7 +48,7 @@ class ModelOptLayout(Layout):
     @override
     def problem(self, recipe: Recipe) -> str | None:
         if _algorithm(recipe) is None:
-            return "ModelOpt has a name for FP8 and NVFP4 with their own activations only"
+            return "ModelOpt's layout holds FP8 and NVFP4 only, each with inputs of the same format"
         return None
 
     @override

@@ -22,7 +22,7 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
     if geometry is None or geometry.rope.theta == DEFAULT_THETA:
         return
     if is_mla(draft) and geometry.rope.yarn is not None and not is_modelopt(draft):
-        who = "TorchSpec trains latent attention with yarn"
+        who = "TorchSpec trains MLA with yarn"
     elif is_torchspec(draft) and not is_mla(draft):
         who = "TorchSpec under transformers 5 trains Llama drafts"
     else:
@@ -30,9 +30,9 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
     yield Lint(
         name="rope-base",
         level="warning",
-        cause=f"{who} at rope base 10000; engines serve rope_theta {geometry.rope.theta:g}",
-        remedy="replay at both (draftquant replay, with and without --rope-theta 10000); if 10000"
-        " accepts more, correct rope_theta in the source",
+        cause=f"{who} at rope base 10000, but engines serve rope_theta {geometry.rope.theta:g}",
+        remedy="replay with both bases (draftquant replay, with and without --rope-theta"
+        " 10000); if 10000 accepts more, correct rope_theta in the source",
     )
 
 
@@ -49,9 +49,10 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
             level="warning" if null else "note",
             cause="rope_theta is null, which both engines refuse"
             if null
-            else f"no rope_theta: both engines rotate at base {DEFAULT_THETA:g}",
-            remedy="if the draft was trained at another base, such as its target's, add it; replay"
-            " tells (draftquant replay, with and without --rope-theta)",
+            else f"config.json has no rope_theta: both engines then use base {DEFAULT_THETA:g}",
+            remedy="if the draft was trained at another base, such as its target's, add"
+            " rope_theta; replay shows which base is right (draftquant replay, with and"
+            " without --rope-theta)",
         )
 
 
@@ -77,9 +78,9 @@ def rope_injected(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="rope-injected",
             level="warning",
-            cause="yarn with factor 32 over 2048 positions and no mscale is what ModelOpt's export"
-            " writes into Llama drafts trained without it; engines then also scale cos and sin by"
-            " 1.3466",
+            cause="config.json has yarn with factor 32 over 2048 positions and no mscale,"
+            " which ModelOpt's export writes into Llama drafts that were trained without"
+            " it; engines then also scale cos and sin by 1.3466",
             remedy="replay with and without rope_scaling; if the draft accepts more without,"
             " remove the key from the source",
         )

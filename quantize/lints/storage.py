@@ -27,8 +27,8 @@ def architecture(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="architecture-name",
             level="warning",
-            cause=f"{name} is not served as a draft by vLLM 0.33 and SGLang 0.5.23 alike; the"
-            f" tensors are those of {wanted}, which both have",
+            cause=f"vLLM 0.33 and SGLang 0.5.23 do not both serve {name} as a draft; the"
+            f" tensors are those of {wanted}, which both serve",
             remedy=f"write {wanted}",
             fix={"architectures": [wanted]},
         )
@@ -45,7 +45,8 @@ def dtype(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="dtype-mixed",
             level="warning",
-            cause=f"linears are stored as {' and '.join(stored)}: engines cast all to one dtype",
+            cause=f"the linears are stored as {' and '.join(stored)}, and engines cast all of"
+            " them to one dtype",
             remedy="export the draft in one dtype, so that what is measured is what is served",
         )
         return
@@ -59,7 +60,8 @@ def dtype(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="dtype-missing",
             level="warning",
-            cause=f"no dtype is declared: SGLang 0.5.23 then serves float16, stored is {wanted}",
+            cause="config.json declares no dtype: SGLang 0.5.23 then serves float16, but the"
+            f" weights are {wanted}",
             remedy=f"add torch_dtype {wanted}",
             fix={"torch_dtype": wanted},
         )
@@ -68,7 +70,8 @@ def dtype(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="dtype-mismatch",
             level="warning",
-            cause=f"config.json says {said}, the weights are {wanted}: SGLang 0.5.23 casts them",
+            cause=f"config.json declares {said}, but the weights are {wanted}: SGLang 0.5.23"
+            " casts them to the declared dtype",
             remedy=f"write {wanted}",
             fix=dict.fromkeys(declared, wanted),
         )
@@ -88,8 +91,8 @@ def names(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="tensor-names",
             level="warning",
-            cause=f"{len(unread)} tensors are named like {unread[0]}: vLLM refuses such names,"
-            " SGLang silently leaves its own parameters uninitialised",
+            cause=f"{len(unread)} tensors are named like {unread[0]}: vLLM refuses these"
+            " names, and SGLang silently leaves its own parameters uninitialized",
             remedy="export the draft in its serving layout (layers.0., fc., norm.)",
         )
     elif refused:
@@ -97,9 +100,9 @@ def names(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="tensor-names",
             level="warning",
-            cause=f"{len(refused)} tensors are named like {refused[0]}: vLLM 0.33 refuses such"
-            f" names, SGLang 0.5.23 {sglang}",
-            remedy="rename the tensors of the source: strip 'model.', write fc_norm.0, .1, .2",
+            cause=f"{len(refused)} tensors are named like {refused[0]}: vLLM 0.33 refuses"
+            f" these names, and SGLang 0.5.23 {sglang}",
+            remedy="rename the tensors of the source: remove 'model.', and write fc_norm.0, .1, .2",
         )
 
 
@@ -109,7 +112,8 @@ def layout(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="speculators-layout",
             level="note",
-            cause="the speculators layout: vLLM 0.33 translates it, SGLang 0.5.23 does not read it",
+            cause="the draft is in the speculators layout: vLLM 0.33 translates it, but"
+            " SGLang 0.5.23 does not read it",
             remedy="serve this draft with vLLM",
         )
 
@@ -130,10 +134,10 @@ def embedding(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="embed-tokens",
             level="note",
-            cause="embed_tokens is stored: SGLang 0.5.23 takes the target's in its place, vLLM 0.33"
-            " does where both are equal or the draft has none",
-            remedy="drop it if it equals the target's (a rule with 'action: drop'):"
-            f" {row.tensor.nbytes:,} bytes less to ship",
+            cause="the draft stores embed_tokens, but SGLang 0.5.23 uses the target's"
+            " embedding instead, and so does vLLM 0.33 where the two are equal",
+            remedy="drop it if it equals the target's (a rule with 'action: drop'), which"
+            f" saves {row.tensor.nbytes:,} bytes",
         )
 
 

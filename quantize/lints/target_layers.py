@@ -51,9 +51,9 @@ def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
     yield Lint(
         name="aux-layer-ids",
         level="warning",
-        cause=f"ids of target layers {_READ_BY[found.spelling]}",
-        remedy=f"write {inputs} at the top level and {nested} in {SECTION}: both engines then"
-        f" capture the outputs of layers {list(found.after)}",
+        cause=f"the ids of the target layers {_READ_BY[found.spelling]}",
+        remedy=f"write {inputs} at the top level and {nested} in {SECTION}; both engines"
+        f" then capture the outputs of layers {list(found.after)}",
         fix={k: ids for k, ids in {KEY: inputs, _NESTED: nested}.items() if ids != spelled[k]},
     )
 
@@ -65,9 +65,9 @@ def aux_layer_list(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="aux-layer-ids-empty",
             level="warning",
-            cause=f"{_NESTED} is [], ModelOpt's word for the default layers: vLLM 0.33 captures"
-            " them, SGLang 0.5.23 none",
-            remedy="write null, for which both capture their default",
+            cause=f"{_NESTED} is [], which means the default layers in ModelOpt: vLLM 0.33"
+            " captures these, but SGLang 0.5.23 captures none",
+            remedy="write null: both engines then capture their default layers",
             fix={_NESTED: None},
         )
 
@@ -81,8 +81,9 @@ def layers_of_target(draft: Draft) -> Iterator[Lint]:
     yield Lint(
         name="layers-of-target",
         level="warning",
-        cause=f"num_hidden_layers is {said}, the target's, and the tensors are those of one layer:"
-        " vLLM 0.33 and SGLang 0.5.23 build the others too, and serve them uninitialised",
+        cause=f"num_hidden_layers is {said}, as in the target, but the tensors are those"
+        " of one layer: vLLM 0.33 and SGLang 0.5.23 also build the other layers, and"
+        " serve them uninitialized",
         remedy="write num_hidden_layers: 1",
         fix=fix,
     )
@@ -95,8 +96,9 @@ def without_fc(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="last-hidden-state",
             level="note",
-            cause="use_aux_hidden_state is false: the draft reads the target's last hidden state,"
-            " behind its final norm, and has no fc; dumps hold outputs of layers",
+            cause="use_aux_hidden_state is false, so the draft has no fc, and reads the"
+            " target's last hidden state behind the final norm; dumps of hidden states"
+            " hold the outputs of layers instead",
             remedy="record its traces with draftquant record --draft DRAFT --fused",
         )
 
@@ -108,8 +110,8 @@ def aux_layer_zero(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="aux-layer-zero",
             level="warning",
-            cause="the draft reads the output of layer 0: for DeepSeek and Kimi targets SGLang"
-            " 0.5.23 has no list that means it",
+            cause="the draft reads the output of layer 0, which SGLang 0.5.23 cannot capture"
+            " for DeepSeek and Kimi targets",
             remedy="serve this draft with vLLM",
         )
 
@@ -144,8 +146,8 @@ def later_layer_norm(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="later-layer-norm",
             level="warning",
-            cause=f"{row.tensor.name} and its like have the name that {here} reads; {there} looks"
-            f" for {other} and silently serves a norm of ones",
+            cause=f"only {here} reads the name {row.tensor.name}; {there} looks for {other},"
+            " and silently serves a norm of ones",
             remedy=f"serve this draft with {here}, or rename the tensors for {there}",
         )
         return
@@ -158,7 +160,7 @@ def layers_of_mla(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="mla-layers",
             level="warning",
-            cause=f"{geometry.num_layers} layers with latent attention: SGLang 0.5.23 refuses more"
-            " than one",
+            cause=f"the draft has {geometry.num_layers} layers with MLA, and SGLang 0.5.23"
+            " refuses more than one",
             remedy="serve this draft with vLLM",
         )

@@ -16,7 +16,7 @@ from ..drafts.shared.eagle3.lints import eagle3
 from ..errors import CheckpointError
 from ..stored.decoded_numbers import read_whole
 
-_ABSOLUTE = "d2t holds target ids where engines expect offsets (target id - draft id)"
+_ABSOLUTE = "d2t holds target ids, but engines expect offsets (target id - draft id)"
 _SUBTRACT = "subtract arange(draft_vocab_size) from d2t"
 
 
@@ -52,8 +52,8 @@ def tied_head(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="head-tied",
             level="warning",
-            cause="tie_word_embeddings is true, and the draft has a head of its own: SGLang 0.5.23"
-            " drops it and proposes by the embedding",
+            cause="tie_word_embeddings is true, but the draft has a head of its own: SGLang"
+            " 0.5.23 drops this head and uses the embedding instead",
             remedy="write tie_word_embeddings: false",
             fix={"tie_word_embeddings": False},
         )
@@ -77,17 +77,17 @@ def vocabulary_map(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="d2t-duplicates",
             level="warning",
-            cause=f"{len(ids) - len(np.unique(ids))} of {len(ids)} draft ids stand for a target id"
-            " that another one stands for",
+            cause=f"{len(ids) - len(np.unique(ids))} of {len(ids)} draft ids map to a target"
+            " id that another draft id also maps to",
             remedy="export d2t again: the rows of lm_head and their target ids do not match",
         )
     elif kept is not None and not agrees:
         yield Lint(
             name="d2t-against-t2d",
             level="warning",
-            cause=f"t2d marks {len(kept)} target ids, d2t reaches {len(ids)};"
-            f" {len(np.setdiff1d(ids, kept))} of these are not marked. Engines read d2t, trainers"
-            " t2d",
+            cause=f"t2d and d2t contradict each other: t2d marks {len(kept)} target ids, d2t"
+            f" reaches {len(ids)}, and {len(np.setdiff1d(ids, kept))} of these are not"
+            " marked. Engines read d2t, trainers read t2d",
             remedy="export both tables again from the same vocabulary",
         )
 
@@ -101,8 +101,8 @@ def full_vocabulary_map(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="d2t-of-full-vocabulary",
             level="warning",
-            cause="d2t is stored although the draft has the target's whole vocabulary (SpecForge"
-            " writes it always): vLLM 0.33 then refuses to load the draft",
+            cause="d2t is stored although the draft has the target's whole vocabulary"
+            " (SpecForge always writes it): vLLM 0.33 then refuses to load the draft",
             remedy="remove d2t and t2d from the source; SGLang does not need them either",
         )
 
@@ -113,10 +113,11 @@ def pruned_head(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="pruned-head",
             level="warning",
-            cause="TorchSpec's export of a pruned vocabulary takes rows d2t[i] of lm_head, not rows"
-            " i + d2t[i]",
-            remedy="prune lm_head again from the training checkpoint at i + d2t[i]; replay tells:"
-            " with wrong rows hardly a token is accepted",
+            cause="TorchSpec's export of a pruned vocabulary takes rows d2t[i] of lm_head"
+            " instead of rows i + d2t[i]",
+            remedy="prune lm_head again from the training checkpoint, at rows i + d2t[i];"
+            " replay shows whether it is needed, because with wrong rows hardly a token"
+            " is accepted",
         )
 
 
@@ -137,7 +138,7 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
             yield Lint(
                 name="draft-vocab-size-missing",
                 level="warning",
-                cause=f"no draft_vocab_size: SGLang 0.5.23 then {what}",
+                cause=f"config.json has no draft_vocab_size: SGLang 0.5.23 then {what}",
                 remedy=f"add draft_vocab_size {size}",
                 fix={"draft_vocab_size": size},
             )
@@ -146,8 +147,9 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="lm-head-missing",
             level="warning",
-            cause="no lm_head is stored, and draft_vocab_size is not null: SGLang 0.5.23 then"
-            + (" does not load the draft" if refused else " leaves the head uninitialised"),
+            cause="the draft stores no lm_head, but draft_vocab_size is not null: SGLang"
+            " 0.5.23 then"
+            + (" does not load the draft" if refused else " leaves the head uninitialized"),
             remedy="write draft_vocab_size null, which makes SGLang take the target's head"
             if full
             else "store the pruned lm_head: no engine prunes the target's",

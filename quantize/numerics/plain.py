@@ -36,7 +36,8 @@ def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Te
     if np.isfinite(magnitude[row]):
         raise CheckpointError(
             name,
-            f"row {first_row + row} holds values that {dtype} cannot, up to {magnitude[row]:g}",
+            f"row {first_row + row} holds values up to {magnitude[row]:g}, which {dtype}"
+            " cannot hold",
             fix="use --dtype float32",
         )
     raise CheckpointError(

@@ -54,7 +54,8 @@ def activation_format(scheme: DeclaredScheme) -> ActivationFormat | None:
     if scheme.activations not in _ACTIVATIONS:
         raise LayoutError(
             f"activations {scheme.activations}",
-            "expected FP8 scales per token or static ones: this folder's is no format of a recipe",
+            "expected FP8 scales per token, or static ones: no recipe has the format of"
+            " this folder",
             fix="quantize the BF16 draft with a recipe instead",
         )
     return _ACTIVATIONS[scheme.activations]

@@ -158,7 +158,7 @@ def _rebased(geometry: Any, rope_theta: float) -> Any:
     if geometry.rope is None:
         raise CheckpointError(
             "rope_theta",
-            "this draft rotates nothing: it has no attention",
+            "this draft has no attention, so it has no rotary embedding",
             fix="leave --rope-theta out",
         )
     rope = dataclasses.replace(geometry.rope, theta=float(rope_theta))
@@ -192,7 +192,7 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
         if name not in shared:
             raise CheckpointError(
                 draft.checkpoint.folder,
-                f"{name} is not stored: the draft shares the target's",
+                f"the draft does not store {name}, which it shares with the target",
                 fix="give the target (--target M), or traces recorded with --tables",
             )
         if tuple(shared[name].shape) != shape:

@@ -116,7 +116,8 @@ class StoredDraft:
                 raise CheckpointError(
                     self.checkpoint.folder,
                     f"{part.name}: expected the zero points of symmetric values, got others",
-                    fix="quantize the draft again: asymmetric codes are not decoded",
+                    fix="quantize the draft again with symmetric values: asymmetric ones are not"
+                    " supported",
                 )
         linear = StoredLinear(self.checkpoint, scheme, module, in_features=row.tensor.shape[1])
         bad = np.argwhere(~(np.isfinite(linear.scale) & (linear.scale > 0)))

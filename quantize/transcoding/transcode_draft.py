@@ -128,7 +128,7 @@ def plan_transcoding(
     if raw_declaration(checkpoint) is None:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
-            "declares no quantization_config: there are no codes",
+            "there is nothing to transcode: it declares no quantization_config",
             fix="give the output folder of `draftquant quantize`, or another quantized draft",
         )
     stored = StoredDraft.read(checkpoint)
@@ -160,7 +160,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
     if scheme is None or not stored.modules:
         raise CheckpointError(
             stored.checkpoint.folder / CONFIG_FILE,
-            "no linear is stored quantized: there are no codes",
+            "there is nothing to transcode: no linear is stored quantized",
             fix="quantize the draft first",
         )
     check_one_format(stored)
@@ -315,7 +315,9 @@ class _Transcoding(Rewrite[TranscodedReport]):
     def verify(self, staging: Path) -> TranscodedReport:
         plan = self.plan
         found = verify_transcoded(plan.source, staging, config_file=UNVERIFIED_CONFIG_FILE)
-        fix = "these codes and scales are not exact in this layout: choose another one"
+        fix = (
+            "choose another layout: this one cannot hold these quantized values and scales exactly"
+        )
         check_faults(self.out, found.faults, fix=fix)
         if plan.record is not None:
             check_recorded(self.folder, plan.record.tensor_sha256, found.source_sha256)

@@ -70,7 +70,7 @@ class Numbers(Judge):
 
     @override
     def faults(self, name: str) -> list[Fault]:
-        return _faults(name, "codes that are numbers", f"{self.wrong} NaN(s)", self)
+        return _faults(name, "quantized values that are numbers", f"{self.wrong} NaN(s)", self)
 
 
 class CarriedNumbers(Numbers):

@@ -82,5 +82,5 @@ class Near(Judge):
 
 
 def _fault(name: str, most: float, got: str) -> Fault:
-    expected = f"codes with at most {most:g} times the error of the nearest"
+    expected = f"quantized values with at most {most:g} times the error of the nearest"
     return Fault(where=name, expected=expected, got=got)

@@ -138,7 +138,7 @@ def _recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
 def _check_is_checkpoint(output: Path, config_file: str) -> None:
     has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
     if not (output / config_file).is_file() or not has_weights:
-        raise CheckpointError(output, f"no folder with {CONFIG_FILE} and safetensors files",
+        raise CheckpointError(output, f"it holds no {CONFIG_FILE}, or no safetensors files",
                               fix="give the output folder of `draftquant quantize`")  # fmt: skip
 
 
@@ -176,7 +176,8 @@ class _Verification:
         if method is None and scheme is None and not self._sorting.quantized:
             raise CheckpointError(
                 output.folder,
-                "declares no quantization, and no linear is quantized: nothing to verify",
+                "there is nothing to verify: it declares no quantization and stores no"
+                " quantized linear",
                 fix="give the quantized folder first, and its source behind --against",
             )
         self._exponents, self._balance_faults = (

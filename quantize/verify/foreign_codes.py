@@ -136,7 +136,7 @@ class AboutNearest(Judge):
             f"{self.wrong} other(s), worst at row {row}, column {column}:"
             f" code {code:g} where weight/scale is {x:.6g}"
         )
-        return [Fault(where=name, expected="codes nearest to weight/scale", got=got)]
+        return [Fault(where=name, expected="the quantized values nearest to weight/scale", got=got)]
 
 
 class NearestOrCompensated(Judge):

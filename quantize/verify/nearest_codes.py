@@ -103,4 +103,4 @@ class Nearest(Judge):
             f"{self.wrong} other(s), first at row {row}, column {column}: code {code:g} of the"
             f" weight {w:.6g}, whose nearest is {nearest:g}"
         )
-        return [Fault(where=name, expected="codes nearest to weight/scale", got=got)]
+        return [Fault(where=name, expected="the quantized values nearest to weight/scale", got=got)]

@@ -20,7 +20,7 @@ Record = QuantizedProvenance | RepairedProvenance
 NO_RECORD = Fault(
     where=PROVENANCE_FILE,
     expected="the record of the run",
-    got="none; made by another tool? say --foreign",
+    got="none. If another tool made the folder, pass --foreign",
 )
 
 

@@ -14,11 +14,11 @@ _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "absmax": "exact absmax scales",
     "clipped": "scales from 1/4 to 1 of absmax",
     "positive": "positive scales",
-    "about-absmax": "scales of other tools (absmax; of INT4 searched ones too)",
+    "about-absmax": "scales of other tools (absmax; of INT4 also searched ones)",
     "nearest": "exactly the nearest quantized values",
     "near": "quantized values with at most 4 times the error of the nearest",
-    "retuned": "quantized values that point where the source's weights do",
-    "about-nearest": "quantized values of other tools (nearest; of INT4 GPTQ's too)",
+    "retuned": "quantized weights that point in the direction of the source's weights",
+    "about-nearest": "quantized values of other tools (nearest; of INT4 also GPTQ's)",
 }
 
 

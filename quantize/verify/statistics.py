@@ -144,7 +144,7 @@ class _Codes:
             return self._half_used(name)
         number, (row, column) = int(self._counts[np.isnan(self._bins)].sum()), self._first_nan
         got = f"{number} NaN(s), first at row {row}, column {column}"
-        return [Fault(where=name, expected="codes that are numbers", got=got)]
+        return [Fault(where=name, expected="quantized values that are numbers", got=got)]
 
     def _half_used(self, name: str) -> list[Fault]:
         """With codes twice as large, scales half as large would hold the same weights exactly.

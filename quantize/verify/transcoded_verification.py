@@ -149,7 +149,7 @@ def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row)
             scales += a.scale.size
         else:
             scales += int(np.count_nonzero(a.scale != b.scale))
-    named = {"the source's codes": codes, "the source's scales": scales}
+    named = {"the source's quantized values": codes, "the source's scales": scales}
     return [
         Fault(where=row.module, expected=what, got=f"{count} other(s)")
         for what, count in named.items()

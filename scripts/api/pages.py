@@ -183,7 +183,11 @@ class Pages(Settings):
         from ...validate.report.trend import read_trend
 
         if path.absolute() in {other.absolute() for other in others.values()}:
-            raise OutputError(path, "is asked for twice", fix="give the history its own file")
+            raise OutputError(
+                path,
+                "both --trend and a report name it",
+                fix="give the history its own file",
+            )
         if path.suffix.lower() in _NO_HISTORY:
             raise OutputError(
                 path,

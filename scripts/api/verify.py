@@ -218,8 +218,9 @@ def _check_sides(output: DraftSource, source: DraftSource) -> None:
     if looks_quantized(given):
         raise CheckpointError(
             source.folder,
-            "expected the unquantized draft behind --against, but it stores codes",
-            fix=f"draftquant verify {source.folder} --against {output.folder}, if they are swapped",
+            "expected the unquantized draft behind --against, but this one is quantized",
+            fix="are the two in the wrong order? Then run draftquant verify"
+            f" {source.folder} --against {output.folder}",
         )
     record = None
     with suppress(CheckpointError):  # one that cannot be read is a fault of the folder

@@ -15,9 +15,10 @@ def block_size(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="dflash-block-size-missing",
             level="warning",
-            cause="no block_size: SGLang 0.5.23 drafts blocks of 16, vLLM 0.33 of as many tokens as"
-            " it is told to; those of training are not known",
-            remedy="add block_size as the draft was trained with it",
+            cause="config.json has no block_size, so the block size of training is unknown:"
+            " SGLang 0.5.23 drafts blocks of 16 tokens, and vLLM 0.33 as many tokens as"
+            " its own configuration asks for",
+            remedy="add the block_size that the draft was trained with",
         )
 
 
@@ -39,16 +40,17 @@ def causality(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="dflash-sliding",
             level="warning",
-            cause="sliding layers and no is_causal: engines serve them causal, z-lab's training"
-            " code lets every slot of a block see all others",
-            remedy="add is_causal as the draft was trained",
+            cause="the draft has sliding layers, but config.json has no is_causal: engines"
+            " serve these layers as causal, while z-lab's training code lets every slot"
+            " of a block attend to all others",
+            remedy="add the is_causal that the draft was trained with",
         )
     elif causal is not None and any(causal != layer for layer in sliding):
         yield Lint(
             name="dflash-causal",
             level="warning",
-            cause=f"dflash_config.causal is {str(causal).lower()}: vLLM 0.33 reads it, SGLang"
-            " 0.5.23 only is_causal, and that only beside layer_types",
+            cause=f"dflash_config.causal is {str(causal).lower()}: vLLM 0.33 reads it, but"
+            " SGLang 0.5.23 reads only is_causal, and only where layer_types is present",
             remedy=f"add is_causal {str(causal).lower()} and layer_types",
             fix={"is_causal": causal, "layer_types": _layer_types(draft)},
         )
@@ -60,11 +62,13 @@ def _speculators_causality(draft: Draft) -> Iterator[Lint]:
     yield Lint(
         name="dflash-speculators-causal",
         level="warning",
-        cause="sliding_window_non_causal is false: vLLM 0.33 makes every layer causal of it,"
-        " speculators trains full layers in both directions",
-        remedy="no value serves both kinds of layers as trained: measure acceptance with each"
+        cause="sliding_window_non_causal is false: vLLM 0.33 then serves every layer as"
+        " causal, but speculators trains full layers as bidirectional",
+        remedy="measure acceptance with each value: neither serves both kinds of layers as"
+        " they were trained"
         if any(_sliding(draft))
-        else "write sliding_window_non_causal true in the source, which has no sliding layers",
+        else "write sliding_window_non_causal true in the source, because the draft has"
+        " no sliding layers",
     )
 
 

@@ -53,7 +53,7 @@ _SERVED: Served = {
     "conv_kernel_size": (0, "a DFlash2 draft"),
     "selector_rank": (0, "a DFlash2 draft"),
     "markov_rank": (0, "a DSpark draft"),
-    "kv_lora_rank": (None, "layers of latent attention"),
+    "kv_lora_rank": (None, "layers with MLA"),
 }
 """Config key -> the value that this family's maths is for (also where it is absent), and what
 another value means."""
@@ -92,9 +92,9 @@ class DFlash(Family):
         "dflash": Lint(  # loaded in both engines: `tests/engines/names.json`
             name="model-type",
             level="warning",
-            cause="model_type dflash is TorchSpec's own: Transformers does not know it, so neither"
-            " vLLM 0.33 nor SGLang 0.5.23 reads config.json",
-            remedy="write qwen3, whose layers these are",
+            cause="only TorchSpec knows model_type dflash: Transformers does not, so neither"
+            " vLLM 0.33 nor SGLang 0.5.23 can read config.json",
+            remedy="write qwen3, because the layers are those of Qwen3",
             fix={"model_type": "qwen3"},
         )
     }

@@ -18,8 +18,8 @@ def float16(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="dflash2-float16",
             level="warning",
-            cause="DFlash2 overflows in float16: vLLM accepted none of 1,100 tokens so; replay"
-            " computes in float32 and does not show it",
+            cause="DFlash2 overflows in float16: vLLM accepted none of 1,100 tokens in this"
+            " dtype. Replay computes in float32, so it does not show the loss",
             remedy="store and serve the draft in bfloat16, or measure what is served",
         )
 
@@ -32,8 +32,8 @@ def embedding_scale(draft: Draft) -> Iterator[Lint]:
             name="dflash2-embedding-scale",
             level="warning",
             cause=f"input_embedding_scale is {geometry.input_embedding_scale:g}: vLLM 0.33 and"
-            " replay multiply the embeddings by it, SGLang 0.5.23 does not read it",
-            remedy="serve it with vLLM, or measure what SGLang accepts",
+            " replay multiply the embeddings by it, but SGLang 0.5.23 does not read it",
+            remedy="serve this draft with vLLM, or measure its acceptance on SGLang",
         )
 
 

@@ -12,9 +12,12 @@ def candidate_pool(_draft: Draft) -> Iterator[Lint]:
     yield Lint(
         name="domino-candidate-pool",
         level="note",
-        cause="SGLang 0.5.23 chooses all but the first token of a block among the 2,048 that"
-        " the head alone finds most likely somewhere in it; replay, as training, among all",
-        remedy="serve with --speculative-domino-candidate-pool-size 0 to have what is replayed",
+        cause="SGLang 0.5.23 chooses the first token of a block among all tokens, and the"
+        " others among only 2,048: those that the head alone finds most likely at"
+        " some position of the block. Training and replay always choose among all"
+        " tokens",
+        remedy="serve with --speculative-domino-candidate-pool-size 0, which gives the"
+        " choice that replay computes",
     )
 
 

@@ -40,8 +40,9 @@ class Domino(DFlash):
         DOMINO: Lint(
             name="architecture-name",
             level="warning",
-            cause=f"{DOMINO} is known to its trainer alone: SGLang 0.5.23 serves it as"
-            " DFlashDraftModel with projector_type domino, vLLM 0.33 not at all",
+            cause=f"only its trainer knows the architecture {DOMINO}: SGLang 0.5.23 serves"
+            " this draft as DFlashDraftModel with projector_type domino, and vLLM 0.33"
+            " does not serve it",
             remedy="write DFlashDraftModel",
             fix={
                 "architectures": ["DFlashDraftModel"],

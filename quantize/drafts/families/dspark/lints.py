@@ -27,8 +27,8 @@ def nested_keys(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="dspark-keys-nested",
             level="warning",
-            cause=f"{', '.join(moved)} stand in dflash_config alone: vLLM 0.33 and SGLang 0.5.23"
-            " build the heads from the top level, and refuse the draft",
+            cause=f"only dflash_config has {', '.join(moved)}: vLLM 0.33 and SGLang 0.5.23"
+            " read the keys of the heads at the top level, and refuse the draft",
             remedy="write them at the top level as well",
             fix=moved,
         )

@@ -16,8 +16,8 @@ def biases(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="medusa-biases",
             level="warning",
-            cause=f"{len(stored)} biases are stored, and medusa_fc_bias is not true: vLLM 0.32"
-            " drops them without a word",
+            cause=f"the draft stores {len(stored)} biases, but medusa_fc_bias is not true:"
+            " vLLM 0.32 silently drops the biases",
             remedy="write medusa_fc_bias true",
             fix={"medusa_fc_bias": True},
         )
@@ -30,9 +30,10 @@ def names(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="medusa-names",
             level="warning",
-            cause=f"{len(unread)} tensors are named like {unread[0]}: vLLM 0.32 drops them without"
-            " a word, and proposes from what was in memory",
-            remedy="rename the tensors of the source: blocks.0.layers.0.weight, lm_heads.0.weight",
+            cause=f"{len(unread)} tensors are named like {unread[0]}: vLLM 0.32 silently drops"
+            " them, and proposes from uninitialized memory",
+            remedy="rename the tensors of the source to blocks.0.layers.0.weight,"
+            " lm_heads.0.weight and so on",
         )
 
 

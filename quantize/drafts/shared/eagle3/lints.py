@@ -26,15 +26,16 @@ def norm_before_residual(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="norm-before-residual-missing",
             level="warning",
-            cause="no norm_before_residual: vLLM 0.33 takes it as true, speculators itself as"
-            " false",
-            remedy="add the key as the draft was trained; replay tells which",
+            cause="config.json has no norm_before_residual: vLLM 0.33 then takes it as true,"
+            " but speculators itself takes it as false",
+            remedy="add the key with the value that the draft was trained with; replay shows"
+            " which value is right",
         )
     elif geometry.norm_before_residual:
         yield Lint(
             name="norm-before-residual",
             level="warning",
-            cause="norm_before_residual is true: vLLM 0.33 honours it, SGLang 0.5.23 and"
+            cause="norm_before_residual is true: vLLM 0.33 follows it, but SGLang 0.5.23 and"
             " TensorRT-LLM ignore it",
             remedy="serve this draft with vLLM",
         )
@@ -47,10 +48,10 @@ def norm_before_fc(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="mla-norm-before-fc",
             level="warning",
-            cause="norm_before_fc with latent attention: vLLM 0.33 refuses input_norm, SGLang"
-            " 0.5.23 silently serves without it",
-            remedy="no stock engine serves this draft as trained: both know the option for Llama"
-            " layers only",
+            cause="the draft has norm_before_fc with MLA: vLLM 0.33 refuses input_norm, and"
+            " SGLang 0.5.23 silently serves without it",
+            remedy="there is no remedy: no released engine serves this draft as it was"
+            " trained, because both have the option for Llama layers only",
         )
 
 
@@ -64,10 +65,10 @@ def norm_output(draft: Draft) -> Iterator[Lint]:
     yield Lint(
         name="norm-output",
         level="warning",
-        cause="norm_output is true: engines feed the normed hidden state back, SpecForge @a6b6b02"
-        " trained with the un-normed one under the same key",
-        remedy="if it was trained by that SpecForge, train again after its PR 879, or replay with"
-        " norm_output false",
+        cause="norm_output is true: engines feed the normed hidden state back, but"
+        " SpecForge @a6b6b02 trained with the un-normed one under the same key",
+        remedy="if that SpecForge trained this draft, train again with a SpecForge after"
+        " its PR 879, or replay with norm_output false",
     )
 
 
@@ -77,10 +78,10 @@ def double_norm(draft: Draft) -> Iterator[Lint]:
         yield Lint(
             name="modelopt-double-norm",
             level="warning",
-            cause="ModelOpt trains with hidden_norm(input_layernorm(hidden)), every server computes"
-            " hidden_norm(hidden)",
-            remedy="quantize and gate against the served maths, as here; do not take ModelOpt's"
-            " pseudo_speculative_generate for the BF16 baseline",
+            cause="ModelOpt trains with hidden_norm(input_layernorm(hidden)), but every"
+            " server computes hidden_norm(hidden)",
+            remedy="gate on replay, which computes what servers compute; do not use ModelOpt's"
+            " pseudo_speculative_generate as the BF16 baseline",
         )
 
 
