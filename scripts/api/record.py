@@ -97,8 +97,9 @@ def _fitted(settings: RecordSettings) -> "FittedPrompts":
     if long := fitted.too_long:
         done = "left out" if long.skipped else "cut to their last tokens"
         names = long.skipped or long.truncated
+        verb = "is" if len(names) == 1 else "are"
         settings.watch.warning(
-            f"{settings.prompts}: {len(names)} of {len(read)} prompts are {done}: with"
+            f"{settings.prompts}: {len(names)} of {len(read)} prompts {verb} {done}: with"
             f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
             f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
         )
