@@ -96,7 +96,7 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
 
 def _bound(
     verb: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """Field -> value, of a call.
 
     Raises:

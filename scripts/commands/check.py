@@ -67,7 +67,7 @@ def _print(answer: EngineCheck) -> None:
         print_table(found)
     verdict = (answer.verdict, f"bold {_COLOURS[answer.verdict]}")
     sentence = _VERDICTS[answer.verdict].format(engine=answer.title, where=where)
-    findings = answer.findings
+    findings = list(answer.findings)
     if answer.by_gpu:
         differs, *findings = findings
         remedy = differs.remedy[:1].upper() + differs.remedy[1:]
