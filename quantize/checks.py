@@ -6,7 +6,7 @@ from pathlib import Path
 from ..recipes.schema import Recipe
 from .backends import get_backend
 from .drafts import Draft, Row
-from .errors import BackendError, CheckpointError, PlanError
+from .errors import PASS_TRACES, BackendError, CheckpointError, PlanError
 from .files.checkpoint import CONFIG_FILE
 from .files.retuning import Retuning
 from .files.side_files import check_no_other_weights, check_not_made
@@ -160,7 +160,7 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
             f"recipe {plan.recipe.name}",
             f"activations are {static}, so each linear needs a static scale of its"
             f" input. Missing: {named}",
-            fix="record traces ('draftquant record') and pass --traces, or use a recipe without"
-            " static scales (fp8-ptpc), or pass --input-scale 1.0",
+            fix=f"{PASS_TRACES}. Or use a recipe without static scales (fp8-ptpc), or pass"
+            " --input-scale 1.0",
         )
     return {module: scales[module] for module in modules}

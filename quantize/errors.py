@@ -2,6 +2,12 @@
 
 from ..recipes.errors import DraftQuantError
 
+PASS_TRACES = (
+    "pass --traces CALIBRATION, recorded on other prompts than those of the gate; from one folder:"
+    " draftquant traces split TRACES --fraction 0.3 --out CALIBRATION GATE"
+)
+"""The fix where a recipe must know the inputs of the linears."""
+
 
 class CheckpointError(DraftQuantError):
     """A draft folder, its config, its index or a safetensors header is not what it claims."""

@@ -20,7 +20,7 @@ from ..recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from .algorithms import FoundCodes, InputMoments, Statistics
 from .algorithms.balance import divide_norm, multiply_columns
 from .backends import Backend, get_backend
-from .errors import BackendError
+from .errors import PASS_TRACES, BackendError
 from .files.row_blocks import row_blocks
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import TensorInfo
@@ -124,7 +124,7 @@ class _Execution:
             raise BackendError(
                 f"recipe {self._plan.recipe.name}",
                 f"{self._plan.recipe.algorithm} must know the inputs of the linears",
-                fix="record traces ('draftquant record') and pass --traces",
+                fix=PASS_TRACES,
             )
         statistics.measure(self._names_of_need(self._plan.quantized))
         for stage in self._plan.stages():

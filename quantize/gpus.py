@@ -189,8 +189,10 @@ def architecture(name: str) -> str:
         return known
     names = [*GPUS, *ARCHITECTURES]
     close = difflib.get_close_matches(known, names, n=2)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"use one of: {', '.join(names)}"
-    raise CheckpointError("--arch", f"no GPU is called {name!r}", fix=hint)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"use one of: {', '.join(names)}."
+    known_arch = "If its architecture is known (sm90, gfx942, ...), give that"
+    what = f"draftquant does not know the GPU {name!r}"
+    raise CheckpointError("--arch", what, fix=f"{hint} {known_arch}")
 
 
 def named_gpu(name: str) -> Gpu:

@@ -26,6 +26,11 @@ _STYLE = (
 )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 recipe, 2 recipes."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class Brief(ABC):
     """What a verb returns, shown by what a reader wants of it first.
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "": (
         "draftquant recipes list",
-        "draftquant quantize ./draft --recipe mi325x --out ./draft-fp8",
+        "draftquant quantize ./draft --recipe fp8-ptpc --out ./draft-fp8",
         "draftquant gate ./draft ./draft-fp8 --traces ./gate-traces",
     ),
     "recipes": (
@@ -16,10 +16,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "recipes show": ("draftquant recipes show mi325x-w4a8",),
     "recipes check": ("draftquant recipes check ./mine.yaml",),
     "inspect": ("draftquant inspect nvidia/Kimi-K2.5-Thinking-Eagle3",),
-    "plan": ("draftquant plan ./draft --recipe mi325x",),
+    "plan": ("draftquant plan ./draft --recipe fp8-ptpc",),
     "estimate": (
         "draftquant estimate ./draft --gpu mi325x --target-step-ms 1=9.5,8=14.2,64=38",
-        "draftquant estimate ./draft --recipe mi325x --gpu b200 --context 8192 --tp 2",
+        "draftquant estimate ./draft --recipe fp8-ptpc --gpu b200 --context 8192 --tp 2",
     ),
     "calibrate": ("draftquant calibrate ./draft --traces ./calibration-traces --plot ranges.svg",),
     "tune": (
@@ -27,13 +27,13 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         " --max-drop 1% --out tuned.yaml",
     ),
     "quantize": (
-        "draftquant quantize ./draft --recipe mi325x --out ./draft-fp8",
-        "draftquant quantize ./draft --recipe blackwell-nvfp4 --traces ./calibration-traces"
-        " --out ./draft-nvfp4",
+        "draftquant quantize ./draft --recipe fp8-ptpc --out ./draft-fp8",
+        "draftquant quantize ./draft --recipe int4-channel-gptq --traces ./calibration-traces"
+        " --out ./draft-int4",
     ),
     "retune": (
-        "draftquant retune ./draft --recipe mi355-mxfp4 --traces ./calibration-traces"
-        " --out ./draft-mxfp4 --baseline ./draft-taught",
+        "draftquant retune ./draft --recipe int4-channel --traces ./calibration-traces"
+        " --out ./draft-int4 --baseline ./draft-taught",
     ),
     "verify": (
         "draftquant verify ./draft-fp8 --against ./draft",

@@ -234,7 +234,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def _refuse_command(self, name: str) -> NoReturn:
         meant = _close(name, list(self.commands))
-        fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{self._help()}'"
+        program, *verb = self.prog.split()
+        listing = " ".join((program, "help", *verb))
+        fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{listing}'"
         self._fail(self.prog, f"has no command {short(name)}", fix)
 
 

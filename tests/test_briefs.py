@@ -77,6 +77,7 @@ def test_what_reports_say(work: Path, gate: Any) -> None:
         "LOADS; engine vLLM ": dq.check(out, "vllm", arch="h200"),
         "acceptance length ": dq.replay(draft, traces)[0],
         "2 recipes on 6 GPUs; K 3": dq.estimate(draft, recipes=["fp8-ptpc", "int4-channel"]),
+        "1 recipe on 1 GPU; K 3": dq.estimate(draft, recipes=["fp8-ptpc"], gpus=["h200"]),
         "fp8-ptpc; summary ": dq.recipes_show("fp8-ptpc"),
         "0 removed, 0.0 MB": dq.clean(work),
         f"{gate.verdict}; acceptance length ": gate,

@@ -139,14 +139,12 @@ BAD_JSON = {
 @pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
 def test_json_file_that_is_no_object(content: bytes, what: str, file: str, sharded: Path) -> None:
     (sharded / file).write_bytes(content)
-    fix = "export the index again" if file == INDEX_FILE else "give a folder with a config.json"
-    unreadable = what == "not readable as JSON"
-    refused(sharded, what, "correct it, or download or export" if unreadable else fix)
+    refused(sharded, what, "correct it, or download or export the file again")
 
 
 def test_config_that_is_absent(draft: Path) -> None:
     (draft / "config.json").unlink()
-    refused(draft, "no such file", "every draft has one")
+    refused(draft, "no such file", f"copy the draft's config.json into {draft}")
 
 
 def test_config_that_is_a_folder(draft: Path) -> None:

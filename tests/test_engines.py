@@ -579,12 +579,20 @@ def test_bad_input_is_an_error(tmp_path: Path) -> None:
         ("eagle3-llama--unquantized", ["sglang"], 0, ("LOADS", "unquant", "qkv_proj")),
         ("broken--quark-exclude-bare", ["vllm"], 1, ("LOADS BUT WRONG", "exclude fc so that")),
         ("broken--mla-model-type", ["vllm"], 1, ("REFUSED", "kimi_k2")),
-        ("broken--mla-model-type", ["vllm", "--arch", "gfx950"], 3, ("UNKNOWN",)),
+        (
+            "broken--mla-model-type",
+            ["vllm", "--arch", "gfx950"],
+            3,
+            ("UNKNOWN", "what to do: try the server there, or take SGLang 0.5.23, whose loading"),
+        ),
         (
             "broken--o-proj-kept-regex",
             ["sglang"],
             3,
-            ("MI325X (gfx942) REFUSED",),
+            (
+                "Depends on the GPU: LOADS on H200 (sm90), B200 (sm100); REFUSED on MI325X"
+                " (gfx942). Name yours with --arch.\n  why (",
+            ),
         ),
         ("nowhere", ["vllm"], 2, ()),
     ],

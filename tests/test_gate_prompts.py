@@ -3,10 +3,14 @@
 import dataclasses
 
 import pytest
+from draftquant.scripts.commands.gate_report import print_gate
 from draftquant.validate.counting.draft_counts import distinct_prompts
 from draftquant.validate.errors import GateError
 from draftquant.validate.judging.judgement import judge
+from draftquant.validate.report.html_report import page
+from draftquant.validate.report.markdown_report import markdown
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
+from handmade_reports import document
 
 
 def test_one_prompt_under_forty_names_is_one_prompt() -> None:
@@ -49,7 +53,7 @@ def test_copies_are_no_short_prompts() -> None:
     assert (report.num_prompts, report.num_copies, report.num_short_prompts) == (37, 2, 1)
 
 
-def test_a_cluster_counts_as_one_prompt() -> None:
+def test_a_cluster_counts_as_one_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     """Four prompts in nine near copies each pass as 36, and are four."""
     baseline, candidate = replay(spread(600, 36)), replay(noisy(3, 4, 36))
     assert judge(baseline, candidate, RELEASE).verdict == "PASS"
@@ -70,6 +74,10 @@ def test_a_cluster_counts_as_one_prompt() -> None:
     assert report.change is not None
     assert report.change.num_prompts == 4
     assert report.warnings[0].startswith("the 36 distinct prompts form 4 clusters")
+    print_gate(report)
+    assert "4 (36 recorded)" in capsys.readouterr().out  # as the numbers of its categories add up
+    for form in (markdown, page):
+        assert "4 (36 recorded)" in form(document(report))
 
 
 def test_ids_that_suggest_clusters_are_said() -> None:
@@ -78,7 +86,10 @@ def test_ids_that_suggest_clusters_are_said() -> None:
         for i, one in enumerate(replay(BASELINE).prompts)
     )
     report = judge(replay(BASELINE, prompts=prompts), replay(BASELINE, prompts=prompts), RELEASE)
-    assert any("the ids of the prompts suggest 8 groups" in said for said in report.warnings)
+    assert any(
+        "The ids look like 8 groups (doc0, doc1, doc2, ...). If prompts" in said
+        for said in report.warnings
+    )
 
 
 def test_the_counts_of_copies_are_summed() -> None:

@@ -34,12 +34,13 @@ MISTAKES = {
     "commands and flags": (
         Mistake("quantise draft", "no command 'quantise'", "'draftquant quantize'"),
         Mistake("quantization draft", "no command 'quantization'", "'draftquant quantize'"),
-        Mistake("serve draft", "no command 'serve'", "see 'draftquant --help'"),
+        Mistake("serve draft", "no command 'serve'", "see 'draftquant help'"),
+        Mistake("help serve", "no command 'serve'", "see 'draftquant help'"),
         Mistake("--verison", "no option --verison", "did you mean --version?"),
         Mistake("parity divergnce a b", "no command 'divergnce'", "'draftquant parity divergence'"),
         Mistake("recipes sohw h200", "no command 'sohw'", "'draftquant recipes show'"),
         Mistake("traces", "missing: VERB", "draftquant traces info ./gate-traces"),
-        Mistake("plan draft", "missing: --recipe", "draftquant plan ./draft --recipe mi325x"),
+        Mistake("plan draft", "missing: --recipe", "draftquant plan ./draft --recipe fp8-ptpc"),
         Mistake("quantize draft --recipe h200", "missing: --out", "--out ./draft-fp8"),
         Mistake("quantize draft --recipe h200 --output o", "no option --output", "mean --out?"),
         Mistake("quantize --recipe h200 --out o", "missing: DRAFT", "quantize ./draft"),
@@ -53,7 +54,7 @@ MISTAKES = {
         Mistake("check draft --engine llama.cpp", "one of vllm, sglang, tensorrt-llm", "--help"),
         Mistake("check quant --engine vllm --tp 0", "--tp: expected a number of GPUs", "leave it"),
         Mistake("check quant --engine vllm --tp two", "a whole number, got 'two'", "--tp 4"),
-        Mistake("check quant --engine vllm --arch mi32", "no GPU is called 'mi32'", "mi325x"),
+        Mistake("check quant --engine vllm --arch mi32", "does not know the GPU 'mi32'", "mi325x"),
         Mistake("check quant --engine vllm --fix", "no folder is given", "add --out FOLDER"),
         Mistake("estimate draft --gpu mi325", "is called 'mi325'", "did you mean mi325x"),
         Mistake("estimate draft --tp 0", "8 attention heads evenly, got 0", "a divisor of 8"),
@@ -90,7 +91,8 @@ MISTAKES = {
         Mistake("quantize draft --recipe h200 --algorithm gtpq --out o", "'gtpq'", "'gptq'?"),
         Mistake("quantize draft --recipe h200 --algorithm awq --out o", "does not", "use --algor"),
         Mistake("quantize draft --recipe h200 --backend quarck --out o", "'quarck'", "mean quark?"),
-        Mistake("quantize draft --recipe int4-channel-gptq --out o", "the inputs", "pass --traces"),
+        Mistake("quantize draft --recipe int4-channel-gptq --out o", "the inputs",
+                "traces split TRACES --fraction 0.3 --out CALIBRATION GATE"),
         Mistake(
             "quantize draft --recipe blackwell-nvfp4 --backend torch --out o",
             "so each linear needs a static scale of its input. Missing: midlayer.mlp.down_proj,"
@@ -99,7 +101,7 @@ MISTAKES = {
         ),
         Mistake("quantize draft --recipe h200 --traces traces --out o", "nothing to", "leave --"),
         Mistake("recipes list --family eagle3", "no family 'eagle3'", "did you mean 'eagle3"),
-        Mistake("recipes list --arch b20", "no GPU is called 'b20'", "did you mean b200"),
+        Mistake("recipes list --arch b20", "does not know the GPU 'b20'", "did you mean b200"),
         Mistake("transcode quant --layout modlopt --out o", "got 'modlopt'", "mean modelopt?"),
         Mistake("transcode quant --layout awq --out o", "AWQ stores INT4", "use one of: quark"),
         Mistake("tune draft --traces traces --engine vllm --arch b200 --out t.txt", "no name of",
@@ -131,9 +133,9 @@ MISTAKES = {
         Mistake("inspect gguf", "holds GGUF of llama.cpp", "folder of safetensors"),
         Mistake("inspect lora", "is an adapter (LoRA), not a draft", "merge it"),
         Mistake("inspect bin", "found pytorch_model.bin", "draftquant unpickle bin --out"),
-        Mistake("inspect empty", "config.json: no such file", "every draft has one"),
+        Mistake("inspect empty", "config.json: no such file", "draft's config.json into empty"),
         Mistake("inspect noweights", "no safetensors file", "download the weights too"),
-        Mistake("inspect noconfig", "config.json: no such file", "every draft has one"),
+        Mistake("inspect noconfig", "config.json: no such file", "or give the folder that has"),
         Mistake("inspect lfs", "is a pointer of Git LFS", "lfs pull"),
         Mistake("inspect cut", "truncated", "download or export the file again"),
         Mistake("inspect badconfig", "not readable as JSON", "correct it"),
@@ -172,7 +174,11 @@ MISTAKES = {
     ),
     "prompts and traces": (
         Mistake("record --target target --prompts prompts.jsonl", "--out: exp", "--out FOLDER"),
-        Mistake("record --target nope --prompts prompts.jsonl --out o", "no such", "target folder"),
+        Mistake("record --target nope --prompts prompts.jsonl --out o", "no such", "local folder"),
+        Mistake("record --target meta-llama/Nope --prompts prompts.jsonl --out o", "no such",
+                "hf download meta-llama/Nope --local-dir T, then --target T"),
+        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
+                " --max-new-tokens 500", "prompts.jsonl: 4 of 4 do not fit", "--too-long skip"),
         Mistake("record --target draft --draft draft --prompts prompts.jsonl --out o",
                 "it reads layer 1, the target has layers 0 to 0", "or leave --draft out"),
         Mistake("record --target target --prompts prompts.jsonl --out o", "default aux layers",
@@ -182,7 +188,8 @@ MISTAKES = {
         Mistake("record --target target --draft draft --prompts prompts.csv --out o",
                 "line(s) are not prompts", "write JSON lines instead of .csv"),
         Mistake("record --target target --draft draft --prompts list.json --out o",
-                "expected a JSON object", "jq -c '.[]' list.json > NEW.jsonl"),
+                "list.json: it is one JSON list, not JSON lines\n",
+                "jq -c '.[]' list.json > NEW.jsonl"),
         Mistake("record --target target --draft draft --prompts utf16.jsonl --out o",
                 "it is UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8 utf16.jsonl > NEW.jsonl"),
         Mistake("record --target target --draft draft --prompts latin.jsonl --out o",
@@ -192,7 +199,7 @@ MISTAKES = {
         Mistake("record --target target --draft draft --prompts twice.jsonl --out o",
                 "stands on line 1 too", "give each prompt an id of its own"),
         Mistake("record --target target --draft draft --prompts alpaca.jsonl --out o",
-                "tokenizer has no chat template", "give the prompts as text"),
+                "instruction: the target's tokenizer has no chat template", "prompts as text"),
         Mistake("record --target target --draft draft --prompts query.jsonl --out o",
                 "unknown key 'query'", "the prompt: --prompts-column query"),
         Mistake("record --target target --draft draft --prompts noid.jsonl --out o",
@@ -323,7 +330,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("prompts.jsonl", "".join(lines[:4])),
         ("empty.jsonl", ""),
         ("prompts.csv", "id,text\n1,hello\n"),
-        ("list.json", '[{"text": "hello"}]'),
+        ("list.json", json.dumps([{"text": "hello"}], indent=2)),
         ("twice.jsonl", lines[0] + lines[0]),
         ("alpaca.jsonl", '{"instruction": "Say hello", "input": "", "output": "hello"}\n'),
         ("query.jsonl", '{"query": "hello"}\n'),
@@ -472,6 +479,27 @@ def test_an_unknown_version_is_said_to_be_unknown(capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert said.startswith("UNKNOWN: it is not known what vLLM 0.10 does with this draft")
     assert "ask for vLLM 0.33.0" in said
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_gpu_that_was_never_executed_has_no_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "quant", "--engine", "vllm", "--arch", "mi355x"]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "was never executed on MI355X (gfx950)" in said
+    assert "or take SGLang 0.5.23, whose loading was executed for MI355X" in said
+    assert "how this is known" not in said
+
+
+def test_the_help_of_check_names_the_gpus_that_it_answers_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(default: H200 (sm90), B200 (sm100) in vLLM; H200 (sm90), B200 (sm100), MI325X" in said
+    with pytest.raises(SystemExit):
+        main(["record", "--help"])
+    assert "sglang is always refused" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.usefixtures("scene")

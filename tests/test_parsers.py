@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
+from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import COMMANDS, every_parser, main
 from draftquant.scripts.examples import EXAMPLES
 from draftquant.scripts.option_groups import GROUPS
@@ -32,6 +33,12 @@ def test_every_command_has_examples_and_the_common_options(name: str) -> None:
         assert option in shown
     in_one_line = shown.replace(" \\\n    ", " ")
     assert f"  {parser.examples[0]}\n" in in_one_line
+
+
+def test_recipes_of_examples_need_no_toolkit() -> None:
+    words = [example.split() for examples in EXAMPLES.values() for example in examples]
+    named = [each[each.index("--recipe") + 1] for each in words if "--recipe" in each]
+    assert {load_recipe(name).backend for name in named} == {"torch"}
 
 
 @pytest.mark.parametrize("example", [e for name in ALL for e in EXAMPLES[name]])
@@ -111,7 +118,7 @@ def test_check_keeps_the_version_of_an_engine() -> None:
             "draftquant COMMAND ...",
             "draftquant",
             "no command 'zzz'",
-            "see 'draftquant --help'",
+            "see 'draftquant help'",
         ),
         (
             "traces splti t",

@@ -147,6 +147,16 @@ def test_a_target_without_limit_takes_any_length() -> None:
     assert fitted_prompts([prompt("p", *[1] * 99)], endless, 99).too_long is None
 
 
+def test_one_prompt_that_is_too_long_is_one(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ("--target", pair / "target", "--prompts", prompt_file(tmp_path, 5, 511))
+    given = ("--out", tmp_path / "out", "--max-new-tokens", "2", "--too-long", "skip")
+    assert main(["record", *map(str, (*places, *given))]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of 2 prompts is left out: with 2 new" in said
+
+
 @pytest.mark.parametrize("how", ["skip", "truncate"])
 def test_too_long_prompts_are_left_out_or_cut_said_and_recorded(
     how: str, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,6 +16,7 @@ from draftquant.validate.report.judged_again import Judgement
 from draftquant.validate.report.junit_report import junit
 from draftquant.validate.report.markdown_report import MOST_ROWS, code, escaped, markdown
 from draftquant.validate.report.recipe_pictures import bytes_by_recipe, changes_by_recipe
+from draftquant.validate.report.words import NONE
 from draftquant.validate.served.served_gate import judge_measured
 from handmade_measurements import alternating, measurement
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
@@ -304,6 +305,16 @@ def by_category(*, every: bool = False) -> GateReport:
     ]
     wide = dataclasses.replace(policy, max_relative_drop=0.3)
     return judge(named[0], named[1], wide)
+
+
+def test_bounds_of_a_few_prompts_are_not_shown() -> None:
+    """c has nine prompts; with ten its bounds would stand there, unjudged or not."""
+    found = document(by_category())
+    rows = [line.split(" | ") for line in markdown(found).splitlines() if line.startswith("| `")]
+    assert [(row[0], row[5] == NONE) for row in rows] == [
+        ("| `a`", False), ("| `b`", False), ("| `c`", True),
+    ]  # fmt: skip
+    assert page(found).count(f'data-label="Bounds" class="number">{NONE}<') == 1
 
 
 def test_categories_are_test_cases_where_they_were_judged() -> None:

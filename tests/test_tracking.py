@@ -3,6 +3,7 @@
 MLflow writes into a folder, Weights & Biases offline into another: nothing leaves the machine.
 """
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -208,11 +209,34 @@ def test_a_missing_package_is_said_before_any_work(
     assert not (here / "g.json").exists()
 
 
+@pytest.mark.parametrize("asked", ["mlflow", "mlflow:sqlite:///runs.db"])
+def test_mlflow_skinny_has_no_database(
+    here: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], asked: str,
+) -> None:  # fmt: skip
+    """Said before any work; with the full package it is not in the way."""
+    found = importlib.util.find_spec
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "sqlalchemy" else found(name)
+    )
+    assert main([*measured, "--report", "g.json", "--log-to", asked]) == 2
+    said = capsys.readouterr().err
+    assert "a sqlite database needs the full package mlflow" in said
+    assert "fix: pip install mlflow, or log to a server: --log-to mlflow:http://HOST:5000" in said
+    assert not (here / "g.json").exists()
+    whole = found("mlflow")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: whole)
+    assert find_tracker(asked).name == "mlflow"
+
+
 def test_without_a_report_file_there_is_nothing_to_log(
     measured: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*measured, "--log-to", "wandb"]) == 2
-    assert "add --report F.json" in capsys.readouterr().err
+    assert "--log-to: needs --report F.json" in capsys.readouterr().err
+    assert main([*measured, "--log-to", "mlfow"]) == 2  # that is to be mended first
+    assert "expected mlflow, mlflow:URI, wandb" in capsys.readouterr().err
 
 
 def test_the_tracker_is_no_part_of_what_a_report_records() -> None:

@@ -279,6 +279,10 @@ def test_a_bad_history_is_refused_before_the_work(
     ):
         assert main([*gate, asked]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
+    for ending in ("html", "SVG", "md", "xml"):
+        assert main([*gate, str(tmp_path / f"t.{ending}")]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "--trend keeps JSON lines in a file such as trend.jsonl" in said
     same = str(tmp_path / "same.json")
     assert main([*gate, same, "--report", same]) == 2
     assert "both --trend and a report name it" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def test_nothing_as_wanted_writes_no_recipe_and_says_what_comes_closest(
         ((*SERVED, "--budget", "-5"), "--budget: expected bytes, got -5"),
         ((*SERVED, "--recipe", "mi355-mxfp4"), "layout compressed-tensors"),
         ((*SERVED, "--recipe", "int4-chanel"), "did you mean"),
-        (("--engine", "vllm", "--arch", "b2000"), "no GPU is called"),
+        (("--engine", "vllm", "--arch", "b2000"), "does not know the GPU"),
         (("--engine", "tensorrt-llm", "--arch", "b200", "--recipe", "int4-channel"), "no mixture"),
         ((*SERVED, "--plot", "path.jpg"), "expected a name ending in .svg"),
     ],

@@ -45,6 +45,7 @@ class Form(NamedTuple):
         later_turns: of the user, which follow the target's answers.
         cluster: see `Prompt`.
         of_others: it is no form of ours.
+        key: of the line, that holds the prompt.
     """
 
     id: object
@@ -54,6 +55,7 @@ class Form(NamedTuple):
     later_turns: tuple[str, ...] = ()
     cluster: object = None
     of_others: bool = False
+    key: str = ""
 
 
 def read_form(value: Mapping[str, Any]) -> Form:
@@ -79,7 +81,8 @@ def read_form(value: Mapping[str, Any]) -> Form:
     kind, prompt, later_turns = read(value)
     category = value.get("category", NO_CATEGORY)
     cluster = value.get("cluster")
-    return Form(named, category, kind, prompt, later_turns, cluster, of_others=bool(marks))
+    key = marks[0] if marks else kind
+    return Form(named, category, kind, prompt, later_turns, cluster, bool(marks), key)
 
 
 Read = tuple[Kind, Any, tuple[str, ...]]

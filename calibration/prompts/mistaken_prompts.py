@@ -1,5 +1,6 @@
 """What a file is that was given as prompts and is none: the kind of mistake, and the way out."""
 
+import codecs
 import difflib
 import shlex
 from pathlib import Path
@@ -25,6 +26,9 @@ def mistaken_bytes(path: Path, start: bytes) -> tuple[str, str] | None:
     if start.startswith(_UTF16):
         convert = f"iconv -f UTF-16 -t UTF-8 {name} > NEW.jsonl"
         return "it is UTF-16, not UTF-8", f"convert it: {convert}"
+    if start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        write = f"jq -c '.[]' {name} > NEW.jsonl"
+        return "it is one JSON list, not JSON lines", f"write one prompt per line: {write}"
     return None
 
 
@@ -36,8 +40,6 @@ def mistaken_lines(path: Path, first: str) -> str:
         first: its first line.
     """
     name = shlex.quote(str(path))
-    if first.lstrip().startswith("["):
-        return f"write one prompt per line: jq -c '.[]' {name} > NEW.jsonl"
     if first.strip() == "{":
         return f"write each prompt on one line: jq -c . {name} > NEW.jsonl"
     if path.suffix in (".json", ".csv", ".txt", ".tsv"):

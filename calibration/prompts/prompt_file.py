@@ -117,7 +117,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every line that is not blank, with its number; U+2028 is no line end in JSON."""
     try:
         with open_stream(path) as stream:
-            if found := mistaken_bytes(path, stream.peek(4)[:4]):
+            if found := mistaken_bytes(path, stream.peek(64)[:64]):
                 raise PromptError(path, found[0], fix=found[1])
             number = 0
             while line := stream.readline(_LONGEST_LINE + 1):
@@ -151,15 +151,19 @@ class PromptEncoder:
         ids: Sequence[int] = self._loaded()(text)["input_ids"]
         return ids
 
-    def messages(self, messages: Sequence[Message]) -> Sequence[int]:
+    def messages(self, messages: Sequence[Message], *, key: str = "messages") -> Sequence[int]:
         """Token ids of a conversation, with the generation prompt.
+
+        Args:
+            messages: of the conversation.
+            key: of the line, which holds them.
 
         Raises:
             LineProblem: the tokenizer has no chat template, or it fails.
         """
         tokenizer = self._loaded()
         if not tokenizer.chat_template:
-            what = "messages: the target's tokenizer has no chat template"
+            what = f"{key}: the target's tokenizer has no chat template"
             raise LineProblem(what, f"give the prompts as text: {EXAMPLE}")
         from jinja2 import TemplateError
 
@@ -168,7 +172,7 @@ class PromptEncoder:
                 list(messages), add_generation_prompt=True, tokenize=False
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
-            raise LineProblem(f"messages: the target's chat template fails: {exc}") from exc
+            raise LineProblem(f"{key}: the target's chat template fails: {exc}") from exc
         template = tokenizer.get_chat_template()
         self.template_sha256 = hashlib.sha256(template.encode()).hexdigest()
         # The template writes the special tokens itself.
@@ -262,7 +266,7 @@ def _token_ids(form: Form, encoder: PromptEncoder) -> tuple[int, ...]:
     if form.kind == "text":
         ids = encoder.text(form.value)
     elif form.kind == "messages":
-        ids = encoder.messages(form.value)
+        ids = encoder.messages(form.value, key=form.key)
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
         raise LineProblem("token_ids: expected a list of at least one whole number >= 0")
     return tuple(ids)

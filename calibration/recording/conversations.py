@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.files.hub import no_target
 from ...quantize.files.staging import check_output
 from ...quantize.files.staging_names import remove_stale, staging_name
 from ..errors import LineProblem, PromptError
@@ -138,7 +139,7 @@ def _in_order(prompts: Sequence[Prompt], rounds: Sequence[TraceFolder]) -> Itera
 def _num_positions(target: Path) -> float:
     """How many tokens the target can read; no limit where its config says none."""
     try:
-        config = read_json_object(target / CONFIG_FILE, "give a local target folder")
+        config = read_json_object(target / CONFIG_FILE, no_target(target))
     except CheckpointError as exc:
         raise PromptError(exc.where, exc.what, fix=exc.fix) from exc
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config

@@ -34,6 +34,7 @@ def fitted_prompts(
     shape: TargetShape,
     max_new_tokens: int,
     too_long: TooLong = "error",
+    where: object = "prompts",
 ) -> FittedPrompts:
     """Refuse prompts that the target cannot continue, or leave out or cut those that are too long.
 
@@ -43,12 +44,13 @@ def fitted_prompts(
         max_new_tokens: that are added to each.
         too_long: what becomes of a prompt that leaves too few positions for its continuation.
             "truncate" keeps its last tokens, as engines do that truncate prompts.
+        where: the file that they were read from, for errors.
 
     Raises:
         TraceError: names every prompt that does not fit; or none is left.
     """
     if not prompts:
-        raise TraceError("prompts", "expected at least one prompt", fix="give a prompt file")
+        raise TraceError(where, "expected at least one prompt", fix="give a prompt file")
     room = _room(shape, max_new_tokens)
     longer = [prompt for prompt in prompts if room is not None and len(prompt.token_ids) > room]
     foreign = [prompt for prompt in prompts if not _in_vocabulary(prompt, shape)]
@@ -59,7 +61,7 @@ def fitted_prompts(
             for p in longer
         ]
     if problems:
-        raise _misfits(problems, prompts, shape, foreign=bool(foreign))
+        raise _misfits(where, problems, len(prompts), shape, foreign=bool(foreign))
     ids = tuple(prompt.id for prompt in longer)
     if not ids:
         return FittedPrompts(prompts=tuple(prompts), too_long=None)
@@ -70,7 +72,7 @@ def fitted_prompts(
     left = tuple(prompt for prompt in prompts if prompt.id not in ids)
     if not left:
         raise TraceError(
-            "prompts",
+            where,
             f"all {len(prompts)} are longer than {room} tokens and would be left out",
             fix="give shorter prompts, or cut them: --too-long truncate",
         )
@@ -106,15 +108,15 @@ def _in_vocabulary(prompt: Prompt, shape: TargetShape) -> bool:
 
 
 def _misfits(
-    problems: Sequence[str], prompts: Sequence[Prompt], shape: TargetShape, *, foreign: bool
+    where: object, problems: Sequence[str], num_prompts: int, shape: TargetShape, *, foreign: bool
 ) -> TraceError:
     more = len(problems) - _MOST_NAMED
     limits = f"token ids below {shape.vocab_size}"
     if shape.max_positions is not None:
         limits += f" and at most {shape.max_positions} tokens with the continuation"
     return TraceError(
-        "prompts",
-        f"{len(problems)} of {len(prompts)} do not fit the target, expected {limits}",
+        where,
+        f"{len(problems)} of {num_prompts} do not fit the target, expected {limits}",
         details=[*problems[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])],
         fix="tokenize the prompts with this target's tokenizer"
         if foreign

@@ -14,6 +14,7 @@ from torch import nn
 
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.files.hub import no_target
 from ...quantize.stored.loading import CPU
 from ...recipes.install_line import install_line
 from ..errors import TraceError
@@ -138,7 +139,7 @@ def shape_of(config: Any, num_layers: int) -> TargetShape:
 
 def _check_config(target: Path) -> None:
     try:
-        read_json_object(target / CONFIG_FILE, "give a local target folder")
+        read_json_object(target / CONFIG_FILE, no_target(target))
     except CheckpointError as exc:
         raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
 

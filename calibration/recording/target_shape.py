@@ -8,6 +8,7 @@ from typing import Any
 
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.files.hub import no_target
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import short, visible
 from ..errors import TraceError
@@ -45,7 +46,7 @@ class TargetShape:
         """
         path = target / CONFIG_FILE
         try:
-            config = read_json_object(path, "give the local folder of the target, with config.json")
+            config = read_json_object(path, no_target(target))
         except CheckpointError as exc:
             raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
         sections = (config.get(name) for name in _TEXT_SECTIONS)

@@ -26,7 +26,7 @@ def suggested_clusters(prompts: Sequence[tuple[str, str]]) -> str:
         prompts: id and category of each.
 
     Returns:
-        A sentence without a full stop; empty if nothing is suggested.
+        Whole sentences; empty if nothing is suggested.
     """
     named = {prompt_id: category for prompt_id, category in prompts if not _TURN.search(prompt_id)}
     stems = {prompt_id: _stem(prompt_id) for prompt_id in named}
@@ -55,7 +55,7 @@ def _are_groups(found: Iterable[str]) -> bool:
 def _sentence(what: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return (
-        f"the {what} of the prompts suggest {len(names)} groups ({shown}): if the prompts of one"
-        ' share a document, a task or a user, declare it as "cluster" in the prompt file, or they'
-        " count as independent samples, which they are not"
+        f"The {what} look like {len(names)} groups ({shown}). If prompts of a group share a"
+        ' document, a task or a user, declare it as "cluster" in the prompt file: undeclared, the'
+        " bounds are too narrow."
     )

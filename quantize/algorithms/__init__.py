@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
-from ..errors import BackendError
+from ..errors import PASS_TRACES, BackendError
 from .absmax_nearest import AbsmaxNearest
 from .algorithm import Algorithm, FoundCodes, Need, RowAlgorithm, Statistics
 from .gptq_rounding import Gptq
@@ -40,7 +40,7 @@ def row_algorithm(choice: Choice) -> RowAlgorithm:
         raise BackendError(
             f"rounding: {choice.rounding}",
             "learned rounding looks at the whole draft and at traces, not at one weight alone",
-            fix="record traces ('draftquant record') and pass --traces",
+            fix=PASS_TRACES,
         )
     return algorithm
 

@@ -6,7 +6,7 @@ are told of its drafts; `linear_findings` applies both to a folder.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
@@ -197,7 +197,7 @@ class EngineCheck(Brief):
         arch: the GPU architecture, such as sm90; None = all known ones agree.
         tp: number of tensor-parallel shards.
         verdict: LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN.
-        evidence: how this is known.
+        evidence: how this is known; "" where nothing was executed for this GPU.
         gpu: the GPUs that the answer is for, with their architectures, as the user calls them.
         error: why it does not load, in a sentence; where the engine refuses, its own text follows
             in brackets.
@@ -210,6 +210,7 @@ class EngineCheck(Brief):
             first.
         notes: what another runner of the engine does with the draft, and what stands in for tables
             that the draft does not have.
+        by_gpu: the verdict for each GPU, where no GPU was named and they differ; empty elsewhere.
     """
 
     engine: EngineName
@@ -227,6 +228,7 @@ class EngineCheck(Brief):
     findings: tuple[Finding, ...] = ()
     captures: Captures = ()
     notes: tuple[str, ...] = ()
+    by_gpu: Mapping[str, Verdict] = field(default_factory=dict)
 
     @property
     def title(self) -> str:

@@ -31,7 +31,7 @@ from .engine import Engine
 from .linear_findings import Walk
 from .meanings import explained
 from .parameters import without_bias_keys
-from .registry import choose, known_versions
+from .registry import choose, known_versions, newest_engines
 
 
 def check_draft(
@@ -114,7 +114,7 @@ def check_checkpoint(
             place, [_check(checkpoint, each, first, has_side_file, served_as) for each in every]
         )
     if arch not in known.gpus:
-        return _unknown(place, f"Loading in {known.title} was never executed on {place.gpu}")
+        return _never_executed(place)
     return _check(checkpoint, place, first, has_side_file, served_as)
 
 
@@ -309,16 +309,34 @@ def _unknown(place: _Place, why: str) -> EngineCheck:
     return _answer(place, [Finding("unknown", why, remedy)])
 
 
+def _never_executed(place: _Place) -> EngineCheck:
+    """For a GPU of which this engine's tables say nothing; another engine's may."""
+    others = [
+        f"{each.title} {each.version}" for each in newest_engines() if place.arch in each.gpus
+    ]
+    where = gpu_name(place.arch).partition(" (")[0]
+    remedy = "try the server there"
+    if others:
+        remedy += f", or take {' or '.join(others)}, whose loading was executed for {where}"
+    why = f"Loading in {place.engine.title} was never executed on {place.gpu}"
+    return replace(_answer(place, [Finding("unknown", why, remedy)]), evidence="")
+
+
 def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
     """One answer for all GPUs; where they differ, the GPU decides."""
     if len({answer.verdict for answer in answers}) == 1:
         return replace(answers[0], arch=None, gpu=place.gpu)
-    each = ", ".join(f"{answer.gpu} {answer.verdict}" for answer in answers)
+    by_gpu = {answer.gpu: answer.verdict for answer in answers}
+    each = "; ".join(
+        f"{verdict} on {', '.join(gpu for gpu in by_gpu if by_gpu[gpu] == verdict)}"
+        for verdict in dict.fromkeys(by_gpu.values())
+    )
     said = next(answer for answer in answers if answer.verdict != "LOADS")
-    finding = Finding("unknown", f"The answer depends on the GPU: {each}", "name it with --arch")
+    finding = Finding("unknown", f"Depends on the GPU: {each}", "name yours with --arch")
     return replace(
         _answer(place, [finding, *said.findings], launch=said.launch),
         verdict="UNKNOWN",
         error=finding.text,
         remedy=finding.remedy,
+        by_gpu=by_gpu,
     )

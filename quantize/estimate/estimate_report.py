@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from typing_extensions import override
 
-from ...recipes.brief import Brief
+from ...recipes.brief import Brief, counted
 from ..gpus import Gpu
 from .step_estimate import BreakEven, Candidate, Estimate
 from .target import Target
@@ -55,7 +55,8 @@ class EstimateReport(Brief):
     @override
     def brief(self) -> Mapping[str, object]:
         return {
-            "recipes": f"{len(self.loaded_by)} recipes on {len(self.machines)} GPUs",
+            "recipes": f"{counted(len(self.loaded_by), 'recipe')} on"
+            f" {counted(len(self.machines), 'GPU')}",
             "K": self.estimate.num_draft_tokens,
             "do not fit": len(self.refused) or None,
             "target": "known" if self.target else "not known: no break-even acceptance",

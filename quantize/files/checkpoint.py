@@ -80,9 +80,7 @@ class Checkpoint:
         if not is_target:
             check_own(folder, config_file)
             check_own(folder, INDEX_FILE)
-        config = read_json_object(
-            folder / config_file, "give a folder with a config.json: every draft has one"
-        )
+        config = read_json_object(folder / config_file, no_config(folder))
         index = None
         if (folder / INDEX_FILE).exists():
             index = read_json_object(folder / INDEX_FILE, "export the index again")
@@ -162,21 +160,29 @@ def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: objec
         done += count
 
 
+def no_config(folder: Path) -> str:
+    """What to do about a folder without config.json."""
+    return f"copy the draft's config.json into {folder}, or give the folder that has it"
+
+
 def read_json_object(path: Path, fix: str) -> dict[str, Any]:
     """Read a file that must hold one JSON object.
 
     Raises:
-        CheckpointError: absent, unreadable, too large, not JSON, or not an object.
+        CheckpointError: absent, with the fix that is given; unreadable, too large, not JSON, or
+            not an object.
     """
+    again = "correct it, or download or export the file again"
     try:
         value = parse_json(read_text(path))
     except FileNotFoundError as exc:
         raise CheckpointError(path, "no such file", fix=fix) from exc
     except (OSError, JsonProblem) as exc:
-        again = "correct it, or download or export the file again"
-        raise CheckpointError(path, f"not readable as JSON: {reason(exc)}", fix=again) from exc
+        what = f"not readable as JSON: {reason(exc)}"
+        raise CheckpointError(path, what, fix=again) from exc
     if not isinstance(value, dict):
-        raise CheckpointError(path, f"expected a JSON object, got {type(value).__name__}", fix=fix)
+        what = f"expected a JSON object, got {type(value).__name__}"
+        raise CheckpointError(path, what, fix=again)
     return value
 
 

@@ -77,6 +77,15 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
     return _download(reference)
 
 
+def no_target(folder: Path) -> str:
+    """What to do about a target without config.json, which may be an id on the Hub."""
+    if folder.exists() or not is_hub_id(str(folder)):
+        return "give the local folder of the target, with config.json"
+    hub_id, _, revision = str(folder).partition("@")
+    at = f" --revision {revision}" if revision else ""
+    return f"targets are not downloaded: hf download {hub_id}{at} --local-dir T, then --target T"
+
+
 def _no_folder(reference: str) -> tuple[str, str]:
     """What stands in the place of a folder or a Hub id, and the fix."""
     folder = Path(reference)

@@ -16,7 +16,7 @@ from typing_extensions import override
 from ...recipes.brief import Brief, megabytes
 from ...recipes.regular_file import open_regular, read_text
 from ..errors import CheckpointError, VerifyError
-from .checkpoint import CONFIG_FILE, HIDDEN, pread_exactly, read_json_object
+from .checkpoint import CONFIG_FILE, HIDDEN, no_config, pread_exactly, read_json_object
 from .files_of_folder import (
     MASK_EMBEDDING_FILE,
     SIGNATURE_FILE,
@@ -92,7 +92,7 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
     if not folder.is_dir():
         raise CheckpointError(folder, "no such folder", fix="give the folder of a draft")
     check_own(folder, CONFIG_FILE)
-    read_json_object(folder / CONFIG_FILE, "give a folder with a config.json: every draft has one")
+    read_json_object(folder / CONFIG_FILE, no_config(folder))
     config = read_text(folder / CONFIG_FILE)
     files = pickles(folder)
     if not files or any(folder.glob("*.safetensors")):

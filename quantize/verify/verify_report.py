@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ...recipes.brief import Brief, megabytes
+from ...recipes.brief import Brief, counted, megabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class VerifyReport(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        wrong = f"WRONG: {len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
+        wrong = f"WRONG: {counted(len(self.faults), 'fault')}"
         return {
             "verified": "verified, every byte" if self.ok else wrong,
             "folder": Path(self.output),

@@ -11,17 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import override
 
-from ...quantize.engines.contract import EngineCheck, EngineName, Verdict
+from ...quantize.engines.contract import TITLES, EngineCheck, EngineName, Verdict
+from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.files.staging import check_output
+from ...quantize.gpus import gpu_names
 from ...recipes.brief import Brief
 from . import arguments
 from .opening import Reference
 from .option import Argument, Option
 from .settings import Settings
 from .verb import verb
+
+_DEFAULT_GPUS = "; ".join(
+    f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_engines()
+)
+"""Those of which one answer is given where none is named."""
 
 if TYPE_CHECKING:
     from ...quantize.engines.repairs import RepairPlan, RepairReport
@@ -50,7 +57,7 @@ class CheckSettings(Settings):
         str | None,
         Option(
             "GPU such as mi325x, h200 or b200, or architecture such as gfx942, sm90 "
-            "or sm100 (default: every known one)",
+            f"or sm100 (default: {_DEFAULT_GPUS})",
             "GPU",
         ),
     ] = None

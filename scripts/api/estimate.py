@@ -27,6 +27,7 @@ from ...quantize.estimate.target import (
 )
 from ...quantize.estimate.work import Machine
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.files.hub import no_target
 from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
 from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import built_in_recipes
@@ -152,8 +153,7 @@ def _configs(draft: Draft, target: Path | None) -> list[Mapping[str, Any]]:
     """Of the draft, and of the target where its folder is given."""
     if target is None:
         return [draft.checkpoint.config]
-    fix = "give the folder of the target"
-    return [draft.checkpoint.config, read_json_object(target / CONFIG_FILE, fix)]
+    return [draft.checkpoint.config, read_json_object(target / CONFIG_FILE, no_target(target))]
 
 
 def _plans(draft: Draft, settings: EstimateSettings) -> tuple[list[Plan], Mapping[str, str]]:

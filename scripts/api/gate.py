@@ -131,9 +131,12 @@ class GateSettings(GateOnTracesSettings, Pages):
                 fix="add the two measurements",
             )
         if self.log_to is not None and self.report is None:
+            from ...validate.tracking.trackers import find_tracker
+
+            find_tracker(self.log_to)  # a misspelt name is the first thing to mend
             raise GateError(
                 "--log-to",
-                "logs the report file, and none is asked for",
+                "needs --report F.json, the file that it logs",
                 fix="add --report F.json, from which 'draftquant report' can log it again",
             )
         idle = [name for name in OF_TRACES if getattr(self, name) is not None]

@@ -89,12 +89,12 @@ class Keywords:
         return f"{self.verb}({keyword.name}={value}){self(where[found.end() :])}"
 
     def _named(self, text: str) -> str:
-        """Several arguments side by side, which a command line takes by their places."""
+        """Arguments side by side, or at the end, which a command line takes by their places."""
         names = "|".join(map(re.escape, self._places))
         if len(self._places) < 2:
             return text
         return re.sub(
-            rf"\b(?:{names})(?:,? (?:{names}))+\b",
+            rf"\b(?:{names})(?:(?:,? (?:{names}))+\b|(?=, --|$))",
             lambda found: re.sub(names, lambda one: f"{self._places[one[0]]}=", found[0]),
             text,
         )

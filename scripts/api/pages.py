@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Where GitHub Actions says which file shows Markdown on the page of a run."""
 NOTHING: Mapping[Path, str] = MappingProxyType({})
+_NO_HISTORY = (".html", ".htm", ".svg", ".png", ".md", ".xml", ".pdf")
+"""Endings of pages and pictures: whoever gives one expects the history to be drawn there."""
 _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
 
 
@@ -185,6 +187,12 @@ class Pages(Settings):
                 path,
                 "both --trend and a report name it",
                 fix="give the history its own file",
+            )
+        if path.suffix.lower() in _NO_HISTORY:
+            raise OutputError(
+                path,
+                "--trend keeps JSON lines in a file such as trend.jsonl; the page draws them",
+                fix="name it trend.jsonl, and add --html F.html for the page",
             )
         check_place(path, overwrite=True)
         if path.exists():

@@ -91,12 +91,15 @@ def _fitted(settings: RecordSettings) -> "FittedPrompts":
 
     found, shape = _read(settings), _shape(settings)
     read = found.prompts
-    fitted = fitted_prompts(read, shape, settings.max_new_tokens, settings.too_long)
+    fitted = fitted_prompts(
+        read, shape, settings.max_new_tokens, settings.too_long, settings.prompts
+    )
     if long := fitted.too_long:
         done = "left out" if long.skipped else "cut to their last tokens"
         names = long.skipped or long.truncated
+        verb = "is" if len(names) == 1 else "are"
         settings.watch.warning(
-            f"{settings.prompts}: {len(names)} of {len(read)} prompts are {done}: with"
+            f"{settings.prompts}: {len(names)} of {len(read)} prompts {verb} {done}: with"
             f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
             f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
         )

@@ -137,7 +137,8 @@ class RecordSettings(ChosenPrompts):
         Literal["transformers", "vllm", "sglang"],
         Option(
             "what runs the target (default transformers); vllm takes every target "
-            "that vLLM runs, on any number of GPUs"
+            "that vLLM runs, on any number of GPUs; sglang is always refused (import what"
+            " SpecForge dumps with it: traces import)"
         ),
     ] = "transformers"
     engine_args: Annotated[

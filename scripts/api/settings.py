@@ -22,6 +22,10 @@ class SettingsError(DraftQuantError):
     """An argument of a Python call is of another kind than its field."""
 
 
+class CallError(SettingsError, TypeError):
+    """A Python call lacks an argument, or has one that its function does not take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a verb is asked to do. Subclasses are frozen dataclasses with annotated fields.

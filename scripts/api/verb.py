@@ -7,15 +7,16 @@ and says errors and warnings in the words of a Python call.
 import dataclasses
 import functools
 import inspect
+import re
 import textwrap
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ...recipes.errors import DraftQuantError
 from .ears import Ears, with_warnings
 from .keywords import Keywords
-from .settings import Settings, options_of
+from .settings import CallError, Settings, options_of
 from .watch import usual_watch
 
 P = ParamSpec("P")
@@ -59,7 +60,7 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
             return with_warnings(run(dataclasses.replace(settings, watch=ears)), ears.warnings)
 
         def function(*args: Any, **kwargs: Any) -> R:
-            given = {"watch": usual_watch()} | signature.bind(*args, **kwargs).arguments
+            given = {"watch": usual_watch()} | _bound(name, signature, args, kwargs)
             words = Keywords(name, cls)
             try:
                 settings = cls.from_arguments(name, given)
@@ -91,6 +92,22 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
         return typing.cast("Verb[P, S, R]", found)
 
     return made
+
+
+def _bound(
+    verb: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Field -> value, of a call.
+
+    Raises:
+        CallError: an argument is missing, unknown, or one too many.
+    """
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError as exc:
+        missing = re.fullmatch(r"missing a required .*'(\w+)'", str(exc))
+        where, what = (f"{verb}({missing[1]}=)", "it is missing") if missing else (verb, str(exc))
+        raise CallError(where, what, fix=f"help(dq.{verb}) explains the arguments") from exc
 
 
 def documented(run: Callable[..., object], settings: type[Settings]) -> str:

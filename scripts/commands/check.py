@@ -67,13 +67,20 @@ def _print(answer: EngineCheck) -> None:
         print_table(found)
     verdict = (answer.verdict, f"bold {_COLOURS[answer.verdict]}")
     sentence = _VERDICTS[answer.verdict].format(engine=answer.title, where=where)
-    out.line(verdict, f": {sentence}")
-    for finding in answer.findings:
+    findings = list(answer.findings)
+    if answer.by_gpu:
+        differs, *findings = findings
+        remedy = differs.remedy[:1].upper() + differs.remedy[1:]
+        out.line((f"{differs.text}. {remedy}.", f"bold {_COLOURS['UNKNOWN']}"))
+    else:
+        out.line(verdict, f": {sentence}")
+    for finding in findings:
         out.line(f"  why{_WHEN[finding.stage]}: {finding.text}")
         out.line(f"    what to do: {finding.remedy}")
     for note in answer.notes:
         out.line(f"  note: {note}")
-    out.line(f"  how this is known: {answer.evidence}")
+    if answer.evidence:
+        out.line(f"  how this is known: {answer.evidence}")
     if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
         out.line(f"{'serve' if answer.verdict == 'LOADS' else 'try'} it: {answer.launch}")
         if answer.launch_note:

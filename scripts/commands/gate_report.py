@@ -68,7 +68,7 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
             f"{-report.policy.max_relative_drop:+.2%}",
             *bounds(report.change),
             f"{report.change.confidence:.2%}",
-            words.prompts(report.num_prompts, report.num_short_prompts),
+            words.prompts(report.num_prompts, report.num_short_prompts, report.num_clusters),
             f"{report.change.effective_num_prompts:.1f}",
         )
         print_table(found)

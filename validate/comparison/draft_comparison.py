@@ -132,8 +132,9 @@ class ComparisonReport(Paged):
         """Which draft to take, one sentence."""
         if not any(change.is_separable for scope in self.scopes for change in scope.changes):
             return (
-                "These prompts show no clear difference between any two drafts. Take the smallest"
-                " draft, or record more prompts."
+                "These prompts show no clear difference between any two drafts. That is not a PASS:"
+                " judge the draft that you want with 'draftquant gate' before you ship it, or"
+                " record more prompts."
             )
         whole = self.whole
         if not whole.alike:

@@ -4,6 +4,7 @@ A way out is a sentence, or a sentence and a command: "Judge them: draftquant ga
 in capitals stand for what only the reader knows.
 """
 
+from ...recipes.library import built_in_recipes, load_recipe
 from ..counting.paired_change import RequiredPrompts
 from .anomalies import Background
 from .interim_analysis import Look
@@ -15,6 +16,12 @@ MOST_PROMPTS = 10_000
 _NEEDS_TRACES = ("-gptq", "-learned")
 """How the built-in recipes end that calibrate on traces."""
 
+_FP4_WEIGHTS = (
+    "Keep the inputs in BF16 and round the FP4 weights by GPTQ: a recipe file of seven lines,"
+    " docs/acceptance.md"
+)
+"""What passes where FP4 inputs lose too much, learned or not."""
+
 
 def lines(*ways: str) -> str:
     """Ways out, one a line."""
@@ -24,7 +31,10 @@ def lines(*ways: str) -> str:
 def lose_less(background: Background) -> tuple[str, ...]:
     """How the candidate may lose less."""
     algorithm, recipes = background.algorithm_to_try, background.recipes_to_try
+    recipes = tuple(sorted(recipes, key=_is_learned))
     ways = [f"{_promise(name)}: draftquant quantize BF16{_options(name)}" for name in recipes]
+    if any(map(_is_learned, recipes)):
+        ways.insert(0, _FP4_WEIGHTS)
     if algorithm and not any(name.endswith(_NEEDS_TRACES) for name in recipes):
         ways.insert(
             0,
@@ -99,8 +109,16 @@ def _promise(recipe: str) -> str:
 
 
 def _options(recipe: str) -> str:
+    """With the backend that every installation has; a vendor's toolkit may be absent."""
     traces = " --traces CALIBRATION" if recipe.endswith(_NEEDS_TRACES) else ""
-    return f" --recipe {recipe}{traces} --out OUT"
+    known = recipe in built_in_recipes()
+    backend = " --backend torch" if known and load_recipe(recipe).backend != "torch" else ""
+    return f" --recipe {recipe}{backend}{traces} --out OUT"
+
+
+def _is_learned(recipe: str) -> bool:
+    """As the built-in recipes are called that calibrate FP4 weights and FP4 inputs."""
+    return recipe.endswith("-learned")
 
 
 def _next_look(look: Look, wording: Wording) -> str:

@@ -14,6 +14,8 @@ Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
 MIN_PROMPTS_TO_SUSPECT = 5
 """Of fewer prompts a standard error may be tiny by chance."""
+MIN_PROMPTS_FOR_BOUNDS = 10
+"""Pages show no bounds of a smaller category that was not judged; the JSON keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,12 @@ class CategoryFigures:
     max_relative_drop: float
     outcome: Outcome | None
     certainly_lost: bool = False
+
+    @property
+    def bounds_are_shown(self) -> bool:
+        """Whether its bounds tell a reader anything: those of a few prompts are noise."""
+        is_large = self.num_prompts >= MIN_PROMPTS_FOR_BOUNDS
+        return is_large or self.outcome is not None or self.certainly_lost
 
 
 def outcome(change: PairedChange, max_relative_drop: float) -> Outcome:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from ...recipes.brief import Brief
+from ...recipes.brief import Brief, counted
 from ...recipes.errors import short
 from ..counting.jackknife import Floats
 from ..errors import MeasureError
@@ -315,8 +315,8 @@ def _warnings(runs: Sequence[Run], figures: Sequence[SpeedFigures]) -> Iterable[
     ]
     if short_of:
         yield (
-            f"{num_prompts} prompts are few at concurrency {', '.join(short_of)}: during much of a"
-            " run fewer requests are in flight"
+            f"{counted(num_prompts, 'prompt')} {'is' if num_prompts == 1 else 'are'} few at"
+            f" concurrency {', '.join(short_of)}: during much of a run fewer requests are in flight"
         )
     speculations = {run.variant: s for run in runs if (s := run.measurement.setup.speculation)}
     for variant, speculation in speculations.items():

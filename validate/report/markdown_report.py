@@ -103,7 +103,7 @@ def _categories(found: GateReport) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [
         (
             "**all prompts**",
-            words.prompts(found.num_prompts, found.num_short_prompts),
+            words.prompts(found.num_prompts, found.num_short_prompts, found.num_clusters),
             words.length(found.baseline.mean_acceptance_length),
             words.length(found.candidate.mean_acceptance_length),
             words.change(found.change),
@@ -120,7 +120,7 @@ def _categories(found: GateReport) -> Iterator[str]:
                 words.length(own.baseline_mean_acceptance_length),
                 words.length(own.candidate_mean_acceptance_length),
                 words.change(own.change),
-                words.bounds(own.change),
+                words.bounds(own.change if own.bounds_are_shown else None),
                 words.limit(own.max_relative_drop),
                 own.outcome or "too few prompts",
             )

@@ -72,9 +72,18 @@ def digest(sha256: str | None) -> str:
     return "not known" if sha256 is None else sha256[:12]
 
 
-def prompts(number: int, num_short: int) -> str:
-    """Distinct prompts, and how many more were too short to count."""
-    return count(number) if not num_short else f"{count(number)} (+ {count(num_short)} too short)"
+def prompts(number: int, num_short: int, num_clusters: int | None = None) -> str:
+    """Distinct prompts, and how many more were too short to count.
+
+    Args:
+        number: distinct ones.
+        num_short: of those that are not among them.
+        num_clusters: what they count as where related ones are one, as in the categories.
+    """
+    counted = number if num_clusters is None else num_clusters
+    notes = [f"{count(number)} recorded"] if counted != number else []
+    notes += [f"+ {count(num_short)} too short"] if num_short else []
+    return f"{count(counted)} ({' '.join(notes)})" if notes else count(counted)
 
 
 def command(argv: Sequence[str]) -> str:

@@ -1,15 +1,40 @@
 """A run of MLflow, which is imported when one is logged."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import time
 
+from ..errors import TrackingError
 from .tracked_run import TrackedRun
 
 _EXPERIMENT = "draftquant"
+_DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
 _LONGEST_TAG = 5000  # characters; MLflow 3.17 takes 8000
 _MOST_METRICS = 1000  # in one request
+
+
+def check_mlflow(uri: str | None) -> None:
+    """Check, before any work, that MLflow can open its database: `mlflow-skinny` can open none.
+
+    Raises:
+        TrackingError: a database is meant, and the package that opens it is not installed.
+    """
+    if importlib.util.find_spec("sqlalchemy") is not None:
+        return
+    if uri is None:
+        from mlflow import get_tracking_uri
+
+        uri = get_tracking_uri()
+    scheme = uri.partition(":")[0].partition("+")[0]
+    if scheme in _DATABASES:
+        raise TrackingError(
+            "--log-to mlflow",
+            f"a {scheme} database needs the full package mlflow, and only mlflow-skinny is"
+            " installed",
+            fix="pip install mlflow, or log to a server: --log-to mlflow:http://HOST:5000",
+        )
 
 
 def log_to_mlflow(run: TrackedRun, uri: str | None) -> str:

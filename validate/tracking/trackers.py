@@ -9,7 +9,7 @@ from typing import Literal
 from ...recipes.errors import short
 from ...recipes.install_line import install_line
 from ..errors import TrackingError
-from .mlflow_tracker import log_to_mlflow
+from .mlflow_tracker import check_mlflow, log_to_mlflow
 from .tracked_run import TrackedRun
 from .wandb_tracker import log_to_wandb
 
@@ -58,7 +58,7 @@ def find_tracker(asked: str) -> Tracker:
     """Read what a user asks for, before any work.
 
     Raises:
-        TrackingError: no such tracker is known, or its package is not installed.
+        TrackingError: no such tracker is known, or its package is not installed whole.
     """
     name, colon, place = asked.partition(":")
     if name not in _LOG or (colon and not place):
@@ -71,4 +71,6 @@ def find_tracker(asked: str) -> Tracker:
         raise TrackingError(
             f"--log-to {name}", "its package is not installed", fix=install_line(name)
         )
+    if name == "mlflow":
+        check_mlflow(place or None)
     return Tracker(name="mlflow" if name == "mlflow" else "wandb", place=place or None)
