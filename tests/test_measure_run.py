@@ -279,9 +279,7 @@ def test_another_plan_or_server_does_not_go_on(running: VLLMServer, tmp_path: Pa
     kept = interrupted(running, tmp_path / "r")
     before = kept.read_bytes()
     longer = replace(SINGLE, ask=replace(ASK, max_new_tokens=13))
-    with pytest.raises(
-        OutputError, match="holds an unfinished measurement"
-    ) as caught:
+    with pytest.raises(OutputError, match="holds an unfinished measurement") as caught:
         measured(running, tmp_path / "r", longer)
     assert caught.value.details == ("  asked.max_new_tokens: it was 12, now it is 13",)
     running.version, running.num_draft_tokens = "0.33.0", 4
