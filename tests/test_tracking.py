@@ -6,6 +6,7 @@ MLflow writes into a folder, Weights & Biases offline into another: nothing leav
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,11 @@ def test_a_report_is_logged_to_wandb(here: Path, capsys: pytest.CaptureFixture[s
     (folder,) = here.glob("wandb/offline-run-*")
     assert f"logged to wandb: {folder}" in said.err
     (log,) = folder.glob("*.wandb")
-    kept = log.read_bytes()
-    for text in (b"drafts", b"int4", b"relative_change_lower", b"PASS", b"g.json", b"g.md"):
-        assert text in kept, text
+    expected = {b"drafts", b"int4", b"relative_change_lower", b"PASS", b"g.json", b"g.md"}
+    ends = time.monotonic() + 60  # the file is written by a process of wandb's own
+    while (kept := {one for one in expected if one in log.read_bytes()}) != expected:
+        assert time.monotonic() < ends, expected - kept
+        time.sleep(0.1)
 
 
 @pytest.fixture
