@@ -218,7 +218,8 @@ class _YamlTree:
             value = self.node.value  # a word that YAML takes for true or false: `off`
         if value in choices:
             return value
-        expected, written = ", ".join(map(repr, choices)), getattr(self.node, "value", "")
+        expected = ", ".join(map(repr, choices))
+        written = self.node.value if isinstance(self.node, ScalarNode) else ""
         if len(choices) == 1:
             raise MisfitError(
                 f"expected {expected}, got {written or self._got()}", f"write {expected}"

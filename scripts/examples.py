@@ -33,7 +33,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "retune": (
         "draftquant retune ./draft --recipe int4-channel --traces ./calibration-traces"
-        " --out ./draft-int4 --baseline ./draft-taught",
+        " --out ./draft-int4 --baseline ./draft-control",
     ),
     "verify": (
         "draftquant verify ./draft-fp8 --against ./draft",

@@ -73,7 +73,7 @@ FAULTS = {
         "int4",
     ),
     "list for an enum": Fault("backend: torch", "backend: [torch]", 5, "got a list", "use one of:"),
-    "other version": Fault("version: 1", "version: 2", 1, "one of 1, got '2'", "use one of: 1"),
+    "other version": Fault("version: 1", "version: 2", 1, "expected 1, got 2", "write 1"),
     "version as text": Fault("version: 1", "version: '1'", 1, "schema_version: expected", "1"),
     "unknown role": Fault("role: norm", "role: nrm", 12, "rules[1].role[0]: expected", "'norm'?"),
     "far role": Fault("role: norm", "role: zzz", 12, "got 'zzz'", f"use one of: {ROLES}"),
