@@ -160,7 +160,7 @@ def test_no_data_or_broken_data(
         measure_input_scales(load_draft(broken), traces, num_draft_tokens=2)
     other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     shifted = load_draft(save_draft(tmp_path / "ids", folder / "target", eagle_config=other))
-    with pytest.raises(TraceError, match="do not fit"):
+    with pytest.raises(TraceError, match="cannot use them"):
         measure_input_scales(shifted, traces, num_draft_tokens=2)
 
 

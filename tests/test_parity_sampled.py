@@ -61,7 +61,7 @@ def test_targets_that_cannot_score(tmp_path: Path) -> None:
     strange = [Text(id="x", prompt=(1,), output=(5000,))]
     with pytest.raises(ParityError, match=r"prompt x: token 5000 is not of its 1,024"):
         score_by_target(TARGET, strange, dtype=torch.float32, device=CPU)
-    with pytest.raises(TraceError, match="give a local target folder"):
+    with pytest.raises(TraceError, match="give the local folder of the target"):
         score_by_target(tmp_path, TEXTS, dtype=torch.float32, device=CPU)
 
 

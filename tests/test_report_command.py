@@ -1,5 +1,6 @@
 """`gate --html ...`, `report` and `compare` on the command line, on the shipped pair."""
 
+import html
 import json
 import shutil
 from collections.abc import Iterator
@@ -284,7 +285,7 @@ def test_drafts_on_traces_are_compared(
     assert (told["format"], told["schema_version"]) == ("draftquant comparison", 1)
     assert [one["name"] for one in told["drafts"]] == ["draft", "int4-channel", "fp8-ptpc"]
     assert told["answer"] in shown
-    assert told["answer"] in (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert told["answer"] in html.unescape((tmp_path / "c.html").read_text(encoding="utf-8"))
     ElementTree.fromstring((tmp_path / "c.svg").read_text(encoding="utf-8"))
     reports = [str(work / "int4-channel.json"), str(work / "fp8-ptpc.json")]
     assert main(["compare", *reports, "--json"]) == 0
