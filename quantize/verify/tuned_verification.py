@@ -27,7 +27,7 @@ from .retuned_codes import Direction
 from .unowned_files import own_files, side_file_faults, unowned_faults
 from .verify_report import Compared, Fault, LinearFinding, VerifyReport, blocks_of
 
-RULE = "finite weights that point where the source's do"
+RULE = "finite weights that point in the direction of the source's weights"
 _WORKERS = 2
 _BLOCK = 2**18  # weights
 
