@@ -19,7 +19,7 @@ from .checks import (
     check_tables,
     checked_scales,
 )
-from .engines.contract import EngineCheck
+from .engines.contract import EngineCheck, loading_places
 from .execute import NOTHING_MEASURED, Measured, execute
 from .files.card_text import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
@@ -76,15 +76,13 @@ class QuantizeReport(Brief):
     @override
     def brief(self) -> Mapping[str, object]:
         plan = self.plan
-        loading = [one for one in self.loads if one.verdict == "LOADS"]
-        where = [f"{one.title} on {one.gpu}" for one in loading]
         return {
             "verified": "verified" if self.verification.ok else "WRONG, not as its source",
             "out": self.out,
             "recipe": plan.recipe.name,
             "linears": len(plan.quantized),
             "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
-            "loads in": ", ".join(where[:2]) + (f" and {len(where) - 2} more" if where[2:] else ""),
+            "loads in": loading_places(self.loads),
             "warnings": len(self.warnings) or None,
         }
 

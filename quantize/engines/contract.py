@@ -5,7 +5,7 @@ are told of its drafts; `linear_findings` applies both to a folder.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -244,6 +244,12 @@ class EngineCheck(Brief):
             "why": self.error,
             "remedy": self.remedy,
         }
+
+
+def loading_places(checks: Sequence[EngineCheck]) -> str:
+    """Where a draft loads; of more than two places the first two are named."""
+    where = [f"{one.title} on {one.gpu}" for one in checks if one.verdict == "LOADS"]
+    return ", ".join(where[:2]) + (f" and {len(where) - 2} more" if where[2:] else "")
 
 
 def shown(text: str) -> str:

@@ -225,7 +225,7 @@ def judged(settings: GateSettings) -> Judged:
         beside = {report_file: text} if report_file else {}
         found = parse_report(text, "gate")
         history = settings.history(found)
-        written = settings.write_pages(found, beside=beside)
+        written = settings.write_pages(found, history=history, beside=beside)
         settings.append_to_trend(found)
         settings.log(found, written)
     report = report.with_texts(texts_of(text, history))

@@ -129,12 +129,17 @@ class Pages(Settings):
         self.watch.note(f"{self.trend}: line {found.line}: {what}")
 
     def write_pages(
-        self, document: "Document", *, beside: Mapping[Path, str] = NOTHING
+        self,
+        document: "Document",
+        *,
+        history: "History | None",
+        beside: Mapping[Path, str] = NOTHING,
     ) -> tuple[Path, ...]:
         """Write every report file that is asked for, all or none; then tell GitHub.
 
         Args:
-            document: of which they are made, with the history where one is asked for.
+            document: of which they are made.
+            history: that they show, where one is asked for.
             beside: text of more files, that are written with them.
 
         Returns:
@@ -144,7 +149,6 @@ class Pages(Settings):
         from ...validate.report.junit_report import junit
         from ...validate.report.markdown_report import markdown
 
-        history = self.history(document)
         shown = functools.partial(markdown, history=history)
         writers: Mapping[str, Callable[[Document], str]] = {
             "html": functools.partial(page, history=history),

@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.contract import EngineCheck, loading_places
 from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes.brief import Brief, megabytes
 from . import arguments
@@ -50,14 +50,12 @@ class PlanReport(Brief):
     @override
     def brief(self) -> Mapping[str, object]:
         plan = self.plan
-        loading = [one for one in self.loads if one.verdict == "LOADS"]
-        where = [f"{one.title} on {one.gpu}" for one in loading]
         return {
             "recipe": plan.recipe.name,
             "draft": plan.draft.checkpoint.folder,
             "linears": f"{len(plan.quantized)} to quantize",
             "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
-            "loads in": ", ".join(where[:2]) + (f" and {len(where) - 2} more" if where[2:] else ""),
+            "loads in": loading_places(self.loads),
             "warnings": len(self.warnings) or None,
         }
 
