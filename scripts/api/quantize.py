@@ -16,8 +16,9 @@ from ...quantize.quantization_plan import Plan, Step, make_plan
 from . import arguments, reports
 from .engine_verdicts import nothing_loads, verdicts_of
 from .learning import learn
-from .opening import chosen_recipe, draft_on_traces, open_draft, optional_path
+from .opening import chosen_recipe, draft_on_traces, open_draft
 from .option import Option
+from .references import optional_path
 from .settings import Settings
 from .verb import verb
 from .watch import Bar, Watch
