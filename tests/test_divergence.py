@@ -10,7 +10,7 @@ from draftquant.calibration.rounding.proposal_divergence import (
     backward_of_divergence,
     passes_of,
 )
-from draftquant.calibration.rounding.sequences import LearningSequence, read_sequence
+from draftquant.calibration.rounding.sequences import LearningSequences, SequenceReader
 from draftquant.quantize.drafts.forward import DraftForward
 from rounding_pairs import K, RoundingPair, make_pair
 from torch import Tensor
@@ -42,7 +42,7 @@ class Drafts:
         traces = pair.traces
         entry = traces.manifest.prompts[0]
         rows = range(6, entry.num_tokens - 1 - self.k, 2)
-        self.sequence = read_sequence(self.draft, traces, entry, rows)
+        self.sequence = SequenceReader(self.draft, traces).read([entry], [rows])
 
     def over(self, weights: dict[str, Tensor]) -> DraftForward:
         return self.draft.family.forward(
@@ -50,14 +50,14 @@ class Drafts:
         )
 
 
-def all_logits(forward: DraftForward, sequence: LearningSequence, k: int) -> Tensor:
+def all_logits(forward: DraftForward, sequence: LearningSequences, k: int) -> Tensor:
     """[R, K, V]."""
     passes = list(passes_of(forward, sequence, k))
     assert all(one.rows == sequence.rows for one in passes)
     return torch.cat([forward.logits(one.hidden[0]) for one in passes], dim=1)
 
 
-def recorded(sequence: LearningSequence, k: int) -> Tensor:
+def recorded(sequence: LearningSequences, k: int) -> Tensor:
     """[R, K] target ids."""
     return torch.stack([sequence.token_ids[0, row + 2 : row + 2 + k] for row in sequence.rows])
 
@@ -89,7 +89,7 @@ def test_loss_and_gradient_are_those_of_one_expression(
         norm += 0.7**j * len(hits)
     whole = 0.5 * total / norm
     whole.backward()
-    assert loss == pytest.approx(float(whole.detach()), rel=1e-4)
+    assert float(loss) == pytest.approx(float(whole.detach()), rel=1e-4)
     for name, weight in wanted.items():
         assert own[name].grad is not None
         assert weight.grad is not None
@@ -104,7 +104,7 @@ def test_agreement_counts_as_replay_does(
     monkeypatch.setattr(divergence, "MAX_LOGITS", max_logits)
     drafts = Drafts(pair)
     noisy, reference, sequence = drafts.over(drafts.noisy), drafts.over({}), drafts.sequence
-    found = agreement(noisy, reference, sequence, num_draft_tokens=drafts.k)
+    (found,) = agreement(noisy, reference, sequence, num_draft_tokens=drafts.k)
     assert found.rows == len(sequence.rows)
     for forward, accepted in ((noisy, found.accepted), (reference, found.accepted_reference)):
         predicted = draft_predictions(
@@ -121,7 +121,7 @@ def test_agreement_counts_as_replay_does(
 def test_a_draft_agrees_with_itself(pair: RoundingPair) -> None:
     drafts = Drafts(pair)
     forward = drafts.over({})
-    found = agreement(forward, forward, drafts.sequence, num_draft_tokens=drafts.k)
+    (found,) = agreement(forward, forward, drafts.sequence, num_draft_tokens=drafts.k)
     assert found.accepted == found.accepted_reference
     assert found.overlap == pytest.approx(found.rows * drafts.k, rel=1e-5)
     twice = found + found
@@ -136,7 +136,7 @@ def test_nothing_to_learn_from_oneself(pair: RoundingPair) -> None:
         drafts.over(own), drafts.over({}), drafts.sequence,
         num_draft_tokens=drafts.k, weights=WEIGHTS, share=1.0,
     )  # fmt: skip
-    assert loss == pytest.approx(0.0, abs=1e-6)
+    assert float(loss) == pytest.approx(0.0, abs=1e-6)
     for weight in own.values():
         assert weight.grad is not None
         assert float(weight.grad.abs().max()) < 1e-5
