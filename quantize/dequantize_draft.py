@@ -18,6 +18,7 @@ from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FI
 from .files.command_line import recorded_argv
 from .files.digests import algorithm_of
 from .files.hub import DraftSource
+from .files.package_version import package_version
 from .files.provenance import (
     DequantizedProvenance,
     QuantizedProvenance,
@@ -26,7 +27,6 @@ from .files.provenance import (
     Rounding,
     TensorBytes,
     TunedProvenance,
-    package_version,
 )
 from .files.provenance_file import check_recorded, check_seal, read_provenance
 from .files.publish import Rewrite, check_faults, publish

@@ -24,8 +24,9 @@ from ...quantize.files.card_text import (
 )
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ...quantize.files.digests import algorithm_of, tensor_digests, tensors_sha256
-from ...quantize.files.hub import is_hub_id
-from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.files.hub_id import is_hub_id
+from ...quantize.files.package_version import package_version
+from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.folder_card import CardFacts
 from ...quantize.gpus import gpus_of
