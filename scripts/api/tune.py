@@ -20,6 +20,7 @@ from .arguments import (
     AnyPath,
     Device,
     NumDraftTokens,
+    Precise,
     Target,
     TargetLayers,
     share,
@@ -87,6 +88,7 @@ class TuneSettings(Settings):
         Option("draw acceptance against size into this file (.svg, .png or .pdf)", "FILE"),
     ] = None
     num_draft_tokens: NumDraftTokens = None
+    precise: Precise = False
     device: Device = "auto"
     target: Target = None
     target_layers: TargetLayers = None
@@ -206,6 +208,7 @@ def _candidates(
         num_draft_tokens=num_draft_tokens,
         shared=shared,
         allow_zero_rows=settings.allow_zero_rows,
+        precise=settings.precise,
         fix_config=settings.fix_config,
     )
     return candidates, judging
