@@ -198,7 +198,7 @@ def test_a_draft_is_quantized_verified_and_loaded(
     assert record["recipe"]["backend"] == "torch"
     assert record["recipe"]["algorithm"]["rounding"] == "gptq"
     assert len(record["calibration_prompts"]) == 4
-    assert record["gptq"] == {"dtype": "float32", "damping": {}}
+    assert record["gptq"] == {"dtype": "float32"}
     weights = {name: load_draft(tmp_path / name).weights for name in ("a", "absmax")}
     changed = [n for n in weights["a"] if not torch.equal(weights["a"][n], weights["absmax"][n])]
     assert sorted(changed) == sorted(f"{n}.weight" for n in load_draft(tmp_path / "a").linears)
