@@ -140,7 +140,7 @@ def draft_sha256(draft: LoadedDraft) -> str:
     digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode())
     for name, weight in sorted(draft.weights.items()):
         digest.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
-        for part in weight.detach().reshape(-1).split(_BLOCK):
+        for part in torch.split(weight.detach().reshape(-1), _BLOCK):
             digest.update(part.cpu().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -210,8 +210,8 @@ def _decoded(kept: bytes, asked: Question) -> list[Proposals] | None:
     logprobs: list[Tensor | None] = [None] * len(rows)
     if drawn:
         floats = np.frombuffer(kept, np.float32, numbers, 4 * numbers).copy()
-        logprobs = list(torch.from_numpy(floats).reshape(shape).split(rows))
+        logprobs = list(torch.split(torch.from_numpy(floats).reshape(shape), rows))
     return [
         Proposals(token_ids=own, recorded_logprobs=likely)
-        for own, likely in zip(tokens.reshape(shape).split(rows), logprobs, strict=True)
+        for own, likely in zip(torch.split(tokens.reshape(shape), rows), logprobs, strict=True)
     ]
