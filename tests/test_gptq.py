@@ -219,7 +219,7 @@ def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> N
     edit(out, lambda t: t.update({name: flip_bit(packed, 0)}))
     where = {fault.where for fault in verify(out, folder / "draft").faults}
     # `edit` writes no metadata.
-    assert where == {f"draftquant.json: tensor_sha256.{name}", "__metadata__: format"}
+    assert where == {f"draftquant.json: tensor_digests.{name}", "__metadata__: format"}
 
 
 @pytest.mark.parametrize(
