@@ -27,7 +27,7 @@ from ...calibration.passes.batches import proposals_of_batch
 from ...calibration.passes.predictions import Proposals
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import whole_rows
-from ...quantize.files.provenance import package_version
+from ...quantize.files.package_version import package_version
 from ...quantize.files.result_cache import ResultCache
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.regular_file import open_stream
