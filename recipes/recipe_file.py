@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from yaml.constructor import SafeConstructor
 from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -246,7 +247,7 @@ class _YamlTree:
         if kind is not str and len(self.node.value) > _LONGEST_NUMBER:
             return None
         try:
-            value: object = yaml.SafeLoader("").construct_object(self.node)
+            value: object = SafeConstructor().construct_object(self.node)
         except ValueError:  # 0x_
             return None
         return value
