@@ -252,11 +252,13 @@ class _Phases:
         self.bar.set(done, total)
         if done == total:
             self._is_measuring = False
+            self._watch.stage("write")
             self.bar.phase("quantize", self._left, "work")
 
     def _measure(self) -> None:
         assert self.bar is not None  # the run has begun
         self._is_measuring = True
+        self._watch.stage("measure")
         self.bar.phase("measure the linears' inputs", 1, "work")
 
     def written(self, step: Step) -> None:
