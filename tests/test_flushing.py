@@ -1,4 +1,4 @@
-"""What is written reaches the disk early, all of it before it is published, and no error is lost."""
+"""What is written reaches the disk early, all of it before it is published; no error is lost."""
 
 import os
 import threading
