@@ -10,13 +10,14 @@ import torch
 from draftquant.calibration.passes import batches, draft_inputs
 from draftquant.calibration.passes.batches import batches_of, proposals_of_batch
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.predictions import draft_proposals
+from draftquant.calibration.passes.predictions import NOTHING, draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.validate.counting.rounds import recorded_tokens
 from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
 PAIRS = Path(__file__).parent / "pairs"
@@ -116,7 +117,10 @@ def test_hidden_states_of_a_batch_are_those_of_single_prompts(traces: TraceFolde
             first_row=trace.prompt_length - 1,
             num_draft_tokens=3,
         )
-        assert torch.equal(found[i].token_ids, expected.token_ids)
+        right = expected.token_ids == recorded_tokens(trace, expected.token_ids)
+        reached = torch.cat((torch.ones(len(right), 1), right[:, :-1].cumprod(dim=1)), dim=1)
+        counted = torch.where(reached.bool(), expected.token_ids, NOTHING)
+        assert torch.equal(found[i].token_ids, counted)
         assert found[i].recorded_logprobs is expected.recorded_logprobs is None
 
 
@@ -159,6 +163,11 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
     monkeypatch.setattr("draftquant.validate.counting.trace_replay.proposals_of_batch", noted)
     replay_drafts([draft, whole], traces, num_draft_tokens=3)
     assert sizes == [1] * 2 * NUM_PROMPTS
+    batch = [traces.load(traces.manifest.prompts[0])]
+    found = [
+        original(one, traces, batch, num_draft_tokens=3)[0].token_ids for one in (draft, whole)
+    ]
+    assert [bool((ids == NOTHING).any()) for ids in found] == [True, False]
 
 
 def test_a_batch_of_prompts_too_short_for_a_round(traces: TraceFolder) -> None:

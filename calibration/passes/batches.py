@@ -68,6 +68,10 @@ def proposals_of_batch(
 ) -> list[Proposals]:
     """What a draft proposes along several prompts: for each what `draft_proposals` gives.
 
+    Up to the first proposal of a row that is not accepted, that is: what would come behind it does
+    not count, and is left out wherever no other row needs it. One scale for the inputs of a whole
+    call needs all of them.
+
     Prompts are filled up behind with their own last token and features: nothing looks ahead, and
     what is filled up is finite wherever the prompt is.
 
@@ -99,6 +103,7 @@ def proposals_of_batch(
         num_draft_tokens=num_draft_tokens,
         temperature=temperature,
         block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
+        counted=own if draft.rounds_alone else None,
     ).cpu()
     return [
         proposed.of_sequence(i, slice(one.start - rows.start, one.stop - rows.start))

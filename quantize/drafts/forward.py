@@ -25,6 +25,10 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """Attention over whatever keys the caller keeps: (layer, q [B,H,T,D], k [B,KV,T,D], v [B,KV,T,D'],
 softmax scale) -> [B,H,T,D']."""
 
+Alive = Callable[[], Tensor | None]
+"""Asked when a caller has looked at a pass: which of its rows may be drafted deeper, [n] int64
+indices into its hidden states with their first two axes as one; None = all."""
+
 BLOCK_ROWS = 256
 """Rows, or slots of blocks, that are evaluated together."""
 MAX_SCORES = 2**24
@@ -39,12 +43,14 @@ class DraftPass:
         rows: R rows of the trace, evenly spaced.
         depths: D successive draft steps.
         hidden: [B, R, D, W], from which `DraftForward.logits` predicts the tokens of the target's
-            positions row + 2 + depth.
+            positions row + 2 + depth; [1, n, D, W] where only some rows were drafted so deep.
+        kept: [n] int64, which ones: indices in the B * R rows, sequence after sequence. None = all.
     """
 
     rows: range
     depths: range
     hidden: Tensor
+    kept: Tensor | None = None
 
 
 class DraftForward(ABC):
@@ -95,6 +101,7 @@ class DraftForward(ABC):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         """Draft from some rows of a trace, teacher-forced along the recorded tokens.
 
@@ -111,10 +118,13 @@ class DraftForward(ABC):
             num_draft_tokens: K, at least 1 and no more than the draft can propose.
             block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes
                 the result by rounding only.
+            alive: which rows the caller goes on to look at, who then checks that what it looks at
+                is finite; None = all. Rows that others need, or that come in one pass with others,
+                are drafted whatever it says. An input may not be rounded by what other rows hold.
 
         Yields:
-            Passes that together hold every one of `rows` at every depth 0 .. K - 1 once; the next
-            one is computed when it is asked for.
+            Passes that together hold every one of `rows` at every depth 0 .. K - 1 once, but for
+            those that `alive` left out; the next one is computed when it is asked for.
 
         Raises:
             ForwardError: the draft computes NaN or infinity.
@@ -138,9 +148,14 @@ def finite(values: Tensor, where: str, what: str = "hidden states") -> Tensor:
         ForwardError: one of them is NaN or infinite.
     """
     if not bool(torch.isfinite(values).all()):
-        raise ForwardError(
-            where,
-            f"{what} are NaN or infinite",
-            fix="check the draft's weights and scales for NaN and infinity",
-        )
+        raise not_finite(where, what)
     return values
+
+
+def not_finite(where: str, what: str) -> ForwardError:
+    """What is raised where something is NaN or infinite."""
+    return ForwardError(
+        where,
+        f"{what} are NaN or infinite",
+        fix="check the draft's weights and scales for NaN and infinity",
+    )

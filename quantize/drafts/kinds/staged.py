@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..forward import BLOCK_ROWS, DraftForward, DraftPass, finite, positions
+from ..forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, finite, positions
 from .chain import ChainAttention, ChainForward
 
 
@@ -51,6 +51,7 @@ class StagedForward(DraftForward):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         num_rows = rows[-1] + 1 if rows else 0
         attentions = [ChainAttention(num_rows, self.window) for _ in range(num_draft_tokens)]
@@ -65,7 +66,7 @@ class StagedForward(DraftForward):
                 x = self.modules[depth].step(
                     tokens, x, positions(block, x.device), attentions[depth]
                 )
-                finite(x, f"draft step {depth + 1}")
+                x = x if alive else finite(x, f"draft step {depth + 1}")
                 if drafting:
                     given = x[:, own]
                     number = torch.full_like(given[..., :1], depth)

@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import BLOCK_ROWS, DraftForward, DraftPass, finite
+from ...forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, finite
 from ...maths import embedding, linear, rms_norm
 from .geometry import ToyGeometry
 
@@ -32,6 +32,7 @@ class ToyForward(DraftForward):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         for start in range(0, len(rows), block_rows):
             chosen = rows[start : start + block_rows]
