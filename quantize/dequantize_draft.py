@@ -17,6 +17,7 @@ from .errors import CheckpointError
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
+from .files.package_version import package_version
 from .files.provenance import (
     DequantizedProvenance,
     QuantizedProvenance,
@@ -25,7 +26,6 @@ from .files.provenance import (
     Rounding,
     TensorBytes,
     TunedProvenance,
-    package_version,
 )
 from .files.provenance_file import check_recorded, check_seal, read_provenance
 from .files.publish import Rewrite, check_faults, publish

@@ -25,13 +25,8 @@ from .files.card_text import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
-from .files.provenance import (
-    Method,
-    QuantizedProvenance,
-    SourceDraft,
-    TensorBytes,
-    package_version,
-)
+from .files.package_version import package_version
+from .files.provenance import Method, QuantizedProvenance, SourceDraft, TensorBytes
 from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.side_files import config_and_index, json_texts

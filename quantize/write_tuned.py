@@ -14,13 +14,8 @@ from .files.card_text import CARD_FILE
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
-from .files.provenance import (
-    LearnedRounding,
-    SourceDraft,
-    TensorBytes,
-    TunedProvenance,
-    package_version,
-)
+from .files.package_version import package_version
+from .files.provenance import LearnedRounding, SourceDraft, TensorBytes, TunedProvenance
 from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.row_blocks import DTYPES

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from ...recipes.schema import Recipe, recipe_sha256
 from .command_line import recorded_argv
+from .package_version import package_version
 from .provenance import (
     MadeBy,
     Provenance,
@@ -14,7 +15,6 @@ from .provenance import (
     RepairRecord,
     SourceFolder,
     TranscodedFrom,
-    package_version,
 )
 
 ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)

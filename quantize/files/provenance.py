@@ -6,7 +6,6 @@ give equal files. The last key is a seal, the sha256 of the others: it shows edi
 """
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -280,11 +279,3 @@ class TunedProvenance:
 
 
 Provenance = QuantizedProvenance | DequantizedProvenance | TunedProvenance | RepairedProvenance
-
-
-def package_version(name: str) -> str:
-    """The installed version of a distribution, or "not installed"."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

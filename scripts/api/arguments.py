@@ -9,8 +9,8 @@ from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.counting.estimand import DraftSampling
-from .opening import AnyRecipe, Reference
 from .option import Argument, Option
+from .references import AnyRecipe, Reference
 
 AnyPath = str | os.PathLike[str]
 """A file or folder; `Settings` hold it as a `Path`."""

@@ -34,8 +34,9 @@ from ...recipes import built_in_recipes
 from ...recipes.bounds import AT_LEAST_1
 from ...validate.judging.policy import resolve_policy
 from . import arguments, reports
-from .opening import AnyRecipe, named_recipe, open_draft, optional_path
+from .opening import named_recipe, open_draft
 from .option import Option
+from .references import AnyRecipe, optional_path
 from .settings import Settings
 from .verb import verb
 

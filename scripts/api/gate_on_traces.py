@@ -10,8 +10,8 @@ from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.provenance import QuantizedProvenance
 from ...recipes.library import aliases, built_in_recipes
 from . import arguments
-from .opening import Reference, folder_of, optional_path
 from .option import Argument, Option
+from .references import Reference, folder_of, optional_path
 from .replay import OnTracesSettings, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from ...quantize.quantization_plan import Plan, Step, make_plan
 from . import arguments, reports
 from .engine_verdicts import nothing_loads, verdicts_of
 from .learning import learn
-from .opening import chosen_recipe, draft_on_traces, open_draft, optional_path
+from .opening import chosen_recipe, draft_on_traces, open_draft
 from .option import Option
+from .references import optional_path
 from .settings import Settings
 from .verb import verb
 from .watch import Bar, Watch
@@ -250,11 +251,13 @@ class _Phases:
         self.bar.set(done, total)
         if done == total:
             self._is_measuring = False
+            self._watch.stage("write")
             self.bar.phase("quantize", self._left, "work")
 
     def _measure(self) -> None:
         assert self.bar is not None  # the run has begun
         self._is_measuring = True
+        self._watch.stage("measure")
         self.bar.phase("measure the linears' inputs", 1, "work")
 
     def written(self, step: Step) -> None:

@@ -17,8 +17,9 @@ from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.expectations import LoadsOn
 from ...recipes.formats import NUMBER_FORMATS
-from .opening import AnyRecipe, named_recipe
+from .opening import named_recipe
 from .option import Argument, Option
+from .references import AnyRecipe
 from .settings import Settings
 from .verb import verb
 

@@ -10,9 +10,10 @@ from ...quantize.files.report_files import check_reports, write_reports
 from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, Device, Overwrite, Target
-from .opening import Reference, optional_path, shared_tables
+from .opening import shared_tables
 from .option import Argument, Option
 from .pages import given
+from .references import Reference, optional_path
 from .settings import Settings
 from .verb import verb
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from . import reports
-from .opening import folder_of
 from .record_settings import RecordSettings
+from .references import folder_of
 from .verb import verb
 from .watch import Unit, beyond_kept
 

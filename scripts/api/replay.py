@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from . import arguments, reports
-from .opening import Reference, folder_of, optional_path, shared_tables
+from .opening import shared_tables
 from .option import Argument, Option
+from .references import Reference, folder_of, optional_path
 from .settings import Settings
 from .verb import verb
 

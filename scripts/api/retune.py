@@ -19,8 +19,9 @@ from .arguments import (
     TargetLayers,
 )
 from .learning import StepsShown
-from .opening import AnyRecipe, Reference, draft_on_traces, named_recipe, open_draft, optional_path
+from .opening import draft_on_traces, named_recipe, open_draft
 from .option import Argument, Option
+from .references import AnyRecipe, Reference, optional_path
 from .settings import Settings
 from .verb import verb
 from .watch import SILENT, Bar, Watch

@@ -24,16 +24,9 @@ from .arguments import (
     TargetLayers,
     share,
 )
-from .opening import (
-    AnyRecipe,
-    Reference,
-    draft_on_traces,
-    named_recipe,
-    open_draft,
-    optional_path,
-    with_algorithm,
-)
+from .opening import draft_on_traces, named_recipe, open_draft, with_algorithm
 from .option import Argument, Option
+from .references import AnyRecipe, Reference, optional_path
 from .settings import Settings
 from .verb import verb
 

@@ -20,8 +20,8 @@ from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized
 from ...recipes.brief import Brief
 from . import arguments
-from .opening import Reference, optional_path
 from .option import Option
+from .references import Reference, optional_path
 from .settings import Settings
 from .verb import verb
 

@@ -23,8 +23,9 @@ from ...quantize.files.card_text import (
     table,
 )
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
-from ...quantize.files.hub import is_hub_id
-from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.files.hub_id import is_hub_id
+from ...quantize.files.package_version import package_version
+from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.files.retuning import tensors_sha256
 from ...quantize.folder_card import CardFacts

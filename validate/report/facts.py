@@ -15,7 +15,8 @@ from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.files.package_version import package_version
+from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft

@@ -24,13 +24,8 @@ from ...files.checkpoint import (
 from ...files.command_line import recorded_argv
 from ...files.hub import DraftSource
 from ...files.later_runs import with_repairs
-from ...files.provenance import (
-    Provenance,
-    RepairedProvenance,
-    RepairRecord,
-    SourceFolder,
-    package_version,
-)
+from ...files.package_version import package_version
+from ...files.provenance import Provenance, RepairedProvenance, RepairRecord, SourceFolder
 from ...files.provenance_file import check_seal, read_provenance
 from ...files.publish import Rewrite, publish
 from ...files.side_files import check_no_other_weights
