@@ -192,7 +192,8 @@ class _Chooser:
         """
         together = max(1, MAX_LOGITS // self._forward.num_logits)
         tops, likely, drawn = [], [], []
-        for some, tokens in zip(states.split(together), recorded.split(together), strict=True):
+        parts = zip(torch.split(states, together), torch.split(recorded, together), strict=True)
+        for some, tokens in parts:
             logits = self._forward.logits(some)
             top, draft_ids = logits.max(-1)
             tops.append(top)
