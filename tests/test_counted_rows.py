@@ -13,6 +13,7 @@ import pytest
 import torch
 from draftquant.calibration.passes import counted_rows
 from draftquant.calibration.passes.predictions import NOTHING, Proposals, batch_proposals
+from draftquant.quantize.drafts import maths
 from draftquant.quantize.drafts.forward import DraftForward
 from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.quantize.drafts.kinds.heads import HeadsForward
@@ -125,6 +126,34 @@ def test_what_counts_is_the_same_and_the_rest_is_not_computed(
         assert run.rows["layers"] < 0.8 * all_rows["layers"]
     elif not isinstance(run.forward, HeadsForward):  # theirs have no attention
         assert run.rows["layers"] == all_rows["layers"]
+
+
+def test_the_largest_logits_by_parts_of_the_vocabulary(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, *_) = run.forward.passes(run.hidden, run.token_ids, rows=range(2, 36), num_draft_tokens=K)
+    hidden = one.hidden[:, :, 0].flatten(0, 1)
+    expected, ids = run.forward.logits(hidden).max(-1)
+    for widened, most in ((2**24, 2**26), (1, 2**26), (2**24, 7 * len(hidden)), (2**24, 1)):
+        monkeypatch.setattr(maths, "MAX_WIDENED", widened)
+        top, found = run.forward.largest_logits(hidden, most)
+        assert torch.equal(found, ids)
+        torch.testing.assert_close(top, expected, rtol=0, atol=1e-12)
+
+
+def test_of_equal_logits_the_first_and_of_nan_nothing_is_hidden() -> None:
+    x, weight = torch.ones(3, 1), torch.tensor([[1.0], [2.0], [0.0], [2.0], [1.0]])
+    x[1] = -1
+    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
+    for most in (15, 6, 3):
+        top, ids = maths.largest_of([(x, weight, None)], most)
+        assert (top.tolist(), ids.tolist()) == ([2, 0, 2], [1, 2, 1])
+        top, ids = maths.largest_of([(x, weight, None), (x, weight, bias)], most)
+        assert (top.tolist(), ids.tolist()) == ([4, 0, 4], [1, 2, 1])
+        for at in range(5):
+            broken = weight.clone()
+            broken[at] = math.nan
+            assert maths.largest_of([(x, broken, None)], most)[0].isnan().all()
 
 
 def test_a_draft_that_draws_stops_where_it_cannot_propose(tmp_path: Path) -> None:

@@ -190,6 +190,9 @@ class _Chooser:
             states: [n, W].
             recorded: [n] int64, of the target's vocabulary, as the tokens that are returned.
         """
+        if self._draft_ids is None or self._temperature is None:
+            top, draft_ids = self._forward.largest_logits(states, MAX_LOGITS)
+            return top, self._forward.to_target(draft_ids), None
         together = max(1, MAX_LOGITS // self._forward.num_logits)
         tops, likely, drawn = [], [], []
         parts = zip(torch.split(states, together), torch.split(recorded, together), strict=True)
@@ -198,10 +201,8 @@ class _Chooser:
             top, draft_ids = logits.max(-1)
             tops.append(top)
             likely.append(self._forward.to_target(draft_ids))
-            if self._draft_ids is not None and self._temperature is not None:
-                ids = self._draft_ids[tokens]
-                drawn.append(_logprobs_of(ids, logits, self._temperature))
-        return torch.cat(tops), torch.cat(likely), torch.cat(drawn) if drawn else None
+            drawn.append(_logprobs_of(self._draft_ids[tokens], logits, self._temperature))
+        return torch.cat(tops), torch.cat(likely), torch.cat(drawn)
 
 
 def draft_ids_of(forward: DraftForward, token_ids: Tensor) -> Tensor:

@@ -6,15 +6,16 @@ width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ..errors import ForwardError
 from .geometry import Geometry
-from .maths import target_ids
+from .maths import Product, largest_of, sum_of, target_ids
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be
@@ -80,6 +81,17 @@ class DraftForward(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
 
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """The largest logits and their draft ids, of equal ones the first, both [n].
+
+        Args:
+            hidden: [n, W].
+            most: logits that are held at once at most, those of a row excepted.
+        """
+        together = max(1, most // self.num_logits)
+        found = [self.logits(some).max(-1) for some in torch.split(hidden, together)]
+        return torch.cat([top for top, _ in found]), torch.cat([ids for _, ids in found])
+
     def scores(self, hidden: Tensor) -> Tensor:
         """The logits before any token is ruled out, finite everywhere: what may be learned."""
         return self.logits(hidden)
@@ -129,6 +141,23 @@ class DraftForward(ABC):
         Raises:
             ForwardError: the draft computes NaN or infinity.
         """
+
+
+class ProductLogits(DraftForward):
+    """A draft whose logits are products, which can be told from a part of the vocabulary."""
+
+    @abstractmethod
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        """Whose sum the logits of hidden states [..., W] are."""
+
+    @override
+    def logits(self, hidden: Tensor) -> Tensor:
+        return sum_of(self.products(hidden))
+
+    @override
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        # Each part of the weights is widened once for all rows.
+        return largest_of(self.products(hidden), most)
 
 
 def whole_rows(num_tokens: int, num_draft_tokens: int, *, first_row: int) -> range:

@@ -35,6 +35,10 @@ class StagedForward(DraftForward):
         return self._of(hidden).logits(hidden[..., :-1])
 
     @override
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        return self._of(hidden).largest_logits(hidden[..., :-1], most)
+
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
         # [..., W + 1], all of one module.
         return self._of(hidden).head_input(hidden[..., :-1])
