@@ -142,7 +142,7 @@ class MomentsAlongTraces(Statistics):
 
     def _mapped(self, leader: str) -> InputMoments:
         mean = np.load(self._file(leader), mmap_mode="c")  # copy on write: torch wants writable
-        return InputMoments(torch.from_numpy(mean), self._draft.device)
+        return InputMoments(torch.from_numpy(mean), self._draft.device, name=leader)
 
     def _mean(self, leader: str, mean: Tensor) -> NDArray[np.float32]:
         if not bool(mean.isfinite().all()):

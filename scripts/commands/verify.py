@@ -65,7 +65,7 @@ def print_verification(report: VerifyReport) -> None:
         out.line(
             ("RETUNED", "bold magenta"),
             ": fine-tuned on its target, so its linears cannot be recomputed from the source. They"
-            " are verified by the sha256 that draftquant.json records under its seal",
+            " are verified by the digests that draftquant.json records under its seal",
         )
     if report.dropped:
         names = ", ".join(report.dropped)

@@ -214,9 +214,7 @@ def environment() -> Mapping[str, str]:
 def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
     recipe = record.recipe
     changed = {
-        name
-        for name, digest in record.source.tensor_sha256.items()
-        if record.tensor_sha256.get(name) != digest
+        name for name, digest in record.source.digests.items() if record.digests.get(name) != digest
     }
     quantized = changed - record.dropped.keys() - record.balanced.keys()
     return QuantizationFacts(
@@ -229,7 +227,7 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
         backend_versions=record.backend_versions,
         rules=tuple(map(_rule, recipe.rules)),
         num_quantized=len(quantized),
-        num_kept=len(record.source.tensor_sha256) - len(quantized) - len(record.dropped),
+        num_kept=len(record.source.digests) - len(quantized) - len(record.dropped),
         bytes_before=record.tensor_bytes.before,
         bytes_after=record.tensor_bytes.after,
         num_calibration_prompts=len(record.calibration_prompts),
