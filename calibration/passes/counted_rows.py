@@ -58,14 +58,11 @@ class CountedRows:
         else:
             into[self._rows // into.shape[1], self._rows % into.shape[1]] = values
 
-    def go_on(
-        self, one: DraftPass, depth: int, *, states: Tensor, top: Tensor, possible: Tensor
-    ) -> None:
+    def go_on(self, one: DraftPass, *, states: Tensor, top: Tensor, possible: Tensor) -> None:
         """Leave out what cannot be accepted; all that is asked of the device comes in one copy.
 
         Args:
             one: the pass.
-            depth: of it.
             states: [n, W], that proposals were made from.
             top: [n], their largest logits; NaN and infinity are maximal.
             possible: [n] bool, where the proposal may be accepted.
@@ -76,7 +73,7 @@ class CountedRows:
         sound = torch.stack((torch.isfinite(states).all(), torch.isfinite(top).all()))
         seen = _read(torch.cat((sound, possible)))
         if not seen[0]:
-            raise not_finite(f"draft step {depth + 1}", "hidden states")
+            raise not_finite(one.where, "hidden states")
         if not seen[1]:
             raise not_finite(f"draft rows {one.rows[0]} to {one.rows[-1]}", "logits")
         still = torch.from_numpy(seen[2:].nonzero()[0])

@@ -171,7 +171,7 @@ def batch_proposals(
             if logprobs is not None and drawn is not None:
                 looked_at.put(logprobs[:, at, depth], drawn)
             possible = likely == recorded if drawn is None else drawn > -torch.inf
-            looked_at.go_on(one, depth, states=states, top=top, possible=possible)
+            looked_at.go_on(one, states=states, top=top, possible=possible)
     return Proposals(token_ids=best, recorded_logprobs=logprobs)
 
 

@@ -45,6 +45,7 @@ class DraftPass:
     Attributes:
         rows: R rows of the trace, evenly spaced.
         depths: D successive draft steps.
+        where: the same in words, for errors.
         hidden: [B, R, D, W], from which `DraftForward.logits` predicts the tokens of the target's
             positions row + 2 + depth; [1, n, D, W] where only some rows were drafted so deep.
         kept: [n] int64, which ones: indices in the B * R rows, sequence after sequence. None = all.
@@ -52,6 +53,7 @@ class DraftPass:
 
     rows: range
     depths: range
+    where: str
     hidden: Tensor
     kept: Tensor | None = None
 

@@ -102,6 +102,7 @@ class BlockForward(DraftForward):
             yield DraftPass(
                 rows=chosen,
                 depths=range(num_draft_tokens),
+                where=where,
                 hidden=(x if alive else finite(x, where)).view(*ids.shape[:2], *x.shape[1:]),
             )
 

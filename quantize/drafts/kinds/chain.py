@@ -88,7 +88,7 @@ class ChainForward(DraftForward):
             if depth > 0:
                 tokens, x = self.later_input(tokens, x)
             x = self.step(tokens, x, places, attention)
-            return x if alive else finite(x, f"draft step {depth + 1}")
+            return x if alive else finite(x, _named(depth))
 
         for start in range(0, num_rows, block_rows):
             block = range(start, min(start + block_rows, num_rows))
@@ -104,8 +104,17 @@ class ChainForward(DraftForward):
                     break
                 if depth > 0:
                     x = step(chains, depth, x, kept)
-                at = range(depth, depth + 1)
-                yield DraftPass(rows=chains, depths=at, hidden=x[:, :, None], kept=kept)
+                yield DraftPass(
+                    rows=chains,
+                    depths=range(depth, depth + 1),
+                    where=_named(depth),
+                    hidden=x[:, :, None],
+                    kept=kept,
+                )
+
+
+def _named(depth: int) -> str:
+    return f"draft step {depth + 1}"
 
 
 class ChainAttention:

@@ -49,7 +49,11 @@ class HeadsForward(DraftForward):
                     kept = left if kept is None else kept[left]
                 if not states.shape[1]:
                     break
-                x = self.propose(states, depth)
-                x = x if alive else finite(x, f"draft head {depth + 1}")
-                at = range(depth, depth + 1)
-                yield DraftPass(rows=chosen, depths=at, hidden=x[:, :, None], kept=kept)
+                x, where = self.propose(states, depth), f"draft head {depth + 1}"
+                yield DraftPass(
+                    rows=chosen,
+                    depths=range(depth, depth + 1),
+                    where=where,
+                    hidden=(x if alive else finite(x, where))[:, :, None],
+                    kept=kept,
+                )

@@ -70,9 +70,11 @@ class StagedForward(DraftForward):
                 x = self.modules[depth].step(
                     tokens, x, positions(block, x.device), attentions[depth]
                 )
-                x = x if alive else finite(x, f"draft step {depth + 1}")
+                where = f"draft step {depth + 1}"
+                x = x if alive else finite(x, where)
                 if drafting:
                     given = x[:, own]
                     number = torch.full_like(given[..., :1], depth)
                     out = torch.cat((given, number), dim=-1)[:, :, None]
-                    yield DraftPass(rows=drafting, depths=range(depth, depth + 1), hidden=out)
+                    at = range(depth, depth + 1)
+                    yield DraftPass(rows=drafting, depths=at, where=where, hidden=out)

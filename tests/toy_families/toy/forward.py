@@ -40,9 +40,12 @@ class ToyForward(DraftForward):
             for depth in range(num_draft_tokens):
                 first, last = chosen.start + 1 + depth, chosen.stop + 1 + depth
                 state = self._step(token_ids[:, first : last : chosen.step], state)
-                finite(state, f"recurrent step {depth + 1}")
+                where = f"recurrent step {depth + 1}"
                 yield DraftPass(
-                    rows=chosen, depths=range(depth, depth + 1), hidden=state[:, :, None]
+                    rows=chosen,
+                    depths=range(depth, depth + 1),
+                    where=where,
+                    hidden=(state if alive else finite(state, where))[:, :, None],
                 )
 
     @override
