@@ -143,7 +143,7 @@ def test_bfloat16_is_computed_and_stored(target: Path, tmp_path: Path) -> None:
 def test_long_prompts_are_read_in_pieces(
     target: Path, tmp_path: Path, traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftquant.calibration.recording.record_traces._MAX_LOGITS", 2 * VOCAB * 3)
+    monkeypatch.setattr("draftquant.calibration.recording.continuing.MAX_LOGITS", 2 * VOCAB * 3)
     pieces = record_traces(
         target, PROMPTS, tmp_path / "pieces", max_new_tokens=12, dtype="float64", batch_size=2
     )
