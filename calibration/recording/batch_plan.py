@@ -36,7 +36,7 @@ class BatchPlan:
 def planned_batch(
     target: RecordedTarget,
     prompts: Sequence[Prompt],
-    max_new_tokens: int,
+    limits: Sequence[int],
     batch_size: int,
     decoding: Decoding,
     on_note: Callable[[str], None],
@@ -46,20 +46,21 @@ def planned_batch(
     Args:
         target: with its hooks.
         prompts: to continue.
-        max_new_tokens: of each.
+        limits: most new tokens of each.
         batch_size: prompts at most.
         decoding: how they are continued.
         on_note: hears why prompts of other lengths or fewer of them run together.
     """
     tried = tried_independence(target, prompts)
-    lengths = {len(prompt.token_ids) for prompt in prompts}
-    if tried.why_not and len(lengths) > 1 and batch_size > 1:
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    if tried.why_not and len(set(lengths)) > 1 and batch_size > 1:
         on_note(
             "prompts of equal length alone are run together, because of this target:"
             f" {tried.why_not}"
         )
     rows = min(batch_size, len(prompts))
-    fitting = _rows_that_fit(target, tried, max(lengths) + max_new_tokens, decoding)
+    longest = max(length + limit for length, limit in zip(lengths, limits, strict=True))
+    fitting = _rows_that_fit(target, tried, longest, decoding)
     if fitting is not None and fitting < rows:
         on_note(
             f"{fitting} prompts are run together instead of {rows}: what is recorded and remembered"

@@ -20,10 +20,10 @@ from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.target_tables import TargetTables
 from ..traces.too_long import TooLongPrompts
 from ..traces.trace_folder import TraceFolder
-from ..traces.writer import trace_output
+from ..traces.writer import TraceWriter, trace_output
 from .background_writer import BackgroundWriter
-from .batch_plan import planned_batch
-from .continuing import Continuing, RunningRow
+from .batch_plan import BatchPlan, planned_batch
+from .continuing import Continuing, Fuse, RunningRow
 from .decoding import GREEDY, Decoding
 from .prompt_fit import check_prompts
 from .recorded_target import RecordedTarget
@@ -116,25 +116,62 @@ def record_traces(
             RecordedTarget(
                 model, layers, ids, last_state=last_state, ignore_eos=decoding.ignore_eos
             ) as recorded,
-            BackgroundWriter(writer) as behind,
         ):
-            lengths = [len(prompt.token_ids) for prompt in prompts]
-            plan = planned_batch(recorded, prompts, max_new_tokens, batch_size, decoding, on_note)
-            work = _Work(lengths, max_new_tokens, plan.num_together(lengths), on_progress)
-            running = Continuing(
+            record_into(
+                writer,
                 recorded,
                 prompts,
                 [max_new_tokens] * len(prompts),
                 decoding,
-                together=plan.together,
-                batch_size=plan.batch_size,
+                batch_size=batch_size,
                 fuse=None if fuse_with is None else partial(_fused, fuse_with),
+                on_progress=on_progress,
+                on_note=on_note,
             )
-            for left in running.run(work.ran):
-                behind.write(left)
-                work.left(left.traces)
-        work.end()
     return TraceFolder.open(out)
+
+
+def record_into(
+    writer: TraceWriter,
+    target: RecordedTarget,
+    prompts: Sequence[Prompt],
+    limits: Sequence[int],
+    decoding: Decoding,
+    *,
+    batch_size: int,
+    fuse: Fuse | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_note: Callable[[str], None] = lambda _note: None,
+) -> None:
+    """Continue every prompt, and write what is recorded while the target goes on.
+
+    Args:
+        writer: of the trace folder.
+        target: loaded, with its hooks.
+        prompts: at least one.
+        limits: most new tokens of each.
+        decoding: how tokens are chosen.
+        batch_size: as of `record_traces`, and the last two.
+        fuse: made of the features of each prompt; None = they stay as they are.
+        on_progress: see `_Work`.
+        on_note: hears why fewer prompts run together than could.
+    """
+    plan = planned_batch(target, prompts, limits, batch_size, decoding, on_note)
+    work = _Work(prompts, limits, plan, on_progress)
+    running = Continuing(
+        target,
+        prompts,
+        limits,
+        decoding,
+        together=plan.together,
+        batch_size=plan.batch_size,
+        fuse=fuse,
+    )
+    with BackgroundWriter(writer) as behind:
+        for left in running.run(work.ran):
+            behind.write(left)
+            work.left(left.traces)
+    work.end()
 
 
 class _Work:
@@ -148,14 +185,16 @@ class _Work:
 
     def __init__(
         self,
-        lengths: Sequence[int],
-        max_new_tokens: int,
-        num_together: Sequence[int],
+        prompts: Sequence[Prompt],
+        limits: Sequence[int],
+        plan: BatchPlan,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        self._new = [1 + self._LEAST / together for together in num_together]
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        self._new = [1 + self._LEAST / together for together in plan.num_together(lengths)]
         self._whole = [
-            length + max_new_tokens * new for length, new in zip(lengths, self._new, strict=True)
+            length + limit * new
+            for length, limit, new in zip(lengths, limits, self._new, strict=True)
         ]
         self._left, self._told = 0.0, 0
         self._total = max(1, round(sum(self._whole)))
