@@ -17,8 +17,9 @@ from .row_schedule import Together, Waiting, give_way
 
 MAX_LOGITS = 2**26
 """Elements of one logits tensor while reading prompts: 256 MB in float32."""
-_LOOK_EVERY = 8
-"""Runs between two looks at what has ended on a GPU, which waits for it; a CPU looks each time."""
+_LOOK_EVERY = {"cpu": 1}
+"""Runs between two looks at what has ended, by device: one that runs ahead would wait each time."""
+_LOOK_SELDOM = 8
 
 Fuse = Callable[[Tensor], Tensor]
 """What a draft's fc makes of the features [n, width] of one prompt."""
@@ -75,7 +76,7 @@ class _OnDevice:
 
     def select(self, rows: Tensor) -> "_OnDevice":
         """The state of some rows."""
-        kept = {}
+        kept: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             state = getattr(self, field.name)
             kept[field.name] = None if state is None else state[rows]
@@ -119,8 +120,9 @@ class Continuing:
             spec=decoding.logprob_spec,
             device=target.device,
         )
-        self._ends = target.ends.to(target.device)
-        self._look_every = 1 if target.device.type == "cpu" else _LOOK_EVERY
+        self._ends = target.ends[:0] if decoding.ignore_eos else target.ends
+        self._ends_on_device = self._ends.to(target.device)
+        self._look_every = _LOOK_EVERY.get(target.device.type, _LOOK_SELDOM)
         self._num_runs = 0
         self.rows: list[RunningRow] = []
         self.cache: Any = None
@@ -197,7 +199,7 @@ class Continuing:
 
     def _num_new_tokens(self, continuation: Tensor) -> int:
         """Up to and with the first end-of-text token."""
-        ends = torch.isin(continuation, self._target.ends).nonzero()
+        ends = torch.isin(continuation, self._ends).nonzero()
         return int(ends[0]) + 1 if len(ends) else len(continuation)
 
     def _trace(self, position: int, left: LeftRow) -> PromptTrace:
@@ -318,7 +320,7 @@ class Continuing:
         if all(row.num_read == columns for row in self.rows):
             return None
         first = (columns - self._state.at)[:, None]
-        seen = torch.arange(columns + 1, device=first.device) >= first
+        seen: Tensor = torch.arange(columns + 1, device=first.device) >= first
         if self.cache.one_mask and self._target.config._attn_implementation == "sdpa":
             return seen[:, None, None]  # as transformers would make it, which a GPU would wait for
         return seen.long()
@@ -333,7 +335,7 @@ class Continuing:
         self._kept.chose(state.slot[rows], at, chosen)
         state.unread[rows] = chosen.token_ids
         if len(self._ends):
-            state.ended[rows] |= torch.isin(chosen.token_ids, self._ends)
+            state.ended[rows] |= torch.isin(chosen.token_ids, self._ends_on_device)
 
     def _look(self) -> None:
         """Note which rows have ended: by their limit always, by an end of text now and then."""

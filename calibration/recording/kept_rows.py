@@ -101,19 +101,20 @@ class KeptRows:
         behind = list(zip(rows, entries, strict=True))
         features = self._split(self._features, ends, fuse)
         top1 = self._split(self._top1, ends)
-        chosen = [
+        tokens = self._split(self._token, behind)
+        logprob, top_ids, top_logprobs = (
             [None] * len(rows) if buffer is None else self._split(buffer, behind)
-            for buffer in (self._token, self._logprob, self._top_ids, self._top_logprobs)
-        ]
+            for buffer in (self._logprob, self._top_ids, self._top_logprobs)
+        )
         return [
             LeftRow(
                 features=features[i],
                 top1=top1[i],
                 chosen=ChosenTokens(
-                    token_ids=chosen[0][i],
-                    logprob=chosen[1][i],
-                    top_token_ids=chosen[2][i],
-                    top_logprobs=chosen[3][i],
+                    token_ids=tokens[i],
+                    logprob=logprob[i],
+                    top_token_ids=top_ids[i],
+                    top_logprobs=top_logprobs[i],
                 ),
             )
             for i in range(len(rows))
@@ -128,7 +129,7 @@ class KeptRows:
         """What is at these places, copied to the CPU together."""
         parts = [buffer[row, entries] for row, entries in places]
         packed = torch.cat([change(part) for part in parts] if change else parts)
-        return list(_to_cpu(packed).split([len(part) for part in parts]))
+        return list(torch.split(_to_cpu(packed), [len(part) for part in parts]))
 
 
 def entry_bytes(width: int, dtype: torch.dtype, spec: LogprobSpec | None) -> int:

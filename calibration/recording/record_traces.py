@@ -113,9 +113,7 @@ def record_traces(
                 too_long=too_long,
                 datasets=(dataset,) if dataset else None,
             ) as writer,
-            RecordedTarget(
-                model, layers, ids, last_state=last_state, ignore_eos=decoding.ignore_eos
-            ) as recorded,
+            RecordedTarget(model, layers, ids, last_state=last_state) as recorded,
         ):
             record_into(
                 writer,

@@ -28,7 +28,6 @@ class RecordedTarget:
         layers: its decoder layers.
         aux_layer_ids: layers whose outputs are recorded.
         last_state: record what the head reads, behind the final norm, instead of layers.
-        ignore_eos: end-of-text tokens end nothing.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class RecordedTarget:
         aux_layer_ids: Sequence[int],
         *,
         last_state: bool,
-        ignore_eos: bool,
     ) -> None:
         self.model = model
         self.config = model.config.get_text_config()
@@ -51,7 +49,6 @@ class RecordedTarget:
         self._hooks = ExitStack()
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.config.eos_token_id if ends is None else ends
-        ends = None if ignore_eos else ends
         self.ends = torch.tensor(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
     def __enter__(self) -> "RecordedTarget":

@@ -15,11 +15,11 @@ import torch
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
 from .continuing import Continuing
-from .decoding import GREEDY
+from .decoding import Decoding
 from .recorded_target import RecordedTarget
 from .row_schedule import Together
 
-_TRIED = ((9, 3), (8, 1), (4, 2))
+_TRIED = ((9, 4), (8, 2), (4, 2))
 """Tokens of the prompts, and new ones: two are read together, the second leaves, and the third
 takes its place."""
 _MAX_APART = {torch.float64: 1e-3, torch.float32: 1e-3}
@@ -113,7 +113,7 @@ def _continued(
         target,
         prompts,
         [limit for _, limit in _TRIED],
-        GREEDY,
+        Decoding(ignore_eos=True),
         together=together,
         batch_size=len(prompts) - 1,
     )

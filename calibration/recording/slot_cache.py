@@ -139,11 +139,11 @@ def _states_of(layer: Any) -> list[tuple[str, int, Tensor]]:
     ]
 
 
-class _Columns(DynamicLayer):
+class _Columns(DynamicLayer):  # type: ignore[no-untyped-call] # its __init_subclass__
     """Keys and values [R, heads, columns, width], of which those from begin to end are shown."""
 
     def __init__(self, like: Any, num_rows: int) -> None:
-        DynamicLayer.__init__(self)
+        DynamicLayer.__init__(self)  # type: ignore[no-untyped-call]
         self.dtype, self.device = like.keys.dtype, like.keys.device
         self.is_initialized = True
         self.begin = self.end = 0
@@ -152,6 +152,9 @@ class _Columns(DynamicLayer):
             _empty(like.values, num_rows),
         )
         self._show()
+
+    keys: Tensor
+    values: Tensor
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
@@ -209,7 +212,7 @@ class _Columns(DynamicLayer):
         self.begin, self.end = 0, used
 
 
-class _LastColumns(_Columns, DynamicSlidingWindowLayer):
+class _LastColumns(_Columns, DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
     """The same for a layer whose tokens see the last ones only; all columns are held."""
 
     def __init__(self, like: Any, num_rows: int) -> None:

@@ -108,11 +108,15 @@ def make_target(folder: Path, shape: dict[str, int]) -> Path:
 
     heads = shape["hidden_size"] // 64
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB, max_position_embeddings=2048, num_attention_heads=heads,
-        num_key_value_heads=max(1, heads // 4), head_dim=64, bos_token_id=None, eos_token_id=None,
-        pad_token_id=None, **shape,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        **shape,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 4),
+        "head_dim": 64,
+    }
+    config = LlamaConfig(bos_token_id=None, eos_token_id=None, pad_token_id=None, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -170,13 +174,13 @@ def record_all(
         num_layers=shape.num_layers,
         vocab_size=shape.vocab_size,
     )
-    ids = (0, shape.num_layers // 2 - 1, shape.num_layers - 1)
+    ids = tuple(sorted({0, shape.num_layers // 2 - 1, shape.num_layers - 1}))
     with (
         tempfile.TemporaryDirectory(dir=target.parent) as scratch,
         trace_output(
             Path(scratch) / "traces", identity, feature_spec(shape, ids, None, dtype)
         ) as writer,
-        RecordedTarget(model, layers, ids, last_state=False, ignore_eos=True) as recorded,
+        RecordedTarget(model, layers, ids, last_state=False) as recorded,
     ):
         record_into(writer, recorded, prompts, limits, GREEDY, batch_size=BATCH_SIZE)
 
