@@ -16,7 +16,9 @@ from .drafts import Row
 from .errors import CheckpointError
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from .files.command_line import recorded_argv
+from .files.digests import algorithm_of
 from .files.hub import DraftSource
+from .files.package_version import package_version
 from .files.provenance import (
     DequantizedProvenance,
     QuantizedProvenance,
@@ -25,7 +27,6 @@ from .files.provenance import (
     Rounding,
     TensorBytes,
     TunedProvenance,
-    package_version,
 )
 from .files.provenance_file import check_recorded, check_seal, read_provenance
 from .files.publish import Rewrite, check_faults, publish
@@ -257,12 +258,16 @@ class _Dequantization(Rewrite[DequantizedReport]):
     def verify(self, staging: Path) -> DequantizedReport:
         plan = self.plan
         found = verify_dequantized(
-            plan.source, staging, plan.dtype, config_file=UNVERIFIED_CONFIG_FILE
+            plan.source,
+            staging,
+            plan.dtype,
+            config_file=UNVERIFIED_CONFIG_FILE,
+            algorithm=algorithm_of(self.made_by.digests if self.made_by else {}),
         )
         fix = "run again; if it stays, report this with the folder's config.json"
         check_faults(self.out, found.faults, fix=fix)
         if self.made_by is not None:
-            check_recorded(self.folder, self.made_by.tensor_sha256, found.source_sha256)
+            check_recorded(self.folder, self.made_by.digests, found.source_digests)
         return found
 
     @override
@@ -276,7 +281,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
                 revision=self.source.revision,
                 family=self.plan.source.draft.family.name,
                 scheme=report.scheme,
-                tensor_sha256=found.source_sha256,
+                tensor_digests=found.source_digests,
             ),
             dtype=report.dtype,
             rounding=Rounding(
@@ -284,7 +289,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
                 rounded=report.rounded,
                 max_relative_difference=report.max_relative_difference,
             ),
-            tensor_sha256=found.output_sha256,
+            tensor_digests=found.output_digests,
             tensor_bytes=TensorBytes(before=report.bytes_before, after=report.bytes_after),
             quantized_by=self.made_by,
         )

@@ -1,8 +1,8 @@
 """Executing a plan: kept tensors are copied; weights are read, quantized and stored in blocks.
 
-Reading, arithmetic and writing overlap: two threads take tensors, the largest first, and every step
-releases the interpreter. Memory is bounded by two blocks of rows, or by one linear where a vendor
-toolkit needs the whole weight. What an algorithm must know of inputs is measured before.
+Reading, arithmetic and writing overlap: threads take tensors, the largest first, and every step
+releases the interpreter. Memory is bounded by a few blocks of rows for each, or by one linear where
+a vendor toolkit needs the whole weight. What an algorithm must know of inputs is measured before.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

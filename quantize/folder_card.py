@@ -24,7 +24,8 @@ from .files.card_text import (
     without_ours,
 )
 from .files.hub import DraftSource
-from .files.provenance import Provenance, QuantizedProvenance, package_version
+from .files.package_version import package_version
+from .files.provenance import Provenance, QuantizedProvenance
 from .quantization_plan import Plan
 from .stored.stored_draft import StoredDraft
 

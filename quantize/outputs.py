@@ -16,9 +16,9 @@ from .drafts import Row
 from .files.checkpoint import PROVENANCE_FILE, Checkpoint
 from .files.safetensors_file import SafetensorsFile, open_files
 from .files.safetensors_header import StoredTensor
+from .files.workers import WORKERS
 from .stored.declarations import HF_QUANT_CONFIG
 
-WORKERS = 2
 ONLY_OF_CODES = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
 """Side files of a quantized folder that say nothing true about what is made of it."""
 
@@ -105,7 +105,7 @@ def write_outputs(
         folder: staging folder.
         outputs: all of them.
         write: writes what a changed tensor becomes into its file.
-        in_threads: two tensors at once, the largest first; else one after the other.
+        in_threads: several tensors at once, the largest first; else one after the other.
         on_progress: called in this thread with the bytes of each tensor written.
 
     Raises:

@@ -25,13 +25,8 @@ from .files.card_text import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
-from .files.provenance import (
-    Method,
-    QuantizedProvenance,
-    SourceDraft,
-    TensorBytes,
-    package_version,
-)
+from .files.package_version import package_version
+from .files.provenance import Method, QuantizedProvenance, SourceDraft, TensorBytes
 from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.side_files import config_and_index, json_texts
@@ -234,11 +229,11 @@ class _Quantization(Rewrite[VerifyReport]):
                 hub_id=self.source.hub_id,
                 revision=self.source.revision,
                 family=plan.draft.family.name,
-                tensor_sha256=found.source_sha256,
+                tensor_digests=found.source_digests,
             ),
             recipe=plan.recipe,
             recipe_sha256=recipe_sha256(plan.recipe),
-            tensor_sha256=found.output_sha256,
+            tensor_digests=found.output_digests,
             tensor_bytes=TensorBytes(before=plan.bytes_before, after=plan.bytes_after),
             config_changes=self.changes,
             dropped=self.dropped,

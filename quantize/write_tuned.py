@@ -14,13 +14,8 @@ from .files.card_text import CARD_FILE
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
-from .files.provenance import (
-    LearnedRounding,
-    SourceDraft,
-    TensorBytes,
-    TunedProvenance,
-    package_version,
-)
+from .files.package_version import package_version
+from .files.provenance import LearnedRounding, SourceDraft, TensorBytes, TunedProvenance
 from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.row_blocks import DTYPES
@@ -129,9 +124,9 @@ class _Tuning(Rewrite[VerifyReport]):
                 hub_id=self.source.hub_id,
                 revision=self.source.revision,
                 family=self.draft.family.name,
-                tensor_sha256=found.source_sha256,
+                tensor_digests=found.source_digests,
             ),
-            tensor_sha256=found.output_sha256,
+            tensor_digests=found.output_digests,
             tensor_bytes=TensorBytes(before=nbytes, after=nbytes),
             calibration_prompts=self.calibration_prompts.sha256,
             calibration_sketches=self.calibration_prompts.sketches,

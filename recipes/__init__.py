@@ -1,34 +1,44 @@
 """Recipes say, as data, what becomes of each tensor of a draft. Imports no other package."""
 
-from .errors import DraftQuantError, RecipeError
-from .expectations import Expectation, GateChoice
-from .library import aliases, built_in_recipes, load_recipe, recipe_of_alias
-from .schema import (
-    ActivationFormat,
-    Algorithm,
-    Format,
-    Recipe,
-    Rule,
-    WeightFormat,
-    recipe_sha256,
-    to_mapping,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ActivationFormat",
-    "Algorithm",
-    "DraftQuantError",
-    "Expectation",
-    "Format",
-    "GateChoice",
-    "Recipe",
-    "RecipeError",
-    "Rule",
-    "WeightFormat",
-    "aliases",
-    "built_in_recipes",
-    "load_recipe",
-    "recipe_of_alias",
-    "recipe_sha256",
-    "to_mapping",
-]
+from .lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from .errors import DraftQuantError as DraftQuantError
+    from .errors import RecipeError as RecipeError
+    from .expectations import Expectation as Expectation
+    from .expectations import GateChoice as GateChoice
+    from .library import aliases as aliases
+    from .library import built_in_recipes as built_in_recipes
+    from .library import load_recipe as load_recipe
+    from .library import recipe_of_alias as recipe_of_alias
+    from .schema import ActivationFormat as ActivationFormat
+    from .schema import Algorithm as Algorithm
+    from .schema import Format as Format
+    from .schema import Recipe as Recipe
+    from .schema import Rule as Rule
+    from .schema import WeightFormat as WeightFormat
+    from .schema import recipe_sha256 as recipe_sha256
+    from .schema import to_mapping as to_mapping
+
+_HOMES = {
+    "ActivationFormat": ".schema",
+    "Algorithm": ".schema",
+    "DraftQuantError": ".errors",
+    "Expectation": ".expectations",
+    "Format": ".schema",
+    "GateChoice": ".expectations",
+    "Recipe": ".schema",
+    "RecipeError": ".errors",
+    "Rule": ".schema",
+    "WeightFormat": ".schema",
+    "aliases": ".library",
+    "built_in_recipes": ".library",
+    "load_recipe": ".library",
+    "recipe_of_alias": ".library",
+    "recipe_sha256": ".schema",
+    "to_mapping": ".schema",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -18,7 +18,6 @@ from types import FrameType
 
 from ..quantize.errors import DeclarationError, VerifyError
 from ..quantize.files.command_line import command_line
-from ..quantize.files.provenance import package_version
 from ..recipes.errors import DraftQuantError, visible
 from .api.option import spelling
 from .command_table import COMMANDS, GROUPS
@@ -87,6 +86,8 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     parser_of(arguments).parse_args(arguments, namespace=options)
     speak(quiet=options.quiet, verbose=options.verbose)
     if options.verbose:
+        from ..quantize.files.package_version import package_version
+
         packages = ("draftquant", "torch", "transformers", "numpy")
         versions = ", ".join(f"{name} {package_version(name)}" for name in packages)
         detail(f"{versions}, Python {platform.python_version()}")
@@ -129,7 +130,6 @@ def every_parser() -> CommandParser:
 
 def parser_of(arguments: Container[str]) -> CommandParser:
     """The parser with the arguments of the commands that are named."""
-    version = package_version("draftquant")
     parser = CommandParser(
         prog="draftquant",
         description="Quantize speculative-decoding drafts, verify every byte, gate on acceptance.",
@@ -145,7 +145,7 @@ def parser_of(arguments: Container[str]) -> CommandParser:
         if name in arguments:  # the arguments of the other commands are not needed
             add_arguments(sub, importlib.import_module(f".commands.{name}", __package__))
     parser.list_commands(GROUPS)
-    add_common_options(parser, version)
+    add_common_options(parser)
     return parser
 
 

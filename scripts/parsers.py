@@ -291,6 +291,17 @@ def _close(name: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
 
 
+class _Version(argparse._VersionAction):
+    """Looks the version up where it is asked for: other runs need none."""
+
+    def __call__(self, *given: Any) -> None:
+        """Print it, and stop."""
+        from ..quantize.files.package_version import package_version
+
+        self.version = f"draftquant {package_version('draftquant')}"
+        super().__call__(*given)
+
+
 _FLAGS = (
     (("--json",), "print JSON on stdout, errors too"),
     (("-q", "--quiet"), "print nothing on stderr but warnings and errors"),
@@ -306,7 +317,7 @@ COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}
 """The common options where none is given."""
 
 
-def add_common_options(parser: CommandParser, version: str) -> None:
+def add_common_options(parser: CommandParser) -> None:
     """`-h`, `--json`, `-q`, `-v`, `-V` and `--debug` for a parser and all below it.
 
     They count wherever they stand: before or behind the name of a command.
@@ -321,8 +332,7 @@ def add_common_options(parser: CommandParser, version: str) -> None:
         parser.keep(names[-1])
     # check --version is that of an engine.
     names = ("-V",) if parser.has("--version") else ("-V", "--version")
-    text = f"draftquant {version}"
-    group.add_argument(*names, action="version", version=text, help="show the version and stop")
+    group.add_argument(*names, action=_Version, help="show the version and stop")
     parser.common = group._group_actions
     for below in dict.fromkeys(parser.commands.values()):
-        add_common_options(below, version)
+        add_common_options(below)

@@ -23,7 +23,8 @@ from draftquant.quantize.numerics.fp4 import fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.verify.audit import Audit, LinearAudit, audit, looks_quantized
+from draftquant.quantize.stored.looks_quantized import looks_quantized
+from draftquant.quantize.verify.audit import Audit, LinearAudit, audit
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main

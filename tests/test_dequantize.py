@@ -208,12 +208,12 @@ def test_provenance_says_what_it_was_made_from(int4: Path, tmp_path: Path) -> No
     made_by = json.loads((int4 / "draftquant.json").read_text(encoding="utf-8"))
     assert recorded["format"] == "draftquant-dequantized"
     assert recorded["version"] == 1
-    assert recorded["source"]["tensor_sha256"] == made_by["tensor_sha256"]
+    assert recorded["source"]["tensor_digests"] == made_by["tensor_digests"]
     assert "compressed-tensors int4 per channel" in recorded["source"]["scheme"]
     assert recorded["quantized_by"] == made_by
     assert recorded["rounding"]["rounded"] == report.rounded > 0
     names = Checkpoint.open(tmp_path / "plain").tensors.keys()
-    assert recorded["tensor_sha256"].keys() == names
+    assert recorded["tensor_digests"].keys() == names
     dequantized(int4, tmp_path / "again")
     assert files(tmp_path / "again") == files(tmp_path / "plain")
 
@@ -381,7 +381,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "mixed dtypes": (float32_norms, "kept weights of one dtype, got BF16 and F32"),
     "changed codes": (
         lambda f: flip(f, f"{UP}.weight_packed", 3),
-        f"{UP}.weight_packed: not the bytes whose sha256 was recorded",
+        f"{UP}.weight_packed: not the bytes whose digest was recorded",
     ),
     "weights in another format": (
         lambda f: (f / "pytorch_model.bin").write_bytes(b"w") and None,

@@ -1,17 +1,25 @@
 """The divergence of two drafts, part by part, against the whole of it in one expression."""
 
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.rounding import proposal_divergence as divergence
 from draftquant.calibration.rounding.proposal_divergence import (
+    Agreement,
     DepthWeights,
     agreement,
     backward_of_divergence,
     passes_of,
 )
-from draftquant.calibration.rounding.sequences import LearningSequence, read_sequence
-from draftquant.quantize.drafts.forward import DraftForward
+from draftquant.calibration.rounding.sequences import LearningSequences, SequenceReader
+from draftquant.calibration.traces.manifest import TraceEntry
+from draftquant.calibration.traces.sets import copy_traces
+from draftquant.quantize.drafts.forward import DraftForward, checked_at_the_end, finite
+from draftquant.quantize.errors import ForwardError
 from rounding_pairs import K, RoundingPair, make_pair
 from torch import Tensor
 
@@ -42,7 +50,7 @@ class Drafts:
         traces = pair.traces
         entry = traces.manifest.prompts[0]
         rows = range(6, entry.num_tokens - 1 - self.k, 2)
-        self.sequence = read_sequence(self.draft, traces, entry, rows)
+        self.sequence = SequenceReader(self.draft, traces).read([entry], [rows])
 
     def over(self, weights: dict[str, Tensor]) -> DraftForward:
         return self.draft.family.forward(
@@ -50,14 +58,14 @@ class Drafts:
         )
 
 
-def all_logits(forward: DraftForward, sequence: LearningSequence, k: int) -> Tensor:
+def all_logits(forward: DraftForward, sequence: LearningSequences, k: int) -> Tensor:
     """[R, K, V]."""
     passes = list(passes_of(forward, sequence, k))
     assert all(one.rows == sequence.rows for one in passes)
     return torch.cat([forward.logits(one.hidden[0]) for one in passes], dim=1)
 
 
-def recorded(sequence: LearningSequence, k: int) -> Tensor:
+def recorded(sequence: LearningSequences, k: int) -> Tensor:
     """[R, K] target ids."""
     return torch.stack([sequence.token_ids[0, row + 2 : row + 2 + k] for row in sequence.rows])
 
@@ -89,7 +97,7 @@ def test_loss_and_gradient_are_those_of_one_expression(
         norm += 0.7**j * len(hits)
     whole = 0.5 * total / norm
     whole.backward()
-    assert loss == pytest.approx(float(whole.detach()), rel=1e-4)
+    assert float(loss) == pytest.approx(float(whole.detach()), rel=1e-4)
     for name, weight in wanted.items():
         assert own[name].grad is not None
         assert weight.grad is not None
@@ -104,7 +112,7 @@ def test_agreement_counts_as_replay_does(
     monkeypatch.setattr(divergence, "MAX_LOGITS", max_logits)
     drafts = Drafts(pair)
     noisy, reference, sequence = drafts.over(drafts.noisy), drafts.over({}), drafts.sequence
-    found = agreement(noisy, reference, sequence, num_draft_tokens=drafts.k)
+    (found,) = agreement(noisy, reference, sequence, num_draft_tokens=drafts.k)
     assert found.rows == len(sequence.rows)
     for forward, accepted in ((noisy, found.accepted), (reference, found.accepted_reference)):
         predicted = draft_predictions(
@@ -121,7 +129,7 @@ def test_agreement_counts_as_replay_does(
 def test_a_draft_agrees_with_itself(pair: RoundingPair) -> None:
     drafts = Drafts(pair)
     forward = drafts.over({})
-    found = agreement(forward, forward, drafts.sequence, num_draft_tokens=drafts.k)
+    (found,) = agreement(forward, forward, drafts.sequence, num_draft_tokens=drafts.k)
     assert found.accepted == found.accepted_reference
     assert found.overlap == pytest.approx(found.rows * drafts.k, rel=1e-5)
     twice = found + found
@@ -136,7 +144,70 @@ def test_nothing_to_learn_from_oneself(pair: RoundingPair) -> None:
         drafts.over(own), drafts.over({}), drafts.sequence,
         num_draft_tokens=drafts.k, weights=WEIGHTS, share=1.0,
     )  # fmt: skip
-    assert loss == pytest.approx(0.0, abs=1e-6)
+    assert float(loss) == pytest.approx(0.0, abs=1e-6)
     for weight in own.values():
         assert weight.grad is not None
         assert float(weight.grad.abs().max()) < 1e-5
+
+
+def test_sequences_of_any_length_run_together_as_each_alone(
+    pair: RoundingPair, tmp_path: Path
+) -> None:
+    """Rows begin and end elsewhere in each prompt; what fills shorter ones up counts nowhere."""
+    drafts = Drafts(pair)
+    shorter = [
+        dataclasses.replace(
+            trace,
+            token_ids=trace.token_ids[:cut],
+            features=trace.features[: cut - 1],
+            target_top1=trace.target_top1[: cut - 1],
+            token_logprob=None,
+        )
+        for trace, cut in zip(pair.traces, (26, 18, 21), strict=False)
+    ]
+    traces = copy_traces([pair.traces], tmp_path / "ragged", shorter)
+    prompts = traces.manifest.prompts
+    rows = [range(6 + 2 * i, x.num_tokens - 1 - drafts.k, 2) for i, x in enumerate(prompts)]
+    assert len({(own.start, own.stop) for own in rows}) == 3
+    reader = SequenceReader(drafts.draft, traces)
+    noisy, reference = drafts.over(drafts.noisy), drafts.over({})
+
+    def alike(entries: Sequence[TraceEntry], rows: list[range]) -> tuple[float, list[Agreement]]:
+        sequences = reader.read(entries, rows)
+        loss = backward_of_divergence(
+            drafts.over(own), reference, sequences,
+            num_draft_tokens=drafts.k, weights=WEIGHTS, share=0.5,
+        )  # fmt: skip
+        return float(loss), agreement(noisy, reference, sequences, num_draft_tokens=drafts.k)
+
+    own = {name: w.clone().requires_grad_() for name, w in drafts.noisy.items()}
+    loss, together = alike(prompts, rows)
+    gradients = {name: weight.grad for name, weight in own.items()}
+    own = {name: w.clone().requires_grad_() for name, w in drafts.noisy.items()}
+    alone = [alike([entry], [one]) for entry, one in zip(prompts, rows, strict=True)]
+    assert loss == pytest.approx(sum(one for one, _ in alone), rel=1e-5)
+    for found, (_, (wanted,)) in zip(together, alone, strict=True):
+        assert (found.rows, found.accepted) == (wanted.rows, wanted.accepted)
+        assert found.accepted_reference == wanted.accepted_reference
+        assert found.overlap == pytest.approx(wanted.overlap, rel=1e-5)
+    for name, weight in own.items():
+        assert weight.grad is not None
+        largest = float(weight.grad.abs().max())
+        torch.testing.assert_close(gradients[name], weight.grad, rtol=0, atol=1e-4 * largest)
+
+
+def test_what_is_not_finite_is_said_at_the_end_first_things_first() -> None:
+    broken = torch.tensor([1.0, torch.nan])
+    reached = []
+
+    def look() -> None:
+        with checked_at_the_end():
+            finite(broken[:1], "step 1")
+            reached.append(finite(broken, "step 2", "logits"))
+            finite(broken / 0, "step 3")
+
+    with pytest.raises(ForwardError, match="step 2: logits are NaN"):
+        look()
+    assert len(reached) == 1
+    with pytest.raises(ForwardError, match="hidden states"):
+        finite(broken, "step 4")

@@ -89,7 +89,7 @@ def test_a_table_is_left_out_and_the_rest_is_as_ever(
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
     recorded = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert recorded["dropped"] == {EMBEDDING: f"model.{EMBEDDING}"}
-    assert EMBEDDING in recorded["source"]["tensor_sha256"]
+    assert EMBEDDING in recorded["source"]["tensor_digests"]
     assert recorded["tensor_bytes"]["before"] - recorded["tensor_bytes"]["after"] > 96 * TWO_BYTES
     assert "dropped" not in json.loads(
         (tmp_path / "whole" / "draftquant.json").read_text(encoding="utf-8")

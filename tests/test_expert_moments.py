@@ -193,7 +193,7 @@ def test_verify_holds_those_that_are_named_to_nearest(
     record = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
     reached = next(
         name.removesuffix(".weight_packed")
-        for name in record["tensor_sha256"]
+        for name in record["tensor_digests"]
         if ".experts." in name
         and name.endswith("weight_packed")
         and name.removesuffix(".weight_packed") not in record["few_inputs"]

@@ -104,6 +104,38 @@ def test_blocks_of_rows_give_the_codes_of_the_whole(name: str) -> None:
     assert same.float().mean() > 0.99  # products of other shapes are summed in other orders
 
 
+def test_a_factor_in_float64_gives_the_same_codes() -> None:
+    """704 columns: three blocks. Where a column falls near a middle, those after it differ too."""
+    w, x, weights = gaussian(24, 704).bfloat16(), inputs(704, 1400), FORMATS["int4-groups"]
+    moments = [InputMoments(moments_of(x).mean, precise=precise) for precise in (False, True)]
+    found = [get_backend("torch", gptq("absmax")).quantize(w, weights, None, m) for m in moments]
+    assert (found[0].codes == found[1].codes).float().mean() > 0.99
+    exact = torch.linalg.cholesky(damped(moments[0].mean, moments[0].feedback().order))
+    errors = [(m.feedback().factor - exact).norm() / exact.norm() for m in moments]
+    assert errors[1] < 1e-7 < errors[0] < 1e-5  # both are kept in float32
+
+
+def damped(mean: Tensor, order: Tensor) -> Tensor:
+    moments = mean.double()[order][:, order]
+    return moments + 0.01 * moments.diagonal().mean() * torch.eye(len(moments))
+
+
+def test_damping_rises_until_there_is_a_factor() -> None:
+    """What no inputs give, but rounding may: eigenvalues below zero."""
+    w, weights = gaussian(8, 64).bfloat16(), FORMATS["int4"]
+    for least, damping in ((0.5, 0.01), (-0.05, 0.1), (-0.5, 1.0)):
+        moments = InputMoments(torch.diag(torch.tensor([least, *[1.0] * 63])), name="a.q_proj")
+        get_backend("torch", gptq("absmax")).quantize(w, weights, None, moments)
+        assert moments.damping == damping
+    for precise, fix in ((False, "--precise"), (True, "calibrate on more")):
+        moments = InputMoments(
+            torch.diag(torch.tensor([-2.0, *[1.0] * 63])), name="a.q_proj", precise=precise
+        )
+        with pytest.raises(BackendError, match=r"a\.q_proj: GPTQ finds no Cholesky") as caught:
+            get_backend("torch", gptq("absmax")).quantize(w, weights, None, moments)
+        assert fix in caught.value.fix.split(", or")[0]
+
+
 def test_a_column_that_is_never_read_takes_no_part() -> None:
     w, x = gaussian(16, 64).bfloat16(), inputs(64)
     x[:, 5] = 0
@@ -187,7 +219,7 @@ def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> N
     edit(out, lambda t: t.update({name: flip_bit(packed, 0)}))
     where = {fault.where for fault in verify(out, folder / "draft").faults}
     # `edit` writes no metadata.
-    assert where == {f"draftquant.json: tensor_sha256.{name}", "__metadata__: format"}
+    assert where == {f"draftquant.json: tensor_digests.{name}", "__metadata__: format"}
 
 
 @pytest.mark.parametrize(

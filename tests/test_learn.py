@@ -22,7 +22,7 @@ from draftquant.calibration.rounding.proposal_divergence import (
     backward_of_divergence,
 )
 from draftquant.calibration.rounding.sequences import (
-    read_sequence,
+    SequenceReader,
     split_prompts,
     validation_rows,
 )
@@ -114,14 +114,15 @@ def total_divergence(pair: RoundingPair, learning: Learning) -> float:
         rows = whole_rows(
             entry.num_tokens, pair.num_draft_tokens, first_row=entry.prompt_length - 1
         )
-        total += backward_of_divergence(
+        loss = backward_of_divergence(
             learning.forward(served),
             learning.reference,
-            read_sequence(learning.draft, pair.traces, entry, rows),
+            SequenceReader(learning.draft, pair.traces).read([entry], [rows]),
             num_draft_tokens=pair.num_draft_tokens,
             weights=DepthWeights(decay=0.8, missed=0.1),
             share=1.0,
         )
+        total += float(loss)
     return total
 
 
@@ -200,15 +201,14 @@ def test_the_folder_holds_what_was_judged(name: str, pair: RoundingPair, tmp_pat
     assert provenance.learned is not None
     # What the loop found of these codes is what the folder gives, inputs rounded as it declares.
     split = split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0)
+    reader = SequenceReader(loaded, pair.traces)
     found = [
         agreement(
             loaded.forward,
             pair.loaded().forward,
-            read_sequence(
-                loaded, pair.traces, entry, validation_rows(entry, pair.num_draft_tokens, 1)
-            ),
+            reader.read([entry], [validation_rows(entry, pair.num_draft_tokens, 1)]),
             num_draft_tokens=pair.num_draft_tokens,
-        )
+        )[0]
         for entry in split.held_back
     ]
     rows = sum(one.rows for one in found)

@@ -11,6 +11,7 @@ from draftquant.calibration.rounding.sequences import (
     MAX_VALIDATION_SLOTS,
     PromptSplit,
     chosen_prompts,
+    run_together,
     split_prompts,
     training_rows,
     validation_rows,
@@ -135,3 +136,23 @@ def test_rows_are_evenly_spaced_and_few(num_tokens: int, per_row: int) -> None:
     assert len(looked) * per_row <= MAX_VALIDATION_SLOTS
     if whole * per_row <= MAX_VALIDATION_SLOTS:
         assert looked == range(first, last)
+
+
+def test_prompts_run_together_where_rows_lie_on_one_grid_and_lengths_are_alike() -> None:
+    entries = [entry(n) for n in (100, 90, 300, 85, 80, 110, 95)]
+    grids = [range(9, 60), range(9, 50), range(9, 200), range(9, 40), range(10, 50, 2),
+             range(11, 80, 2), range(12, 60, 2)]  # fmt: skip
+    found = run_together(entries, grids, max_tokens=300)
+    assert sorted(map(sorted, found)) == [[0, 1, 3], [2], [4, 6], [5]]
+    assert sorted(map(sorted, run_together(entries, grids, max_tokens=200))) == [
+        [0], [1, 3], [2], [4, 6], [5]
+    ]  # fmt: skip
+    assert [len(batch) for batch in run_together(entries, grids, max_tokens=1)] == [1] * 7
+
+
+def test_rows_of_prompts_of_one_draw_lie_on_one_grid() -> None:
+    for draw in range(20):
+        one = training_rows(entry(500), K, 1, f"0:{draw}")
+        other = training_rows(dataclasses.replace(entry(450), prompt_length=33), K, 1, f"0:{draw}")
+        assert one.step == other.step == 4
+        assert (one[0] - other[0]) % 4 == 0

@@ -222,7 +222,7 @@ def test_one_flipped_bit_is_found_whatever_the_format(
     name = f"{module}.{suffix}"
     assert f"{name}: expected" in faults_of(report)
     wrong = {fault.where for fault in report.faults if "proj" in fault.where}
-    assert wrong == {name, f"draftquant.json: tensor_sha256.{name}"}
+    assert wrong == {name, f"draftquant.json: tensor_digests.{name}"}
 
 
 def test_the_other_format_in_the_declaration_is_found(

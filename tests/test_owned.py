@@ -151,7 +151,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "family": (lambda d: d["source"].update(family="eagle3-mla"), "source.family"),
     "bytes before": (lambda d: d["tensor_bytes"].update(before=1), "tensor_bytes.before"),
     "bytes after": (lambda d: d["tensor_bytes"].update(after=1), "tensor_bytes.after"),
-    "hash": (lambda d: d["tensor_sha256"].update({"norm.weight": "00"}), "tensor_sha256.norm.weig"),
+    "hash": (
+        lambda d: d["tensor_digests"].update({"norm.weight": "00"}),
+        "tensor_digests.norm.weig",
+    ),
     "argv": (lambda d: d.update(argv=["me"]), "sha256"),
     "Hub id": (lambda d: d["source"].update(hub_id="me/mine"), "sha256"),
     "version": (lambda d: d.update(draftquant="7"), "sha256"),
@@ -201,10 +204,10 @@ def test_hashes_of_a_repaired_folder_are_compared(made: Path, out: Path, tmp_pat
     assert verify(fixed, made / "draft").faults == ()
     content = json.loads((fixed / "draftquant.json").read_text(encoding="utf-8"))
     assert content["format"] == "draftquant-repaired"
-    content["tensor_sha256"]["norm.weight"] = "00"
+    content["tensor_digests"]["norm.weight"] = "00"
     (fixed / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
     reseal(fixed)
-    assert_only_fault(verify(fixed, made / "draft"), "tensor_sha256.norm.weight", "got 00")
+    assert_only_fault(verify(fixed, made / "draft"), "tensor_digests.norm.weight", "got 00")
 
 
 # ---- dequantized folders

@@ -178,4 +178,4 @@ def test_gate_tells_the_command_line(work: Path, tmp_path: Path,
 
 def test_the_record_is_the_one_that_quantize_writes(work: Path) -> None:
     record = json.loads((work / "fp8" / "draftquant.json").read_text(encoding="utf-8"))
-    assert record["source"]["tensor_sha256"] == DraftFolder.read(work / "draft").tensor_sha256
+    assert record["source"]["tensor_digests"] == DraftFolder.read(work / "draft").tensor_digests

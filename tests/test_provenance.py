@@ -58,11 +58,11 @@ QUANTIZED = f"""{{
     "hub_id": null,
     "revision": null,
     "family": "eagle3-llama",
-    "tensor_sha256": {{"fc.weight": "00", "norm.weight": "11"}}
+    "tensor_digests": {{"fc.weight": "00", "norm.weight": "11"}}
   }},
   "recipe": {RECIPE},
   "recipe_sha256": "80c0fc0bf476fe0a0c65e210f4675c45e48ea2c60f1081ab9b78c3e2bae4ead1",
-  "tensor_sha256": {{"norm.weight": "11", "fc.weight": "00"}},
+  "tensor_digests": {{"norm.weight": "11", "fc.weight": "00"}},
   "tensor_bytes": {{"before": 10, "after": 5}}
 }}"""
 OPTIONAL = f"""{{
@@ -92,11 +92,11 @@ DEQUANTIZED = """{
     "revision": null,
     "family": "eagle3-mla",
     "scheme": "awq int4 per group of 128",
-    "tensor_sha256": {}
+    "tensor_sha256": {"norm.weight": "00"}
   },
   "dtype": "BF16",
   "rounding": {"elements": 100, "rounded": 3, "max_relative_difference": 0.00390625},
-  "tensor_sha256": {"norm.weight": "11"},
+  "tensor_digests": {"norm.weight": "11"},
   "tensor_bytes": {"before": 10, "after": 20},
   "quantized_by": null
 }"""
@@ -109,9 +109,9 @@ TUNED = """{
     "hub_id": null,
     "revision": null,
     "family": "dflash",
-    "tensor_sha256": {"norm.weight": "11"}
+    "tensor_digests": {"norm.weight": "11"}
   },
-  "tensor_sha256": {"norm.weight": "11"},
+  "tensor_digests": {"norm.weight": "11"},
   "tensor_bytes": {"before": 10, "after": 10},
   "calibration_prompts": ["22", "33"],
   "learned": {
@@ -299,10 +299,10 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     "text for a list": ("repaired", lambda d: d.update(argv="x"), "argv: expected a list, got 'x'"),
     "number in argv": ("repaired", lambda d: d.update(argv=["a", 1]), "argv[1]: expected str, got"),
     "hash": (
-        "quantized", lambda d: d["source"]["tensor_sha256"].update({"norm.weight": 1}),
-        "source.tensor_sha256.norm.weight: expected str, got 1",
+        "quantized", lambda d: d["source"]["tensor_digests"].update({"norm.weight": 1}),
+        "source.tensor_digests.norm.weight: expected str, got 1",
     ),
-    "hashes as a list": ("repaired", lambda d: d.update(tensor_sha256=[]), "an object, got a list"),
+    "hashes as a list": ("repaired", lambda d: d.update(tensor_sha256=[]), "got a list"),
     "repair": ("repaired", lambda d: d["repairs"][0].pop("wrong"), "repairs[0].wrong: missing key"),
     "fraction of a byte": (
         "whole", lambda d: d["tensor_bytes"].update(after=5.0), "tensor_bytes.after: expected int",

@@ -19,7 +19,7 @@ RECORD = RepairedProvenance(
     argv=(),
     source=SourceFolder(hub_id=None, revision=None),
     repairs=(),
-    tensor_sha256={},
+    tensor_digests={},
 )
 
 

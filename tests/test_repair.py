@@ -437,10 +437,10 @@ def test_a_folder_of_another_tool_gets_the_repairs_alone(
     case.repair(against=case.source)
     record = json.loads((case.out / "draftquant.json").read_text(encoding="utf-8"))
     assert set(record) == {
-        "format", "version", "draftquant", "argv", "source", "repairs", "tensor_sha256",
+        "format", "version", "draftquant", "argv", "source", "repairs", "tensor_digests",
         "sha256",
     }  # fmt: skip
-    assert record["tensor_sha256"].keys() == read_tensors(case.folder).keys()
+    assert record["tensor_digests"].keys() == read_tensors(case.folder).keys()
     assert verify(case.out, case.source).ok
     (made_by, _) = audit(Checkpoint.open(case.out)).made_by
     assert made_by.startswith("something else, repaired by draftquant ")

@@ -514,11 +514,11 @@ Q = "midlayer.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("folder", "tensor", "change", "where"),
     [
-        ("baseline", "midlayer.mlp.up_proj.weight", flip, "draftquant.json: tensor_sha256."),
+        ("baseline", "midlayer.mlp.up_proj.weight", flip, "draftquant.json: tensor_digests."),
         ("baseline", f"{Q}.weight", shuffle, f"{Q}.weight: expected a cosine of at least 0.8"),
         ("baseline", f"{Q}.weight", nan, f"{Q}.weight: expected finite weights, got 1 other"),
         ("baseline", "norm.weight", flip, "norm.weight: expected the source's bytes"),
-        ("out", f"{Q}.weight_packed", flip, "draftquant.json: tensor_sha256."),
+        ("out", f"{Q}.weight_packed", flip, "draftquant.json: tensor_digests."),
         ("out", f"{Q}.weight_packed", shuffle, "weight_packed: expected a cosine of at least 0.8"),
         ("out", f"{Q}.weight_scale", nan, "weight_scale: expected finite scales > 0"),
         ("out", "norm.weight", flip, "norm.weight: expected the source's bytes"),
@@ -580,7 +580,7 @@ def test_another_source_is_found(made: Path, llama: RoundingPair, tmp_path: Path
     for folder in ("baseline", "out"):
         faults = verify(made / folder, tmp_path / "draft").faults
         assert [fault.where for fault in faults] == [
-            f"draftquant.json: source.tensor_sha256.{Q}.weight"
+            f"draftquant.json: source.tensor_digests.{Q}.weight"
         ]
 
 

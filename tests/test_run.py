@@ -146,8 +146,8 @@ def test_provenance_names_recipe_source_and_every_tensor(tmp_path: Path) -> None
     report = quantized(source, "blackwell-fp8", tmp_path / "out")
     provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert provenance["recipe"]["name"] == "blackwell-fp8"
-    assert provenance["source"]["tensor_sha256"].keys() == read_tensors(source).keys()
-    assert provenance["tensor_sha256"] == dict(report.verification.output_sha256)
+    assert provenance["source"]["tensor_digests"].keys() == read_tensors(source).keys()
+    assert provenance["tensor_digests"] == dict(report.verification.output_digests)
     assert set(provenance["input_scales"].values()) == {0.25}
 
 

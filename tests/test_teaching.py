@@ -66,7 +66,7 @@ def test_loss_and_gradient_are_those_of_one_expression(
         norm += WEIGHTS.decay**j * len(hits)
     whole = 0.5 * total / norm
     whole.backward()
-    assert loss == pytest.approx(float(whole.detach()), rel=1e-4)
+    assert float(loss) == pytest.approx(float(whole.detach()), rel=1e-4)
     for name, weight in wanted.items():
         assert own[name].grad is not None
         assert weight.grad is not None
@@ -76,9 +76,15 @@ def test_loss_and_gradient_are_those_of_one_expression(
 
 def test_a_token_that_the_draft_cannot_propose_teaches_nothing() -> None:
     """Draft ids 0, 1, 2 are the target's 5, 7, 2; of token 6 there is none."""
-    forward: Any = SimpleNamespace(num_logits=3, to_target=lambda ids: torch.tensor([5, 7, 2])[ids])
+    forward: Any = SimpleNamespace(
+        num_logits=3,
+        geometry=SimpleNamespace(vocab_size=8),
+        to_target=lambda ids: torch.tensor([5, 7, 2])[ids],
+    )
+    draft_ids = divergence._draft_ids(forward, CPU)
+    assert draft_ids.tolist() == [-1, -1, 2, -1, -1, 0, -1, 1]
     logits = torch.tensor([[[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]], [[3.0, 0.0, 0.0], [0.0] * 3]])
-    found = divergence._surprise(forward, logits, torch.tensor([[7, 6], [5, 2]]))
+    found = divergence._surprise(logits, draft_ids[torch.tensor([[7, 6], [5, 2]])])
     one = math.log(1 + math.e + math.e**2) - 1
     torch.testing.assert_close(
         found, torch.tensor([[one, 0.0], [math.log(math.e**3 + 2) - 3, math.log(3)]])

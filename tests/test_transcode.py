@@ -256,7 +256,7 @@ def there_and_back(case: Any, draft: Path, tmp_path: Path) -> None:
     assert report.faults == ()
     before, after = record(first), record(second)
     assert after.transcoded_from is not None
-    assert after.transcoded_from.tensor_sha256 == before.tensor_sha256
+    assert after.transcoded_from.tensor_digests == before.tensor_digests
     assert after.source == before.source
     weights = before.recipe.weights
     int4 = weights.dtype == "int4" and weights.granularity == "channel"
@@ -338,7 +338,7 @@ def test_a_folder_that_is_not_what_it_records(draft: Path, tmp_path: Path) -> No
     data = bytes([tensors[name].data[0] ^ 1]) + tensors[name].data[1:]
     tensors[name] = Stored("I32", tensors[name].shape, data)
     write_tensors(first, tensors, sharded=True)
-    with pytest.raises(CheckpointError, match=f"{name}: not the bytes whose sha256 was recorded"):
+    with pytest.raises(CheckpointError, match=f"{name}: not the bytes whose digest was recorded"):
         transcoded(first, tmp_path / "second", "quark")
     assert not (tmp_path / "second").exists()
 

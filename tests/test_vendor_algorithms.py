@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.algorithms import InputMoments
-from draftquant.quantize.algorithms.input_moments import DAMPING
+from draftquant.quantize.algorithms.input_moments import DAMPINGS
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
@@ -59,7 +59,7 @@ def test_inputs_have_the_damped_moments() -> None:
     rows = moments.as_inputs
     assert rows.shape == (96, 96)
     assert rows.dtype == torch.float32
-    wanted = moments.mean + DAMPING * moments.squares.mean() * torch.eye(96)
+    wanted = moments.mean + DAMPINGS[0] * moments.squares.mean() * torch.eye(96)
     scale = wanted.diagonal().sqrt()
     error = (rows.T @ rows / len(rows) - wanted) / scale[:, None] / scale
     assert error.abs().max() < 1e-5

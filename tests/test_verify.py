@@ -1,6 +1,5 @@
 """`verify` of whole folders: correct ones pass in every layout; declarations, files, headers."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.verify import verify
@@ -125,11 +125,11 @@ def test_an_unquantized_copy_is_nothing_to_verify(
 def test_hashes_are_those_of_the_bytes(made: dict[str, Path], source: Path) -> None:
     report = verify(made["ct-fp8-static"], source, foreign=True)
     for folder, hashes in (
-        (source, report.source_sha256),
-        (made["ct-fp8-static"], report.output_sha256),
+        (source, report.source_digests),
+        (made["ct-fp8-static"], report.output_digests),
     ):
         tensors = read_tensors(folder)
-        assert hashes == {n: hashlib.sha256(t.data).hexdigest() for n, t in tensors.items()}
+        assert hashes == {n: f"blake3:{blake3(t.data).hexdigest()}" for n, t in tensors.items()}
 
 
 def test_progress_reaches_the_total(made: dict[str, Path], source: Path) -> None:
@@ -335,15 +335,15 @@ def test_recorded_hashes_must_agree(copy_of: Callable[[str], Path], source: Path
     recorded = provenance_of(report, "absmax")
     (out / "draftquant.json").write_text(json.dumps(recorded), encoding="utf-8")
     assert verify(out, source, foreign=True).ok
-    recorded["source"]["tensor_sha256"]["fc.weight"] = "0" * 64
-    del recorded["tensor_sha256"]["norm.weight"]
-    recorded["tensor_sha256"]["of.another.run"] = "0" * 64
+    recorded["source"]["tensor_digests"]["fc.weight"] = "0" * 64
+    del recorded["tensor_digests"]["norm.weight"]
+    recorded["tensor_digests"]["of.another.run"] = "0" * 64
     (out / "draftquant.json").write_text(json.dumps(recorded), encoding="utf-8")
     reseal(out)
     found = [fault.where for fault in verify(out, source, foreign=True).faults]
-    assert found == ["draftquant.json: tensor_sha256.norm.weight",
-                     "draftquant.json: tensor_sha256.of.another.run",
-                     "draftquant.json: source.tensor_sha256.fc.weight"]  # fmt: skip
+    assert found == ["draftquant.json: tensor_digests.norm.weight",
+                     "draftquant.json: tensor_digests.of.another.run",
+                     "draftquant.json: source.tensor_digests.fc.weight"]  # fmt: skip
     (out / "draftquant.json").write_text("{}", encoding="utf-8")
     assert_only_fault(verify(out, source, foreign=True), "draftquant.json", "format: missing key")
     (out / "draftquant.json").write_text("not JSON", encoding="utf-8")

@@ -71,7 +71,7 @@ def test_one_bit_of_a_kept_tensor(
     edit(out, lambda t: t.__setitem__(tensor, flip_bit(t[tensor], bit)))
     report = verify(out, source, foreign=True)
     assert_only_fault(report, tensor, f"1 different byte(s), first at byte {bit // 8}")
-    assert report.output_sha256[tensor] != report.source_sha256[tensor]
+    assert report.output_digests[tensor] != report.source_digests[tensor]
 
 
 @pytest.mark.parametrize("name", ["quark-int4", "ct-int4", "modelopt-fp8"])

@@ -147,11 +147,11 @@ def provenance_of(report: VerifyReport, scale: Literal["absmax", "mse"]) -> dict
                     hub_id=None,
                     revision=None,
                     family="eagle3-llama",
-                    tensor_sha256=report.source_sha256,
+                    tensor_digests=report.source_digests,
                 ),
                 recipe=recipe,
                 recipe_sha256=recipe_sha256(recipe),
-                tensor_sha256=report.output_sha256,
+                tensor_digests=report.output_digests,
                 tensor_bytes=TensorBytes(
                     before=Checkpoint.open(Path(report.source)).nbytes, after=after
                 ),

@@ -11,7 +11,7 @@ from logging import ERROR
 from pathlib import Path
 from typing import Any
 
-from ...quantize.files.hub import is_hub_id
+from ...quantize.files.hub_id import is_hub_id
 from ...recipes.install_line import install_line
 from ..errors import PromptError
 from ..traces.dataset_source import DatasetSource

@@ -1,13 +1,13 @@
 """`Learning`: the loop over steps, and what is looked at between them.
 
-Every step runs a few traces through the draft as its codes stand, inputs rounded as served, and
-through the unquantized draft on the same tokens, each along its own hidden states. The gradient of
-the loss moves latents and scales. Now and then the prompts that were held back say how many
-tokens the codes would have accepted; the best such codes are kept.
+Every step runs a few traces together through the draft as its codes stand, inputs rounded as
+served, and through the unquantized draft on the same tokens, each along its own hidden states. The
+gradient of the loss moves latents and scales. Now and then the prompts that were held back say how
+many tokens the codes would have accepted; the best such codes are kept.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 from types import MappingProxyType
@@ -15,24 +15,29 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forward import DraftForward, OnInput
+from ...quantize.drafts.forward import DraftForward, OnInput, checked_at_the_end
 from ...quantize.stored.loading import LoadedDraft
+from ..passes.batches import MAX_TOKENS
 from ..traces.manifest import TraceEntry
 from ..traces.trace_folder import TraceFolder
 from .latent_weight import Latent
 from .learned_state import KeptRounding
 from .learning_settings import LearningSettings
 from .optimiser import LatentOptimiser
-from .proposal_divergence import DepthWeights, agreement, backward_of_divergence
+from .proposal_divergence import Agreement, DepthWeights, agreement, backward_of_divergence
 from .sequences import (
-    LearningSequence,
+    LearningSequences,
     PromptSplit,
+    SequenceReader,
     chosen_prompts,
-    read_sequence,
+    run_together,
     training_rows,
     validation_rows,
 )
 from .validation import LearningProgress, Validation, best_of, is_over
+
+MAX_LEARNED_TOKENS = 2048
+"""Of prompts that learn together, with what shorter ones are filled up with: they have a graph."""
 
 
 class Learning:
@@ -69,7 +74,8 @@ class Learning:
     ) -> None:
         self.draft, self._latents, self._rounding = draft, latents, rounding
         self._others = others
-        self.split, self._traces, self._kept = split, traces, kept
+        self.split, self._kept = split, kept
+        self._reader = SequenceReader(draft, traces)
         self._num_draft_tokens, self._settings = num_draft_tokens, settings
         self._per_row = 1 if draft.geometry.block_size is None else 1 + num_draft_tokens
         self._optimiser = LatentOptimiser(latents, settings)
@@ -132,54 +138,60 @@ class Learning:
         """One step of the optimiser; returns the loss before it."""
         settings = self._settings
         served = self.served()
-        # Leaves of their own: the passes of each trace go backward and are forgotten at once.
+        # Leaves of their own: the passes of each batch go backward and are forgotten at once.
         leaves = {name: weight.detach().requires_grad_() for name, weight in served.items()}
         forward = self.forward(leaves)
-        chosen = chosen_prompts(
-            self.split.learned, step, count=settings.sequences, seed=settings.seed
+        chosen = list(
+            chosen_prompts(self.split.learned, step, count=settings.sequences, seed=settings.seed)
         )
-        loss = 0.0
-        for i, entry in enumerate(chosen):
-            draw = f"{settings.seed}:{step}:{i}"
-            rows = training_rows(entry, self._num_draft_tokens, self._per_row, draw)
-            with self._precision():
-                loss += backward_of_divergence(
+        draw = f"{settings.seed}:{step}"
+        rows = [training_rows(x, self._num_draft_tokens, self._per_row, draw) for x in chosen]
+        with checked_at_the_end(), self._precision():
+            losses = [
+                backward_of_divergence(
                     forward,
                     self.reference,
-                    self._sequence(entry, rows),
+                    sequences,
                     num_draft_tokens=self._num_draft_tokens,
                     weights=DepthWeights(decay=settings.depth_decay, missed=settings.missed_weight),
                     share=1 / settings.sequences,
                     teaching=settings.teaching,
                 )
+                for _, sequences in self._batches(chosen, rows, MAX_LEARNED_TOKENS)
+            ]
         gradients = [leaf.grad for leaf in leaves.values()]
         self._optimiser.step(step, list(served.values()), gradients)
-        return loss
+        return float(torch.stack(losses).sum())
 
     @torch.no_grad()
     def validated(self, step: int) -> Validation:
         """What the codes as they stand give on the prompts that were held back."""
         forward = self.forward(self.served())
-        found = []
-        for entry in self.split.held_back:
-            rows = validation_rows(entry, self._num_draft_tokens, self._per_row)
-            sequence = self._sequence(entry, rows)
-            with self._precision():
-                one = agreement(
-                    forward, self.reference, sequence, num_draft_tokens=self._num_draft_tokens
+        prompts = self.split.held_back
+        rows = [validation_rows(x, self._num_draft_tokens, self._per_row) for x in prompts]
+        found: dict[int, Agreement] = {}
+        for batch, sequences in self._batches(prompts, rows, MAX_TOKENS):
+            with checked_at_the_end(), self._precision():
+                agreements = agreement(
+                    forward, self.reference, sequences, num_draft_tokens=self._num_draft_tokens
                 )
-            found.append(one)
-        total = reduce(add, found)
+            found |= zip(batch, agreements, strict=True)
+        looks = [found[i] for i in range(len(prompts))]
+        total = reduce(add, looks)
         return Validation(
             step=step,
-            rows=tuple(one.rows for one in found),
-            accepted=tuple(one.accepted for one in found),
+            rows=tuple(one.rows for one in looks),
+            accepted=tuple(one.accepted for one in looks),
             overlap=total.overlap / (total.rows * self._num_draft_tokens),
             unquantized=1 + total.accepted_reference / total.rows,
         )
 
-    def _sequence(self, entry: TraceEntry, rows: range) -> LearningSequence:
-        return read_sequence(self.draft, self._traces, entry, rows)
+    def _batches(
+        self, entries: Sequence[TraceEntry], rows: Sequence[range], max_tokens: int
+    ) -> Iterator[tuple[list[int], LearningSequences]]:
+        """Prompts that run together, by their positions."""
+        for batch in run_together(entries, rows, max_tokens=max_tokens):
+            yield batch, self._reader.read([entries[i] for i in batch], [rows[i] for i in batch])
 
     def served(self) -> dict[str, Tensor]:
         """The linears that learn as they stand, by tensor name, with a graph behind them."""

@@ -40,7 +40,7 @@ class LatentOptimiser:
         self._adam = torch.optim.Adam(
             [{"params": params, "lr": rate} for params, rate in groups if params],
             betas=BETAS,
-            foreach=False,  # one weight at a time: no second copy of everything
+            fused=True,  # in one pass over each weight, without a second copy of anything
         )
 
     def step(self, step: int, served: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
@@ -75,7 +75,8 @@ class LatentOptimiser:
         for name, moved in self._moved.items():
             moved.copy_(tensors[name])
             if step:
-                self._adam.state[moved] = {"step": torch.tensor(float(step))} | {
+                count = torch.tensor(float(step), device=moved.device)
+                self._adam.state[moved] = {"step": count} | {
                     moment: tensors[f"{name}.{moment}"].to(moved.device) for moment in _MOMENTS
                 }
 

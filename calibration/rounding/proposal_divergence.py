@@ -14,9 +14,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from ...quantize.drafts.forward import DraftForward, DraftPass, positions
-from ..passes.predictions import MAX_LOGITS, draft_ids_of
+from ..passes.predictions import MAX_LOGITS
 from .learning_settings import Teaching
-from .sequences import LearningSequence
+from .own_rows import OwnRows
+from .sequences import LearningSequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +54,15 @@ class Agreement:
 
 
 def passes_of(
-    forward: DraftForward, sequence: LearningSequence, num_draft_tokens: int
+    forward: DraftForward,
+    sequences: LearningSequences,
+    num_draft_tokens: int,
 ) -> Iterator[DraftPass]:
-    """The passes of a draft over a sequence."""
+    """The passes of a draft over sequences."""
     return forward.passes(
-        sequence.hidden,
-        sequence.token_ids,
-        rows=sequence.rows,
+        sequences.hidden,
+        sequences.token_ids,
+        rows=sequences.rows,
         num_draft_tokens=num_draft_tokens,
     )
 
@@ -67,49 +70,54 @@ def passes_of(
 def backward_of_divergence(
     draft: DraftForward,
     reference: DraftForward,
-    sequence: LearningSequence,
+    sequences: LearningSequences,
     *,
     num_draft_tokens: int,
     weights: DepthWeights,
     share: float,
     teaching: Teaching | None = None,
-) -> float:
-    """Add the gradient of one sequence's loss to what `draft` computes with.
+) -> Tensor:
+    """Add the gradient of some sequences' loss to what `draft` computes with.
 
-    The loss is the sum over rows and depths j of decay^j * reach * KL(reference ‖ draft), divided
-    by that of decay^j; reach is 1 where the reference had every depth before right, else `missed`.
-    With a teacher, anchor * KL - log softmax(logits / temperature)[recorded token] stands for the
-    KL, and reach asks for what the draft itself had right; of a token that the draft cannot propose
-    there is nothing to learn but the KL.
+    The loss of a sequence is the sum over rows and depths j of decay^j * reach * KL(reference ‖
+    draft), divided by that of decay^j; reach is 1 where the reference had every depth before right,
+    else `missed`. With a teacher, anchor * KL - log softmax(logits / temperature)[recorded token]
+    stands for the KL, and reach asks for what the draft itself had right; of a token that the draft
+    cannot propose there is nothing to learn but the KL.
 
     Args:
         draft: over weights some of which require gradients.
         reference: over the unquantized weights; head and last norm are the draft's too.
-        sequence: of both.
+        sequences: of both.
         num_draft_tokens: K.
         weights: of depths.
-        share: multiplies the loss.
+        share: multiplies the loss of each sequence.
         teaching: None = the reference alone is learned.
 
     Returns:
-        The loss, times `share`.
+        [] float64, the losses times `share`, added up.
 
     Raises:
         ForwardError: a draft computes NaN or infinity.
     """
     with torch.no_grad():
-        taught = list(passes_of(reference, sequence, num_draft_tokens))
-    norm = len(sequence.rows) * sum(weights.decay**depth for depth in range(num_draft_tokens))
-    total, hidden, gradients = 0.0, [], []
+        taught = list(passes_of(reference, sequences, num_draft_tokens))
+    norm = sum(weights.decay**depth for depth in range(num_draft_tokens)) / share
+    device = sequences.hidden.device
+    total, hidden, gradients = torch.zeros((), dtype=torch.float64, device=device), [], []
     reached = torch.empty(0)
-    for one, other in zip(passes_of(draft, sequence, num_draft_tokens), taught, strict=True):
-        reached = reached if one.depths.start else _all_rows(one)
-        loss, gradient, reached = _divergence(
-            reference, one, other.hidden[0], _recorded(one, sequence), reached, weights, teaching
-        )
-        total += loss * share / norm
+    judge = _Judge(reference, weights, teaching, device)
+    for one, other in zip(passes_of(draft, sequences, num_draft_tokens), taught, strict=True):
+        rows = OwnRows(one, sequences)
+        reached = reached if one.depths.start else rows.all_right()
+        counts = rows.spread([1 / (norm * len(own)) for own in sequences.own])
+        loss, gradient, reached = judge.divergence(
+            one.depths, rows.of(one.hidden), rows.of(other.hidden),
+            rows.of(_recorded(one, sequences)), reached, counts,
+        )  # fmt: skip
+        total += loss
         hidden.append(one.hidden)
-        gradients.append(gradient[None] * (share / norm))
+        gradients.append(rows.filled(gradient))
     torch.autograd.backward(hidden, gradients)
     return total
 
@@ -118,104 +126,149 @@ def backward_of_divergence(
 def agreement(
     draft: DraftForward,
     reference: DraftForward,
-    sequence: LearningSequence,
+    sequences: LearningSequences,
     *,
     num_draft_tokens: int,
-) -> Agreement:
-    """What a draft proposes along a sequence, beside a reference with the same head and last norm.
+) -> list[Agreement]:
+    """What a draft proposes along each sequence, beside a reference with its head and last norm.
+
+    Args:
+        draft: whose inputs are not rounded under one scale of a whole call, or there is one
+            sequence.
+        reference: likewise.
+        sequences: of both.
+        num_draft_tokens: K.
 
     Raises:
         ForwardError: a draft computes NaN or infinity.
     """
-    accepted, overlap = [0, 0], 0.0
+    sums = torch.zeros(3, len(sequences.own), dtype=torch.float64, device=sequences.hidden.device)
     alive: list[Tensor] = []
-    passes = (passes_of(forward, sequence, num_draft_tokens) for forward in (draft, reference))
+    passes = (passes_of(forward, sequences, num_draft_tokens) for forward in (draft, reference))
     for one, other in zip(*passes, strict=True):
-        recorded = _recorded(one, sequence)
+        rows = OwnRows(one, sequences)
+        mine, its = rows.of(one.hidden), rows.of(other.hidden)
+        recorded = rows.of(_recorded(one, sequences))
         if one.depths.start == 0:
-            alive = [_all_rows(one), _all_rows(one)]
+            alive = [rows.all_right(), rows.all_right()]
+        overlaps: list[Tensor] = []
         rights: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for mine, its, tokens in _parts(reference, one.hidden[0], other.hidden[0], recorded):
-            logits = [_wide(reference.logits, hidden) for hidden in (mine, its)]
+        for *both, tokens in _parts(reference, mine, its, recorded):
+            logits = [_wide(reference.logits, hidden) for hidden in both]
             p, q = (found.softmax(-1) for found in logits)
-            overlap += float(torch.minimum(p, q).sum())
+            overlaps.append(torch.minimum(p, q).sum(-1).sum(-1))
             for right, found in zip(rights, logits, strict=True):
                 right.append(_right(reference, found, tokens))
+        sums[0] += rows.sums(torch.cat(overlaps))
         for i, right in enumerate(rights):
             run = _unbroken(alive[i], torch.cat(right))
-            accepted[i] += int(run.sum())
+            sums[1 + i] += rows.sums(run.sum(1))
             alive[i] = run[:, -1]
-    return Agreement(
-        rows=len(sequence.rows),
-        accepted=accepted[0],
-        accepted_reference=accepted[1],
-        overlap=overlap,
-    )
+    return [
+        Agreement(rows=len(own), accepted=int(accepted), accepted_reference=int(reference_accepted),
+                  overlap=overlap)
+        for own, overlap, accepted, reference_accepted in zip(
+            sequences.own, *sums.tolist(), strict=True
+        )
+    ]  # fmt: skip
 
 
-def _divergence(
-    forward: DraftForward,
-    one: DraftPass,
-    taught: Tensor,
-    recorded: Tensor,
-    reached: Tensor,
-    weights: DepthWeights,
-    teaching: Teaching | None,
-) -> tuple[float, Tensor, Tensor]:
-    """Sum of weight * loss over a pass, and its gradient with respect to `hidden`.
+class _Judge:
+    """Loss and gradient of what is proposed.
 
     Args:
-        forward: the head of both.
-        one: the pass.
-        taught: [R, D, W], hidden states of the reference.
-        recorded: [R, D] tokens there.
-        reached: [R], whether all depths before the pass were right.
+        forward: the head of both drafts.
         weights: of depths.
         teaching: as above.
-
-    Returns:
-        The sum, the gradient [R, D, W], and `reached` after the pass.
+        device: of everything.
     """
-    decay = torch.tensor([weights.decay**depth for depth in one.depths], device=taught.device)
-    total, gradients, runs = 0.0, [], []
-    for mine, its, tokens, before in _parts(forward, one.hidden[0], taught, recorded, reached):
-        leaf = mine.detach().requires_grad_()
+
+    def __init__(
+        self,
+        forward: DraftForward,
+        weights: DepthWeights,
+        teaching: Teaching | None,
+        device: torch.device,
+    ) -> None:
+        self._forward, self._weights, self._teaching = forward, weights, teaching
+        self._draft_ids = None if teaching is None else _draft_ids(forward, device)
+
+    def divergence(
+        self,
+        depths: range,
+        hidden: Tensor,
+        taught: Tensor,
+        recorded: Tensor,
+        reached: Tensor,
+        counts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum of weight * loss over rows, and its gradient with respect to `hidden`.
+
+        Args:
+            depths: D.
+            hidden: [n, D, W].
+            taught: [n, D, W], hidden states of the reference.
+            recorded: [n, D] tokens there.
+            reached: [n], whether all depths before were right.
+            counts: [n], weights of the rows.
+
+        Returns:
+            The sum [], the gradient [n, D, W], and `reached` after the pass.
+        """
+        decay = self._weights.decay ** positions(depths, hidden.device).float()
+        totals, gradients, runs = [], [], []
+        for mine, *others in _parts(self._forward, hidden, taught, recorded, reached, counts):
+            leaf = mine.detach().requires_grad_()
+            with torch.enable_grad():
+                each, run = self._losses(leaf, *others[:3])
+            before, count = others[2:]
+            reach = torch.cat((before[:, None], run[:, :-1]), dim=1)
+            weight = torch.where(reach, 1.0, self._weights.missed) * decay * count[:, None]
+            with torch.enable_grad():
+                loss = (weight * each).sum()
+            (gradient,) = torch.autograd.grad(loss, leaf)
+            totals.append(loss.detach().double())
+            gradients.append(gradient)
+            runs.append(run[:, -1])
+        return torch.stack(totals).sum(), torch.cat(gradients), torch.cat(runs)
+
+    def _losses(
+        self, mine: Tensor, its: Tensor, recorded: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[n, D] each: the loss, and bool whether this depth and all before were right."""
         with torch.no_grad():
-            wanted = _wide(forward.scores, its).log_softmax(-1)
-        with torch.enable_grad():
-            logits = _wide(forward.scores, leaf)
-            each = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
-            if teaching is not None:
-                surprise = _surprise(forward, logits / teaching.temperature, tokens)
-                each = teaching.anchor * each + surprise
+            wanted = _wide(self._forward.scores, its).log_softmax(-1)
+        logits = _wide(self._forward.scores, mine)
+        each = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
+        judged = wanted
+        if self._teaching is not None and self._draft_ids is not None:
+            surprise = _surprise(logits / self._teaching.temperature, self._draft_ids[recorded])
+            each, judged = self._teaching.anchor * each + surprise, logits.detach()
         with torch.no_grad():
-            judged = wanted if teaching is None else logits
-            run = _unbroken(before, _right(forward, judged, tokens))
-            counts = torch.cat((before[:, None], run[:, :-1]), dim=1)
-            weight = torch.where(counts, 1.0, weights.missed) * decay
-        with torch.enable_grad():
-            loss = (weight * each).sum()
-        (gradient,) = torch.autograd.grad(loss, leaf)
-        total += float(loss.detach())
-        gradients.append(gradient)
-        runs.append(run[:, -1])
-    return total, torch.cat(gradients), torch.cat(runs)
+            return each, _unbroken(before, _right(self._forward, judged, recorded))
 
 
-def _surprise(forward: DraftForward, logits: Tensor, recorded: Tensor) -> Tensor:
-    """[R, D] cross-entropy of the recorded tokens; 0 for those that the draft cannot propose."""
-    draft_ids = draft_ids_of(forward, recorded)[recorded]
+def _draft_ids(forward: DraftForward, device: torch.device) -> Tensor:
+    """[vocabulary of the target] int64: the draft's ids, -1 where it cannot propose a token."""
+    own = positions(range(forward.num_logits), device)
+    found = own.new_full((forward.geometry.vocab_size,), -1)
+    found[forward.to_target(own)] = own
+    return found
+
+
+def _surprise(logits: Tensor, draft_ids: Tensor) -> Tensor:
+    """[R, D] cross-entropy of recorded tokens; 0 for those (-1) that the draft cannot propose."""
     surprise = F.cross_entropy(
         logits.flatten(0, -2), draft_ids.flatten(), ignore_index=-1, reduction="none"
     )
-    return surprise.view(recorded.shape)
+    return surprise.view(draft_ids.shape)
 
 
-def _recorded(one: DraftPass, sequence: LearningSequence) -> Tensor:
-    """[R, D] tokens that a pass predicts."""
-    device = sequence.token_ids.device
+def _recorded(one: DraftPass, sequences: LearningSequences) -> Tensor:
+    """[B, R, D] tokens that a pass predicts."""
+    device = sequences.token_ids.device
     rows = positions(one.rows, device)[:, None]
-    return sequence.token_ids[0, rows + 2 + positions(one.depths, device)]
+    return sequences.token_ids[:, rows + 2 + positions(one.depths, device)]
 
 
 def _right(forward: DraftForward, logits: Tensor, recorded: Tensor) -> Tensor:
@@ -228,13 +281,8 @@ def _unbroken(before: Tensor, right: Tensor) -> Tensor:
     return right.long().cumprod(1).bool() & before[:, None]
 
 
-def _all_rows(one: DraftPass) -> Tensor:
-    """[R] bool: nothing is wrong yet."""
-    return torch.ones(len(one.rows), dtype=torch.bool, device=one.hidden.device)
-
-
 def _parts(forward: DraftForward, hidden: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Rows of hidden states [R, D, W] and of what belongs to them, so few that logits are small."""
+    """Rows of hidden states [n, D, W] and of what belongs to them, so few that logits are small."""
     together = max(1, MAX_LOGITS // (forward.num_logits * hidden.shape[1]))
     return zip(*(torch.split(x, together) for x in (hidden, *others)), strict=True)
 

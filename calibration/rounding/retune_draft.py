@@ -19,10 +19,11 @@ from typing_extensions import override
 
 from ...quantize.checks import check_source
 from ...quantize.errors import OutputError
+from ...quantize.files.digests import tensors_sha256
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.provenance import LearnedRounding, TunedProvenance
 from ...quantize.files.provenance_file import read_provenance
-from ...quantize.files.retuning import Retuning, marked_card, tensors_sha256
+from ...quantize.files.retuning import Retuning, marked_card
 from ...quantize.files.staging import check_output
 from ...quantize.quantization_plan import Plan
 from ...quantize.quantize_draft import QuantizeReport, quantize_draft
@@ -149,7 +150,7 @@ def retune_draft(
             on_progress=on_progress,
         )  # fmt: skip
     found = _checked_baseline(plan, task, baseline, retuning)
-    retuning = dataclasses.replace(retuning, baseline_sha256=tensors_sha256(found.tensor_sha256))
+    retuning = dataclasses.replace(retuning, baseline_sha256=tensors_sha256(found.digests))
     static = None
     if plan.recipe.needs_input_scales:
         static = calibrated_scales(plan, draft, traces, num_draft_tokens=num_draft_tokens)

@@ -6,15 +6,17 @@ Nothing here depends on the order in which a folder lists its prompts.
 import hashlib
 import math
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...quantize.drafts.forward import whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
-from ..passes.draft_inputs import first_hidden
+from ..passes.draft_inputs import filled_up, first_hidden
 from ..traces.manifest import TraceEntry
 from ..traces.near_duplicates import independent_groups, prompt_text
 from ..traces.trace_folder import TraceFolder
@@ -24,20 +26,26 @@ MIN_GROUPS = 4
 MAX_SLOTS = 128
 """Rows of a chain, or slots of all blocks, that one sequence is looked at in a step."""
 MAX_VALIDATION_SLOTS = 1024
+HELD_BYTES = 1 << 30
+"""Of what a draft reads of traces, kept on its device from the first time it is read."""
+_FILLED_UP = 1.25
+"""Tokens of prompts that go through a draft together, over what they have themselves, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearningSequence:
-    """One trace as a draft reads it.
+class LearningSequences:
+    """Some traces as a draft reads them together, the shorter ones filled up behind.
 
     Attributes:
-        hidden: [1, N - 1, W]. token_ids: [1, N] int64. Both on the draft's device.
-        rows: R of the trace, evenly spaced, whose chains or blocks are looked at.
+        hidden: [B, N - 1, W]. token_ids: [B, N] int64. Both on the draft's device.
+        rows: R of the traces, evenly spaced, whose chains or blocks are looked at.
+        own: of these the ones that lie inside each trace; at least one is.
     """
 
     hidden: Tensor
     token_ids: Tensor
     rows: range
+    own: tuple[range, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +129,21 @@ def chosen_prompts(
 def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: str) -> range:
     """Evenly spaced rows of a continuation, at most `MAX_SLOTS` with `per_row` slots each.
 
+    They lie 1, 2, 4, ... apart, and of prompts with the same `draw` on one grid, so that these can
+    go through a draft together.
+
     Args:
         entry: of a prompt with at least one whole row.
         num_draft_tokens: K.
         per_row: slots of a row: 1 in a chain, the whole block in a block.
-        draw: text that says where the first of them lies.
+        draw: text that says where the grid lies.
     """
     rows = whole_rows(entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1)
-    step = -(-len(rows) * per_row // MAX_SLOTS)
-    return rows[random.Random(draw).randrange(min(step, len(rows))) :: step]
+    step = 1
+    while step < len(rows) and -(-len(rows) // step) * per_row > MAX_SLOTS:
+        step *= 2
+    drawn = random.Random(draw).randrange(2**16) - rows.start
+    return rows[drawn % step :: step] or rows[-1:]
 
 
 def validation_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> range:
@@ -138,20 +152,81 @@ def validation_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> r
     return rows[:: max(1, -(-len(rows) * per_row // MAX_VALIDATION_SLOTS))]
 
 
-def read_sequence(
-    draft: LoadedDraft, traces: TraceFolder, entry: TraceEntry, rows: range
-) -> LearningSequence:
-    """What a draft reads of a prompt.
+def run_together(
+    entries: Sequence[TraceEntry], rows: Sequence[range], *, max_tokens: int
+) -> list[list[int]]:
+    """Positions of prompts to run together: their rows lie on one grid, their lengths are alike.
 
-    Raises:
-        TraceError: the trace is damaged, or the draft has no embedding of a token.
+    Args:
+        entries: prompts.
+        rows: of each, at least one.
+        max_tokens: prompts times tokens of the longest; one prompt is always run.
+
+    Returns:
+        Every position once.
     """
-    trace = traces.load(entry)
-    return LearningSequence(
-        hidden=first_hidden(draft, traces, trace)[None],
-        token_ids=trace.token_ids[None].to(draft.device),
-        rows=rows,
-    )
+    grids: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for i, own in enumerate(rows):
+        grids[own.step, own.start % own.step].append(i)
+    found = []
+    for grid in grids.values():
+        batch: list[int] = []
+        filled = own_tokens = 0
+        for i in sorted(grid, key=lambda i: entries[i].num_tokens):
+            tokens = entries[i].num_tokens
+            filled, own_tokens = (len(batch) + 1) * tokens, own_tokens + tokens
+            if batch and (filled > max_tokens or filled > _FILLED_UP * own_tokens):
+                found.append(batch)
+                batch, own_tokens = [], tokens
+            batch.append(i)
+        found.append(batch)
+    return found
+
+
+class SequenceReader:
+    """What a draft reads of prompts, on its device: read once, as far as it can be held.
+
+    Args:
+        draft: that reads them.
+        traces: the folder.
+    """
+
+    def __init__(self, draft: LoadedDraft, traces: TraceFolder) -> None:
+        self._draft, self._traces = draft, traces
+        self._held: dict[str, tuple[Tensor, Tensor]] = {}
+        self._left = HELD_BYTES
+
+    def read(self, entries: Sequence[TraceEntry], rows: Sequence[range]) -> LearningSequences:
+        """Prompts together.
+
+        Args:
+            entries: of the traces, at least one.
+            rows: of each, at least one, all on one grid.
+
+        Raises:
+            TraceError: a trace is damaged, or the draft has no embedding of a token.
+        """
+        found = [self._prompt(entry) for entry in entries]
+        longest = max(len(token_ids) for _, token_ids in found)
+        first, last = min(own[0] for own in rows), max(own[-1] for own in rows)
+        return LearningSequences(
+            hidden=torch.stack([filled_up(hidden, longest - 1) for hidden, _ in found]),
+            token_ids=torch.stack([filled_up(token_ids, longest) for _, token_ids in found]),
+            rows=range(first, last + 1, rows[0].step),
+            own=tuple(rows),
+        )
+
+    def _prompt(self, entry: TraceEntry) -> tuple[Tensor, Tensor]:
+        """[N - 1, W] and [N] int64."""
+        if entry.id in self._held:
+            return self._held[entry.id]
+        trace = self._traces.load(entry)
+        hidden = first_hidden(self._draft, self._traces, trace)
+        token_ids = trace.token_ids.to(self._draft.device)
+        if hidden.nbytes <= self._left:
+            self._left -= hidden.nbytes
+            self._held[entry.id] = hidden, token_ids
+        return hidden, token_ids
 
 
 def _drawn(seed: int, token_ids: Sequence[int]) -> str:

@@ -1,9 +1,12 @@
 """GPTQ: columns are rounded one after the other, each making up for the errors of those before.
 
 The error of a linear's outputs over inputs x is the trace of E H Eᵀ, with E what rounding adds to
-the weight and H the mean of x xᵀ. With H = R D Rᵀ, R upper triangular with ones on its diagonal, it
-is the sum over columns k of D_k ((E R)_k)^2: column k is rounded to make (E R)_k small, given the
-errors of the columns before it. Scales are fixed beforehand.
+the weight and H the mean of x xᵀ. With H = L Lᵀ, L lower triangular, it is the sum over columns c
+of ((E L)_c)^2: from the last column to the first, column c is rounded to make (E L)_c small, given
+the errors of the columns behind it. Scales are fixed beforehand.
+
+Errors reach the columns in three steps, so that nearly all of the work is in products of matrices:
+from all blocks behind to a block, from a panel to the rest of its block, from column to column.
 
 Source: Frantar et al., arXiv 2210.17323; in this form Chee et al., arXiv 2307.13304, theorem 6.
 """
@@ -12,14 +15,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...recipes.formats import FEW_BITS
+from ...recipes.formats import FEW_BITS, NUMBER_FORMATS, WeightDtype
 from ...recipes.schema import WeightFormat
-from ..numerics.quantized_weight import QuantizedWeight, code_values
-from ..numerics.rows import nearest_codes, served_scale
+from ..numerics.quantized_weight import QuantizedWeight
+from ..numerics.rows import nearest_codes, rounded_values, served_scale
 from .algorithm import Need, RowAlgorithm
 from .input_moments import InputMoments
 
-_COLUMNS = 128  # rounded between two matrix products
+_BLOCK, _PANEL = 256, 16
+"""Columns between two products with all errors behind, and between two within a block. Measured on
+7168 x 1024 and 14336 x 2304; 128 takes a sixth more, panels of 8 and 32 as much."""
+_ONE = torch.ones(())
 
 
 class Gptq(RowAlgorithm):
@@ -55,7 +61,8 @@ class Gptq(RowAlgorithm):
         if moments is None:
             raise TypeError("gptq needs the second moments of the inputs")
         found = self._scales.quantize(weight, weights, absmax=absmax, moments=moments)
-        codes = _compensated(weight.float(), weights, found, moments)
+        with moments.all_threads():
+            codes = _compensated(weight, weights, found, moments)
         return QuantizedWeight(
             codes=codes.to(weight.device),
             scale=found.scale,
@@ -67,23 +74,50 @@ class Gptq(RowAlgorithm):
 def _compensated(
     weight: Tensor, weights: WeightFormat, scales: QuantizedWeight, moments: InputMoments
 ) -> Tensor:
-    """Codes [rows, in_features]; columns are rows in here, so that each lies in one piece."""
+    """Codes [rows, in_features]; columns are rows in here, so that each lies in one piece.
+
+    Nothing in here waits for the device.
+    """
     feedback = moments.feedback()
-    order, taps = feedback.order, feedback.taps
-    columns = weight.to(order.device).T[order]
-    scale = served_scale(scales.scale, scales.global_scale).to(order.device).T
-    size = scales.group_size or weight.shape[1]
-    groups = (order // size).tolist()
+    order, factor = feedback.order, feedback.factor
+    served = served_scale(scales.scale, scales.global_scale).to(order.device).T
+    groups = order // (scales.group_size or len(order))
+    # Weights, and behind the columns in turn the errors of those that are rounded.
+    columns = weight.to(order.device).T.index_select(0, order).float()
     codes = torch.empty_like(columns, dtype=scales.codes.dtype)
-    errors = torch.empty_like(columns)
-    for start in range(0, len(columns), _COLUMNS):
-        stop = min(start + _COLUMNS, len(columns))
-        wanted = columns[start:stop] - taps[:start, start:stop].T @ errors[:start]
-        for k in range(start, stop):
-            target = wanted[k - start] - taps[start:k, k] @ errors[start:k]
-            step = scale[groups[k]]
-            codes[k] = nearest_codes(weights.dtype, target[:, None], step[:, None], None)[:, 0]
-            errors[k] = code_values(codes[k]) * step - columns[k]
-    unordered = torch.empty_like(codes)
-    unordered[order] = codes
-    return unordered.T.contiguous()
+    for stop in range(len(order), 0, -_BLOCK):
+        at = slice(max(0, stop - _BLOCK), stop)
+        own = factor[at, at]
+        diagonal = own.diagonal()
+        wanted = factor[stop:, at].T @ columns[stop:]
+        wanted = torch.addcdiv(columns[at], wanted, diagonal[:, None], value=-1)
+        steps = served.index_select(0, groups[at])
+        _round_block(weights.dtype, wanted, columns[at], own / diagonal, steps)
+        codes.index_copy_(0, order[at], nearest_codes(weights.dtype, wanted, _ONE, None))
+    return codes.T.contiguous()
+
+
+def _round_block(
+    dtype: WeightDtype, wanted: Tensor, columns: Tensor, taps: Tensor, steps: Tensor
+) -> None:
+    """Round columns from the last to the first, panel by panel; all in place.
+
+    Args:
+        dtype: of the codes.
+        wanted: [columns, rows], what each is to be, given the errors behind the block; becomes what
+            each was to be given all errors, in steps.
+        columns: [columns, rows], the weights; become the errors.
+        taps: [columns, columns], lower triangular, ones on the diagonal.
+        steps: [columns, rows], the scale of each.
+    """
+    integer = NUMBER_FORMATS[dtype].is_integer  # divided as `nearest_codes` divides
+    divide, divisors = (torch.mul, steps.reciprocal()) if integer else (torch.div, steps)
+    for stop in range(len(columns), 0, -_PANEL):
+        start = max(0, stop - _PANEL)
+        for k in range(stop - 1, start - 1, -1):
+            target = wanted[k]
+            target.addmv_(columns[k + 1 : stop].T, taps[k + 1 : stop, k], alpha=-1)
+            divide(target, divisors[k], out=target)
+            error = columns[k].neg_()
+            error.addcmul_(rounded_values(dtype, target), steps[k])
+        wanted[:start].addmm_(taps[start:stop, :start].T, columns[start:stop], alpha=-1)

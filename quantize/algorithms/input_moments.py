@@ -1,28 +1,38 @@
 """What is known of the inputs of a linear: their second moments, and the factor that GPTQ needs."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-DAMPING = 0.01
-"""Added to the diagonal, as a share of its mean: what few inputs say is not believed outright."""
+from ..errors import BackendError
+
+DAMPINGS = (0.01, 0.1, 1.0)
+"""Added to the diagonal, as a share of its mean: what few inputs say is not believed outright. The
+first, unless a matrix has no factor with it: then the next."""
+_ROWS = 1024  # of a matrix, put into another order at a time
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Feedback:
-    """How the error of one column is made up for by those after it.
+    """How the errors of columns are made up for by another: H = factor factorᵀ.
 
     Attributes:
-        order: [in_features] int64, the columns as they are rounded: those that carry most first.
-        taps: [in_features, in_features] float32 in that order, ones on the diagonal and zeros
-            below: the outputs' squared error is the sum over k of d_k (E taps)_k^2, d_k > 0.
+        order: [in_features] int64, the columns from the last to be rounded to the first: those that
+            carry least come first here, and are rounded last.
+        factor: [in_features, in_features] float32 in that order, lower triangular: the outputs'
+            squared error is the sum over columns c of (E factor)_c^2, to which columns >= c add.
+        damping: that it was found with, one of `DAMPINGS`.
     """
 
     order: Tensor
-    taps: Tensor
+    factor: Tensor
+    damping: float
 
 
 class InputMoments:
@@ -31,12 +41,23 @@ class InputMoments:
     Args:
         mean: [in_features, in_features] float32, not changed.
         device: on which its factor is found, and columns are rounded.
+        precise: find the factor in float64, not float32: four times the time, twice the memory.
+        name: of a linear that reads them, for messages.
     """
 
-    def __init__(self, mean: Tensor, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        mean: Tensor,
+        device: torch.device | None = None,
+        *,
+        precise: bool = False,
+        name: str = "a linear",
+    ) -> None:
         self.mean = mean
         self.device = device or mean.device
-        self._lock = threading.Lock()
+        self.precise = precise
+        self.name = name
+        self._threads = torch.get_num_threads()
         self._feedback: Feedback | None = None
 
     @property
@@ -44,12 +65,37 @@ class InputMoments:
         """[in_features] float32, the mean squares of the inputs."""
         return self.mean.diagonal()
 
+    @property
+    def damping(self) -> float | None:
+        """With which the factor was found; None before."""
+        return None if self._feedback is None else self._feedback.damping
+
+    @contextmanager
+    def all_threads(self) -> Iterator[None]:
+        """One matrix at a time, with as many threads as the thread has that made this object."""
+        with _ONE_AT_A_TIME:
+            before = torch.get_num_threads()
+            torch.set_num_threads(self._threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
+
     def feedback(self) -> Feedback:
-        """The factor, found at the first call: 16 in_features^2 bytes meanwhile, 4 afterwards."""
-        with self._lock:
-            if self._feedback is None:
-                self._feedback = _feedback(self.mean, self.device)
-            return self._feedback
+        """The factor, found at the first call: 4 in_features^2 bytes, with `precise` 12 meanwhile.
+
+        To be called within `all_threads`.
+
+        Raises:
+            BackendError: there is none.
+        """
+        if self._feedback is None:
+            order = self.mean.diagonal().argsort(stable=True, descending=True).flip(0)
+            factor, damping = self._factor(order)
+            self._feedback = Feedback(
+                order=order.to(self.device), factor=factor.float(), damping=damping
+            )
+        return self._feedback
 
     @cached_property
     def as_inputs(self) -> Tensor:
@@ -57,26 +103,38 @@ class InputMoments:
 
         A toolkit that asks for inputs, and reads nothing of them but their second moments, cannot
         tell these from the ones that were measured; and damping is done.
+
+        Raises:
+            BackendError: the moments have no factor.
         """
-        factor: Tensor = torch.linalg.cholesky(_damped(self.mean, self.device), upper=True)
-        return factor.mul_(len(factor) ** 0.5).float().cpu()
+        factor, _ = self._factor(torch.arange(len(self.mean), device=self.mean.device))
+        return factor.T.contiguous().mul_(len(factor) ** 0.5).float().cpu()
 
+    def _factor(self, order: Tensor) -> tuple[Tensor, float]:
+        """L, lower triangular, with L Lᵀ the damped moments in an order; and the damping."""
+        for damping in DAMPINGS:
+            moments = self._ordered(order)
+            average = moments.diagonal().mean()
+            moments.diagonal().add_(torch.where(average > 0, damping * average, 1.0))
+            columns = moments.T  # symmetric; as LAPACK has it, so that nothing is copied
+            info = torch.empty((), dtype=torch.int32, device=self.device)
+            factor, info = torch.linalg.cholesky_ex(columns, out=(columns, info))
+            if int(info) == 0:
+                return factor, damping
+        raise BackendError(
+            self.name,
+            f"GPTQ finds no Cholesky factor of the second moments of its inputs, in"
+            f" {moments.dtype}, with {DAMPINGS[-1]:g} of their mean added to the diagonal",
+            fix=("" if self.precise else "try --precise, which computes it in float64, or ")
+            + "calibrate on more and other prompts, or round this linear to nearest",
+        )
 
-def _damped(mean: Tensor, device: torch.device) -> Tensor:
-    """A copy in float64, positive definite."""
-    moments = mean.to(device, torch.float64)
-    average = moments.diagonal().mean()
-    moments.diagonal().add_(DAMPING * average if average > 0 else 1.0)
-    return moments
-
-
-def _feedback(mean: Tensor, device: torch.device) -> Feedback:
-    """With H = R Rᵀ, R upper triangular, and taps = R / its diagonal: e H eᵀ = sum of (e R)_k^2.
-
-    R is the Cholesky factor of H with rows and columns reversed, reversed again.
-    """
-    order = mean.diagonal().argsort(descending=True, stable=True)
-    reverse = order.flip(0)
-    moments = _damped(mean[reverse][:, reverse], device)
-    taps = torch.linalg.cholesky(moments).flip(0, 1).float()
-    return Feedback(order=order.to(device), taps=taps.div_(taps.diagonal().clone()))
+    def _ordered(self, order: Tensor) -> Tensor:
+        """The moments with rows and columns in an order: a copy, on the device."""
+        dtype = torch.float64 if self.precise else torch.float32
+        columns = order.to(self.device)
+        ordered = torch.empty(self.mean.shape, dtype=dtype, device=self.device)
+        for start in range(0, len(order), _ROWS):
+            rows = self.mean[order[start : start + _ROWS]].to(self.device)
+            ordered[start : start + _ROWS] = rows.index_select(1, columns)
+        return ordered

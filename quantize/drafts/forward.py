@@ -7,6 +7,8 @@ width.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -131,16 +133,48 @@ def positions(steps: range, device: torch.device) -> Tensor:
     return torch.arange(steps.start, steps.stop, steps.step, device=device)
 
 
+_Check = tuple[Tensor, str, str]
+"""Whether all were finite, [] bool; where, and what."""
+_LATER: ContextVar[list[_Check] | None] = ContextVar("checks that are made later", default=None)
+
+
 def finite(values: Tensor, where: str, what: str = "hidden states") -> Tensor:
-    """The values, unchanged.
+    """The values, unchanged; inside `checked_at_the_end` the check is made there.
 
     Raises:
         ForwardError: one of them is NaN or infinite.
     """
-    if not bool(torch.isfinite(values).all()):
-        raise ForwardError(
-            where,
-            f"{what} are NaN or infinite",
-            fix="check the draft's weights and scales for NaN and infinity",
-        )
+    check = (torch.isfinite(values).all(), where, what)
+    later = _LATER.get()
+    if later is None:
+        _raise_first([check])
+    else:
+        later.append(check)
     return values
+
+
+@contextmanager
+def checked_at_the_end() -> Iterator[None]:
+    """`finite` is asked of everything inside at once, at the end: a GPU need not wait each time.
+
+    Raises:
+        ForwardError: at the end, for the first that was NaN or infinite.
+    """
+    checks: list[_Check] = []
+    token = _LATER.set(checks)
+    try:
+        yield
+    finally:
+        _LATER.reset(token)
+    _raise_first(checks)
+
+
+def _raise_first(checks: list[_Check]) -> None:
+    if not checks or bool(torch.stack([fine for fine, _, _ in checks]).all()):
+        return
+    where, what = next((where, what) for fine, where, what in checks if not bool(fine))
+    raise ForwardError(
+        where,
+        f"{what} are NaN or infinite",
+        fix="check the draft's weights and scales for NaN and infinity",
+    )

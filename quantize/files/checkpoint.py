@@ -5,13 +5,13 @@ not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...recipes.errors import reason
-from ...recipes.regular_file import read_text
+from ...recipes.regular_file import open_regular, read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
 from .files_of_folder import SIGNATURE_FILE, check_own, files_of
@@ -26,6 +26,8 @@ UNVERIFIED = ".unverified"
 """Behind the name of the last file: what is staged looks like nothing that could be loaded."""
 UNVERIFIED_CONFIG_FILE = CONFIG_FILE + UNVERIFIED  # in staging: no engine takes it for a checkpoint
 PROVENANCE_FILE = "draftquant.json"
+BLOCK_BYTES = 1 << 20
+"""Read at once where nothing else says how much: two such blocks fit the cache of a core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,29 @@ def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: objec
                 fix="run again: the file changed while it was read",
             )
         done += count
+
+
+def byte_blocks(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[memoryview]:
+    """The bytes of a tensor, block by block, in one buffer: use each before the next.
+
+    Raises:
+        CheckpointError: its file shrank or vanished while being read.
+    """
+    path = checkpoint.folder / tensor.file
+    try:
+        descriptor = open_regular(path)
+    except OSError as exc:
+        raise CheckpointError(
+            path, f"cannot be read: {reason(exc)}", fix="check the folder"
+        ) from exc
+    try:
+        buffer = memoryview(bytearray(min(BLOCK_BYTES, tensor.nbytes)))
+        for start in range(tensor.start, tensor.stop, BLOCK_BYTES):
+            block = buffer[: tensor.stop - start]
+            pread_exactly(descriptor, block, start, path)
+            yield block
+    finally:
+        os.close(descriptor)
 
 
 def no_config(folder: Path) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from .hub import is_hub_id
+from .hub_id import is_hub_id
 
 _LEFT_OUT = {
     "--out": "--o",

@@ -6,16 +6,15 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint
+from .hub_id import NAMES, is_hub_id
 from .not_a_draft import mistaken_file, near_folder
 
 _FETCH = "check the spelling and the network, or download the draft and give its folder"
 _ONLINE = "unset HF_HUB_OFFLINE and check the spelling, or download the draft and give its folder"
-_NAMES = r"[\w][\w.-]*/[\w][\w.-]*"
-_HUB_ID = re.compile(rf"{_NAMES}(@[\w./-]+)?")
 _ADDRESS = re.compile(
-    rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf:/)/({_NAMES})(?:/\w+/([\w.-]+))?.*"
+    rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf:/)/({NAMES})(?:/\w+/([\w.-]+))?.*"
 )
-_COLON = re.compile(rf"({_NAMES}):([\w./-]+)")
+_COLON = re.compile(rf"({NAMES}):([\w./-]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +40,6 @@ class DraftSource:
             CheckpointError: see `Checkpoint.open`.
         """
         return Checkpoint.open(self.folder, subtree=self.subtree)
-
-
-def is_hub_id(reference: str) -> bool:
-    """True for `owner/name` and `owner/name@revision`."""
-    return _HUB_ID.fullmatch(reference) is not None
 
 
 def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from ...recipes.schema import Recipe, recipe_sha256
 from .command_line import recorded_argv
+from .package_version import package_version
 from .provenance import (
     MadeBy,
     Provenance,
@@ -14,7 +15,6 @@ from .provenance import (
     RepairRecord,
     SourceFolder,
     TranscodedFrom,
-    package_version,
 )
 
 ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
@@ -32,7 +32,7 @@ def transcoded(
     recipe: Recipe,
     origin: TranscodedFrom,
     *,
-    tensor_sha256: Mapping[str, str],
+    tensor_digests: Mapping[str, str],
     bytes_after: int,
     argv: Sequence[str],
 ) -> QuantizedProvenance | RepairedProvenance:
@@ -42,7 +42,7 @@ def transcoded(
         recorded: of the folder whose codes these are; None where it has none.
         recipe: with the layout and carrier of the new folder.
         origin: that folder.
-        tensor_sha256: of the new one.
+        tensor_digests: of the new one.
         bytes_after: of all its tensors.
         argv: the command line.
     """
@@ -51,20 +51,24 @@ def transcoded(
             _by_this_run(recorded, argv),
             recipe=recipe,
             recipe_sha256=recipe_sha256(recipe),
-            tensor_sha256=tensor_sha256,
+            tensor_digests=tensor_digests,
+            tensor_sha256={},
             tensor_bytes=dataclasses.replace(recorded.tensor_bytes, after=bytes_after),
             transcoded_from=origin,
         )
     if isinstance(recorded, RepairedProvenance):
         return dataclasses.replace(
-            _by_this_run(recorded, argv), tensor_sha256=tensor_sha256, transcoded_from=origin
+            _by_this_run(recorded, argv),
+            tensor_digests=tensor_digests,
+            tensor_sha256={},
+            transcoded_from=origin,
         )
     return RepairedProvenance(
         draftquant=package_version("draftquant"),
         argv=recorded_argv(argv),
         source=SourceFolder(hub_id=origin.hub_id, revision=origin.revision),
         repairs=(),
-        tensor_sha256=tensor_sha256,
+        tensor_digests=tensor_digests,
         transcoded_from=origin,
     )
 

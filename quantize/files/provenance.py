@@ -6,15 +6,40 @@ give equal files. The last key is a seal, the sha256 of the others: it shows edi
 """
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from typing_extensions import override
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
 from ...recipes.seen_prompts import Sketches
 from .retuning import Retuning
 from .safetensors_header import FloatDtype
+
+
+class _Digested:
+    """A record of tensors, each by the digest of its bytes; see `digests`.
+
+    Attributes:
+        tensor_digests: by name.
+        tensor_sha256: in their place, in records of version 0.2 and before.
+    """
+
+    __slots__ = ()
+    tensor_digests: Mapping[str, str]
+    tensor_sha256: Mapping[str, str]
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Of every tensor, as `Digest` spells them."""
+        return self.tensor_digests or self.tensor_sha256
+
+    def problem(self) -> str | None:
+        """What two keys say of one thing differently, or None."""
+        if bool(self.tensor_digests) == bool(self.tensor_sha256):
+            return "tensor_digests: expected the digest of every tensor"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,24 +86,26 @@ class SourceFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceDraft(SourceFolder):
-    """The unquantized draft that was quantized, with the sha256 of each of its tensors."""
+class SourceDraft(_Digested, SourceFolder):
+    """The unquantized draft that was quantized, with the digest of each of its tensors."""
 
     family: str
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedSource(SourceFolder):
+class QuantizedSource(_Digested, SourceFolder):
     """The quantized folder that was dequantized; `scheme` is what it declared."""
 
     family: str
     scheme: str
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranscodedFrom(SourceFolder):
+class TranscodedFrom(_Digested, SourceFolder):
     """The quantized folder whose codes and scales were written in another layout or carrier.
 
     Attributes:
@@ -86,13 +113,13 @@ class TranscodedFrom(SourceFolder):
         weights: in which format codes and scales were found at first: of several transcodings in a
             row, before the first one.
         scale_dtype: safetensors dtype to which the scales were rounded then.
-        tensor_sha256: of that folder.
     """
 
     layout: LayoutName
     weights: WeightFormat
     scale_dtype: str
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +172,12 @@ class LearnedRounding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedProvenance:
+class QuantizedProvenance(_Digested):
     """Of a folder that `quantize` wrote.
 
     Attributes:
         argv: the command line, see `recorded_argv`.
         backend_versions: packages that the codes depend on.
-        tensor_sha256: of every tensor of the folder.
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the source that is not stored -> the target's tensor that equals it, byte
             for byte, so that its sha256 is that in `source`.
@@ -176,7 +202,8 @@ class QuantizedProvenance:
     source: SourceDraft
     recipe: Recipe
     recipe_sha256: str
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
     tensor_bytes: TensorBytes
     config_changes: Mapping[str, object] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
@@ -199,22 +226,24 @@ class QuantizedProvenance:
         """How the codes were found."""
         return Method(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Method)})
 
+    @override
     def problem(self) -> str | None:
-        """What two keys say of one thing differently, or None."""
+        if problem := _Digested.problem(self):  # no `super()` in a class that slots make anew
+            return problem
         if self.recipe_sha256 != recipe_sha256(self.recipe):
             return f"recipe_sha256: not that of the recipe: {self.recipe_sha256!r}"
         if bool(self.input_scales) != (self.input_scale_origin != ""):
             return "input_scales and input_scale_origin: expected both or none"
-        stored = self.dropped.keys() & self.tensor_sha256.keys()
-        if stored or self.dropped.keys() - self.source.tensor_sha256.keys():
-            return "dropped: expected tensors of source.tensor_sha256 that are not stored"
+        stored = self.dropped.keys() & self.digests.keys()
+        if stored or self.dropped.keys() - self.source.digests.keys():
+            return "dropped: expected tensors of source.tensor_digests that are not stored"
         if (self.retuning is not None) != (self.recipe.algorithm.rounding == "retuned"):
             return "retuning: expected exactly where the recipe says rounding: retuned"
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairedProvenance:
+class RepairedProvenance(_Digested):
     """Of a folder that something else made: it says nothing of how the codes were found.
 
     It was repaired or transcoded here; `transcoded_from` as in `QuantizedProvenance`.
@@ -226,14 +255,15 @@ class RepairedProvenance:
     argv: tuple[str, ...]
     source: SourceFolder
     repairs: tuple[RepairRecord, ...]
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
     made_by: MadeBy | None = None
     transcoded_from: TranscodedFrom | None = None
     sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DequantizedProvenance:
+class DequantizedProvenance(_Digested):
     """Of a folder of plain weights that `dequantize` wrote.
 
     Attributes:
@@ -248,7 +278,8 @@ class DequantizedProvenance:
     source: QuantizedSource
     dtype: FloatDtype
     rounding: Rounding
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
     tensor_bytes: TensorBytes
     quantized_by: QuantizedProvenance | RepairedProvenance | None
     made_by: MadeBy | None = None
@@ -257,7 +288,7 @@ class DequantizedProvenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunedProvenance:
+class TunedProvenance(_Digested):
     """Of the unquantized draft that `retune` taught, as the quantized one beside it.
 
     Keys as in `QuantizedProvenance`; of `learned` the first looks are of the draft as it was.
@@ -268,7 +299,8 @@ class TunedProvenance:
     draftquant: str
     argv: tuple[str, ...]
     source: SourceDraft
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
     tensor_bytes: TensorBytes
     calibration_prompts: tuple[str, ...]
     learned: LearnedRounding
@@ -280,11 +312,3 @@ class TunedProvenance:
 
 
 Provenance = QuantizedProvenance | DequantizedProvenance | TunedProvenance | RepairedProvenance
-
-
-def package_version(name: str) -> str:
-    """The installed version of a distribution, or "not installed"."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -69,7 +69,7 @@ def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str
     if changed:
         raise CheckpointError(
             folder,
-            f"{changed[0]}: not the bytes whose sha256 was recorded when it was quantized"
+            f"{changed[0]}: not the bytes whose digest was recorded when it was quantized"
             f" ({len(changed)} tensor(s) in all)",
             fix="copy the folder or quantize the draft again: its files have changed",
         )

@@ -4,8 +4,6 @@ What such a draft accepts more than the one that it was made of is training, not
 is compared with the unquantized draft taught alike, and each of the two says what it is.
 """
 
-import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +32,6 @@ class Retuning:
     linears: tuple[str, ...]
     settings_sha256: str
     baseline_sha256: str | None = None
-
-
-def tensors_sha256(hashes: Mapping[str, str]) -> str:
-    """Identity of the weights of a folder: over names and hashes of all its tensors."""
-    lines = (f"{name} {digest}\n" for name, digest in sorted(hashes.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def marked_card(source: Path, retuning: Retuning) -> str:

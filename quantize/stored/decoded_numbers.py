@@ -5,7 +5,6 @@ The independent counterpart of the writing side: it shares no code with it and d
 torch. Everything works on blocks of rows, so memory stays bounded.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -44,7 +43,6 @@ def _e4m3_table() -> Floats:
     return values
 
 
-_BLOCK_BYTES = 2 << 20
 E8M0_BIAS = 127
 E4M3 = _e4m3_table()
 E2M1: Floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -77,15 +75,6 @@ def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int)
 def read_whole(checkpoint: Checkpoint, tensor: TensorInfo) -> Bytes:
     """All bytes of a tensor."""
     return read_rows(checkpoint, tensor, 0, tensor.shape[0] if tensor.shape else 1)
-
-
-def tensor_sha256(checkpoint: Checkpoint, tensor: TensorInfo) -> str:
-    """The sha256 of a tensor's bytes, read block by block."""
-    digest, rows = hashlib.sha256(), tensor.shape[0] if tensor.shape else 1
-    step = max(1, _BLOCK_BYTES // max(1, tensor.nbytes // max(1, rows)))
-    for first in range(0, rows, step):
-        digest.update(read_rows(checkpoint, tensor, first, min(first + step, rows)).data)
-    return digest.hexdigest()
 
 
 def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:

@@ -24,6 +24,7 @@ from ..drafts.runtime_names import excluded_modules, known_target_layers
 from ..errors import CheckpointError, LayoutError
 from ..execute import store_linear
 from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
+from ..files.digests import algorithm_of
 from ..files.hub import DraftSource
 from ..files.later_runs import transcoded
 from ..files.provenance import Provenance, QuantizedProvenance, RepairedProvenance, TranscodedFrom
@@ -216,7 +217,6 @@ def _origin(
         layout=found.layout,
         weights=before.weights if before else found.weights,
         scale_dtype=before.scale_dtype if before else _scale_dtype(stored, found.weights),
-        tensor_sha256={},
     )
 
 
@@ -314,13 +314,15 @@ class _Transcoding(Rewrite[TranscodedReport]):
     @override
     def verify(self, staging: Path) -> TranscodedReport:
         plan = self.plan
-        found = verify_transcoded(plan.source, staging, config_file=UNVERIFIED_CONFIG_FILE)
+        algorithm = algorithm_of(plan.record.digests if plan.record else {})
+        sides = plan.source, staging
+        found = verify_transcoded(*sides, config_file=UNVERIFIED_CONFIG_FILE, algorithm=algorithm)
         fix = (
             "choose another layout: this one cannot hold these quantized values and scales exactly"
         )
         check_faults(self.out, found.faults, fix=fix)
         if plan.record is not None:
-            check_recorded(self.folder, plan.record.tensor_sha256, found.source_sha256)
+            check_recorded(self.folder, plan.record.digests, found.source_digests)
         return found
 
     @override
@@ -329,8 +331,8 @@ class _Transcoding(Rewrite[TranscodedReport]):
         return transcoded(
             plan.record,
             plan.recipe,
-            replace(plan.origin, tensor_sha256=found.source_sha256),
-            tensor_sha256=found.output_sha256,
+            replace(plan.origin, tensor_digests=found.source_digests),
+            tensor_digests=found.output_digests,
             bytes_after=plan.bytes_after,
             argv=self.argv,
         )

@@ -19,9 +19,10 @@ from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance, RepairedProvenance
 from ..files.provenance_file import read_provenance
 from ..files.safetensors_header import TensorInfo
+from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
 from ..stored.decoded_numbers import stored_scalar
-from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
+from ..stored.parts import BESIDE_CODES, INPUT_SCALES, stored_parts
 from ..stored.stored_draft import StoredDraft
 from .exclude_list_faults import exclude_faults
 from .headers import (
@@ -35,8 +36,6 @@ from .method import concat_linears
 from .scales import companion_faults
 from .statistics import CodeStatistics, code_statistics
 from .verify_report import Fault
-
-_WORKERS = 2  # numpy releases the interpreter lock; more would wait for memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,19 +121,6 @@ class Audit:
         }
 
 
-def looks_quantized(checkpoint: Checkpoint) -> bool:
-    """True if a folder declares a quantization, or stores tensors that only quantized linears have.
-
-    Reads no tensor data.
-
-    Raises:
-        CheckpointError: hf_quant_config.json is not readable as JSON.
-    """
-    return raw_declaration(checkpoint) is not None or bool(
-        quantized_looking(checkpoint.tensors.values())
-    )
-
-
 def audit(checkpoint: Checkpoint) -> Audit:
     """Look at every quantized linear of a folder and at what it declares.
 
@@ -147,7 +133,7 @@ def audit(checkpoint: Checkpoint) -> Audit:
     draft, looking = stored.draft, stored.modules
     rows = [row for row in draft.linears() if row.module in looking]
     concat = frozenset(row.canonical for row in concat_linears(draft))
-    with ThreadPoolExecutor(_WORKERS) as pool:
+    with ThreadPoolExecutor(WORKERS) as pool:
         looked = list(pool.map(partial(_look, checkpoint, scheme, concat), rows))
     linears = tuple(found.linear for found in looked)
     quantized = frozenset(linear.module for linear in linears)

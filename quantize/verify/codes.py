@@ -4,7 +4,6 @@ Both are read in blocks of rows, so memory stays bounded, and hashed on the way.
 scales must be is said by a rule: see `rules`.
 """
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ import numpy as np
 from ...recipes.formats import WeightDtype
 from ..drafts import Draft
 from ..files.checkpoint import Checkpoint
+from ..files.digests import NEWEST, Algorithm, Digest
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import Bytes, Floats, floats, read_rows
@@ -85,6 +85,7 @@ def compare_linear(
     expected: Expected,
     *,
     on_bytes: OnBytes,
+    algorithm: Algorithm = NEWEST,
 ) -> Compared:
     """A quantized linear, its parts already checked by header, against its source weight.
 
@@ -95,6 +96,7 @@ def compare_linear(
         scheme: what `output` declares.
         expected: what is demanded.
         on_bytes: called with the number of bytes read.
+        algorithm: of the digests.
     """
     module, rule = tensor.name.removesuffix(".weight"), expected.rule
     found = Compared()
@@ -115,7 +117,7 @@ def compare_linear(
     buffers = Buffers()
     judge = _judge(output, own, module, linear, expected, whole, buffers)
     errors = _Pass(scheme, linear, tensor, expected, judge, buffers)
-    digests = hashlib.sha256(), hashlib.sha256()
+    digests = Digest(algorithm), Digest(algorithm)
     for rows in blocks_of(tensor.shape[0], max(1, _BLOCK // max(1, tensor.shape[1]))):
         a = read_rows(source, tensor, rows.start, rows.stop)
         b = linear.bytes_of(rows)
@@ -126,8 +128,8 @@ def compare_linear(
         errors.add(rows, a, b)
         on_bytes(a.size)
     stored = linear.codes_tensor.name
-    found.source_sha256[tensor.name] = digests[0].hexdigest()
-    found.output_sha256[stored] = digests[1].hexdigest()
+    found.source_digests[tensor.name] = str(digests[0])
+    found.output_digests[stored] = str(digests[1])
     if bad is None:  # otherwise every element would be reported once more
         found.faults += judge.faults(stored) + errors.padding_faults(stored)
         found.faults += _scale_faults(output, own, module, linear, errors.absmax, expected, whole)

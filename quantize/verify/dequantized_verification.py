@@ -4,7 +4,6 @@ Every weight is decoded again and rounded by other means than those that wrote i
 arithmetic for BF16, numpy for F16), then compared bit by bit. Imports no torch.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -17,9 +16,11 @@ import numpy as np
 
 from ..drafts import Row, read_draft
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.digests import NEWEST, Algorithm, Digest, tensor_digest
 from ..files.safetensors_header import FloatDtype
+from ..files.workers import WORKERS
 from ..stored.declarations import HF_QUANT_CONFIG
-from ..stored.decoded_numbers import Floats, floats, read_rows, tensor_sha256
+from ..stored.decoded_numbers import Floats, floats, read_rows
 from ..stored.stored_draft import StoredDraft
 from .headers import index_faults, metadata_faults
 from .kept_tensors import compare_kept
@@ -29,7 +30,6 @@ from .verify_report import Fault
 
 QUANTIZED_ONLY = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
 """Side files of a quantized folder that say nothing true about the dequantized one."""
-WORKERS = 2  # reading, hashing and arithmetic release the interpreter lock
 _BLOCK = 2**18  # weights
 
 
@@ -57,19 +57,24 @@ class DequantizedReport:
 
     Attributes:
         kept: tensors with the source's bytes. linears: those decoded and compared.
-        source_sha256: per tensor of the quantized folder. output_sha256: per tensor of the other.
+        source_digests: per tensor of the quantized folder. output_digests: per tensor of the other.
         faults: all of them; empty means that every bit is accounted for.
     """
 
     kept: int
     linears: tuple[DequantizedLinear, ...]
-    source_sha256: dict[str, str]
-    output_sha256: dict[str, str]
+    source_digests: dict[str, str]
+    output_digests: dict[str, str]
     faults: tuple[Fault, ...]
 
 
 def verify_dequantized(
-    source: StoredDraft, folder: Path, dtype: FloatDtype, *, config_file: str = CONFIG_FILE
+    source: StoredDraft,
+    folder: Path,
+    dtype: FloatDtype,
+    *,
+    config_file: str = CONFIG_FILE,
+    algorithm: Algorithm = NEWEST,
 ) -> DequantizedReport:
     """Check every bit of a dequantized folder.
 
@@ -78,6 +83,7 @@ def verify_dequantized(
         folder: the dequantized one.
         dtype: that its dequantized weights must have.
         config_file: its name in a staging folder, see `Checkpoint.open`.
+        algorithm: of the digests.
 
     Raises:
         CheckpointError: `folder` is not a draft of the same family, or a file cannot be read.
@@ -87,20 +93,20 @@ def verify_dequantized(
     faults = _header_faults(source, output, dtype, config_file)
     if faults:  # nothing else can be compared
         return DequantizedReport(
-            kept=0, linears=(), source_sha256={}, output_sha256={}, faults=tuple(faults)
+            kept=0, linears=(), source_digests={}, output_digests={}, faults=tuple(faults)
         )
     by_size = sorted(source.draft.rows, key=lambda row: (-row.tensor.numel, row.tensor.name))
+    compare = partial(_compare, source, output, dtype, algorithm)
     with ThreadPoolExecutor(WORKERS) as pool:
-        compared = dict(zip((row.tensor.name for row in by_size),
-                            pool.map(partial(_compare, source, output, dtype=dtype), by_size),
-                            strict=True))  # fmt: skip
+        names = (row.tensor.name for row in by_size)
+        compared = dict(zip(names, pool.map(compare, by_size), strict=True))
     found = [compared[name] for name in sorted(compared)]
     linears = tuple(one.linear for one in found if one.linear is not None)
     return DequantizedReport(
         kept=len(found) - len(linears),
         linears=linears,
-        source_sha256=_merged(one.source_sha256 for one in found),
-        output_sha256=_merged(one.output_sha256 for one in found),
+        source_digests=_merged(one.source_digests for one in found),
+        output_digests=_merged(one.output_digests for one in found),
         faults=tuple(fault for one in found for fault in one.faults),
     )
 
@@ -148,8 +154,8 @@ def _header_faults(
 class _Compared:
     """One tensor of the output; hashes by tensor name, `linear` where it was dequantized."""
 
-    source_sha256: dict[str, str]
-    output_sha256: dict[str, str]
+    source_digests: dict[str, str]
+    output_digests: dict[str, str]
     linear: DequantizedLinear | None
     faults: list[Fault]
 
@@ -158,25 +164,27 @@ def _merged(hashes: Iterable[dict[str, str]]) -> dict[str, str]:
     return dict(sorted(item for one in hashes for item in one.items()))
 
 
-def _compare(source: StoredDraft, output: Checkpoint, row: Row, dtype: FloatDtype) -> _Compared:
+def _compare(
+    source: StoredDraft, output: Checkpoint, dtype: FloatDtype, algorithm: Algorithm, row: Row
+) -> _Compared:
     if source.is_quantized(row):
-        return _compare_linear(source, output, row, dtype)
-    kept = compare_kept(source.checkpoint, output, row.tensor, lambda _count: None)
+        return _compare_linear(source, output, dtype, algorithm, row)
+    kept = compare_kept(source.checkpoint, output, row.tensor, lambda _count: None, algorithm)
     return _Compared(
-        source_sha256=kept.source_sha256,
-        output_sha256=kept.output_sha256,
+        source_digests=kept.source_digests,
+        output_digests=kept.output_digests,
         linear=None,
         faults=kept.faults,
     )
 
 
 def _compare_linear(
-    source: StoredDraft, output: Checkpoint, row: Row, dtype: FloatDtype
+    source: StoredDraft, output: Checkpoint, dtype: FloatDtype, algorithm: Algorithm, row: Row
 ) -> _Compared:
     """The stored weight against a second decoding, and what rounding lost."""
     stored = output.tensors[row.tensor.name]
     linear = source.linear(row)
-    digest = hashlib.sha256()
+    digest = Digest(algorithm)
     rounded, wrong, largest = 0, 0, 0.0
     for rows in row_blocks(row):
         product = linear.decoded(rows).dequantized()
@@ -196,10 +204,10 @@ def _compare_linear(
         rounded=rounded,
         max_relative_difference=largest,
     )
-    parts = source.parts(row).values()
+    digest_of = partial(tensor_digest, source.checkpoint, algorithm=algorithm)
     return _Compared(
-        source_sha256={part.name: tensor_sha256(source.checkpoint, part) for part in parts},
-        output_sha256={row.tensor.name: digest.hexdigest()},
+        source_digests={part.name: digest_of(part) for part in source.parts(row).values()},
+        output_digests={row.tensor.name: str(digest)},
         linear=finding,
         faults=faults,
     )

@@ -14,10 +14,11 @@ from types import MappingProxyType
 from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
+from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme
-from ..stored.decoded_numbers import tensor_sha256
 from .codes import Expected, compare_linear
 from .config_json import config_faults
 from .demands import demands_of, expected_codes
@@ -56,8 +57,6 @@ from .verify_report import (
 )
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
-
-_WORKERS = 2  # hashing and numpy release the interpreter lock; more would wait for memory
 
 
 def verify(
@@ -143,7 +142,7 @@ def _check_is_checkpoint(output: Path, config_file: str) -> None:
 
 
 class _Verification:
-    """One run: header checks, then all tensors in two threads, then what depends on the hashes."""
+    """One run: header checks, then all tensors in threads, then what depends on the hashes."""
 
     def __init__(
         self,
@@ -163,6 +162,7 @@ class _Verification:
         self._output = output
         self._scheme = scheme
         self._recorded = recorded
+        self._algorithm = algorithm_of(recorded.digests) if recorded is not None else NEWEST
         self._provenance = recorded if isinstance(recorded, QuantizedProvenance) else None
         self._method = method
         self._rule = rule
@@ -188,20 +188,20 @@ class _Verification:
     def report(self) -> VerifyReport:
         """Run everything."""
         sorting = self._sorting
-        with ThreadPoolExecutor(_WORKERS) as pool:
+        with ThreadPoolExecutor(WORKERS) as pool:
             quantized = sorting.quantized
             expected = expected_codes(pool, self._draft, self._demands, quantized, self._exponents)
             compared = self._compare(pool, expected)
-        source_sha256: dict[str, str] = {}
-        output_sha256: dict[str, str] = {}
+        source_digests: dict[str, str] = {}
+        output_digests: dict[str, str] = {}
         for one in compared:
-            source_sha256 |= one.source_sha256
-            output_sha256 |= one.output_sha256
+            source_digests |= one.source_digests
+            output_digests |= one.output_digests
         faults = [*self._header_faults(), *(fault for one in compared for fault in one.faults)]
         faults += self._foreign_matrix_scale_faults(compared)
-        self._hash_the_rest(source_sha256, output_sha256)
+        self._hash_the_rest(source_digests, output_digests)
         if self._recorded is not None:
-            sides = source_sha256, output_sha256
+            sides = source_digests, output_digests
             faults += record_faults(self._recorded, self._draft, self._output, *sides)
         return VerifyReport(
             output=str(self._output.folder),
@@ -212,8 +212,8 @@ class _Verification:
             quantized=len(sorting.linears),
             bytes_compared=self._progress.done,
             linears=tuple(one.linear for one in compared if one.linear is not None),
-            source_sha256=dict(sorted(source_sha256.items())),
-            output_sha256=dict(sorted(output_sha256.items())),
+            source_digests=dict(sorted(source_digests.items())),
+            output_digests=dict(sorted(output_digests.items())),
             faults=tuple(faults),
             dropped=tuple(row.tensor.name for row in self._dropped),
             dropped_shown=bool(self._dropped) and self._target is not None,
@@ -293,8 +293,8 @@ class _Verification:
         exponent = self._exponents.get(row.tensor.name)
         sides = self._source, self._output, row.tensor
         if exponent is None:
-            return compare_kept(*sides, self._progress.add)
-        return compare_balanced(*sides, exponent, self._progress.add)
+            return compare_kept(*sides, self._progress.add, self._algorithm)
+        return compare_balanced(*sides, exponent, self._progress.add, self._algorithm)
 
     def _compare_linear(
         self,
@@ -311,11 +311,14 @@ class _Verification:
             scheme,
             expected,
             on_bytes=self._progress.add,
+            algorithm=self._algorithm,
         )
         compared.faults += companion_faults(self._output, tensor, parts)
         for part in parts.values():
-            if part.name not in compared.output_sha256:
-                compared.output_sha256[part.name] = tensor_sha256(self._output, part)
+            if part.name not in compared.output_digests:
+                compared.output_digests[part.name] = tensor_digest(
+                    self._output, part, self._algorithm
+                )
                 self._progress.add(part.nbytes)
         return compared
 
@@ -341,5 +344,5 @@ class _Verification:
         """Hashes of tensors that a fault kept from being compared."""
         for checkpoint, hashes in ((self._source, source), (self._output, output)):
             for name in checkpoint.tensors.keys() - hashes.keys():
-                hashes[name] = tensor_sha256(checkpoint, checkpoint.tensors[name])
+                hashes[name] = tensor_digest(checkpoint, checkpoint.tensors[name], self._algorithm)
                 self._progress.add(checkpoint.tensors[name].nbytes)

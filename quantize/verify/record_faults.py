@@ -44,8 +44,8 @@ def record_faults(
     recorded: Record | TunedProvenance,
     draft: Draft,
     output: Checkpoint,
-    source_sha256: Mapping[str, str],
-    output_sha256: Mapping[str, str],
+    source_digests: Mapping[str, str],
+    output_digests: Mapping[str, str],
 ) -> list[Fault]:
     """What a record says is so.
 
@@ -53,13 +53,13 @@ def record_faults(
         recorded: of the folder.
         draft: its source.
         output: the folder.
-        source_sha256: of every tensor of the source.
-        output_sha256: of every tensor of the folder.
+        source_digests: of every tensor of the source.
+        output_digests: of every tensor of the folder.
     """
-    faults = _hash_faults("tensor_sha256", recorded.tensor_sha256, output_sha256)
+    faults = _hash_faults("tensor_digests", recorded.digests, output_digests)
     if not isinstance(recorded, RepairedProvenance):
         source = recorded.source
-        faults += _hash_faults("source.tensor_sha256", source.tensor_sha256, source_sha256)
+        faults += _hash_faults("source.tensor_digests", source.digests, source_digests)
         faults += _value_faults(
             {
                 "source.family": (draft.family.name, source.family),

@@ -14,11 +14,13 @@ import numpy as np
 
 from ..drafts import Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..stored.decoded_numbers import stored_scalar, tensor_sha256
+from ..files.digests import NEWEST, Algorithm, tensor_digest
+from ..files.workers import WORKERS
+from ..stored.decoded_numbers import stored_scalar
 from ..stored.layouts.scheme import INVERTED
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_draft import StoredDraft
-from .dequantized_verification import QUANTIZED_ONLY, WORKERS, row_blocks
+from .dequantized_verification import QUANTIZED_ONLY, row_blocks
 from .headers import index_faults, metadata_faults
 from .kept_tensors import compare_kept
 from .unowned_files import own_files, side_file_faults, unowned_faults
@@ -31,18 +33,23 @@ class TranscodedReport:
 
     Attributes:
         scheme: what the new folder declares.
-        source_sha256: per tensor of the folder that was read. output_sha256: per tensor of the new.
+        source_digests: per tensor of the folder that was read.
+        output_digests: per tensor of the new one.
         faults: all of them; empty means that every code and scale is the same.
     """
 
     scheme: str
-    source_sha256: Mapping[str, str]
-    output_sha256: Mapping[str, str]
+    source_digests: Mapping[str, str]
+    output_digests: Mapping[str, str]
     faults: tuple[Fault, ...]
 
 
 def verify_transcoded(
-    source: StoredDraft, folder: Path, *, config_file: str = CONFIG_FILE
+    source: StoredDraft,
+    folder: Path,
+    *,
+    config_file: str = CONFIG_FILE,
+    algorithm: Algorithm = NEWEST,
 ) -> TranscodedReport:
     """Compare two quantized folders of the same draft.
 
@@ -50,6 +57,7 @@ def verify_transcoded(
         source: the folder whose codes these are.
         folder: the transcoded one.
         config_file: its name in a staging folder, see `Checkpoint.open`.
+        algorithm: of the digests.
 
     Raises:
         CheckpointError: `folder` is not a draft, or not as it declares.
@@ -63,17 +71,17 @@ def verify_transcoded(
         got = ", ".join(sorted(source.modules ^ output.modules)) or "other tensors"
         return TranscodedReport(
             scheme=str(output.scheme),
-            source_sha256={},
-            output_sha256={},
+            source_digests={},
+            output_digests={},
             faults=(*faults, Fault(where=str(folder), expected="the same linears", got=got)),
         )
     by_size = sorted(source.draft.rows, key=lambda row: (-row.tensor.numel, row.tensor.name))
     with ThreadPoolExecutor(WORKERS) as pool:
-        found = list(pool.map(partial(_compare, source, output, rows), by_size))
+        found = list(pool.map(partial(_compare, source, output, rows, algorithm), by_size))
     return TranscodedReport(
         scheme=str(output.scheme),
-        source_sha256=dict(sorted(item for one in found for item in one.source_sha256.items())),
-        output_sha256=dict(sorted(item for one in found for item in one.output_sha256.items())),
+        source_digests=dict(sorted(item for one in found for item in one.source_digests.items())),
+        output_digests=dict(sorted(item for one in found for item in one.output_digests.items())),
         faults=(*faults, *(fault for one in found for fault in one.faults)),
     )
 
@@ -82,8 +90,8 @@ def verify_transcoded(
 class _Compared:
     """One row of the draft; hashes by tensor name."""
 
-    source_sha256: dict[str, str] = field(default_factory=dict)
-    output_sha256: dict[str, str] = field(default_factory=dict)
+    source_digests: dict[str, str] = field(default_factory=dict)
+    output_digests: dict[str, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -116,21 +124,26 @@ def _undeclared(checkpoint: Checkpoint) -> str:
 
 
 def _compare(
-    source: StoredDraft, output: StoredDraft, rows: Mapping[str, Row], row: Row
+    source: StoredDraft,
+    output: StoredDraft,
+    rows: Mapping[str, Row],
+    algorithm: Algorithm,
+    row: Row,
 ) -> _Compared:
     found = _Compared()
     if not source.is_quantized(row):
-        kept = compare_kept(source.checkpoint, output.checkpoint, row.tensor, lambda _count: None)
-        found.source_sha256, found.output_sha256 = kept.source_sha256, kept.output_sha256
+        sides = source.checkpoint, output.checkpoint
+        kept = compare_kept(*sides, row.tensor, lambda _count: None, algorithm)
+        found.source_digests, found.output_digests = kept.source_digests, kept.output_digests
         found.faults = kept.faults
         return found
     other = rows[row.tensor.name]
     for side, own, hashes in (
-        (source, row, found.source_sha256),
-        (output, other, found.output_sha256),
+        (source, row, found.source_digests),
+        (output, other, found.output_digests),
     ):
         for part in side.parts(own).values():
-            hashes[part.name] = tensor_sha256(side.checkpoint, part)
+            hashes[part.name] = tensor_digest(side.checkpoint, part, algorithm)
     found.faults = [
         *_code_faults(source, output, row, other),
         *_input_scale_faults(source, output, row.module),

@@ -5,7 +5,6 @@ are finite weights that point where the source's do, and that they are those tha
 that training made them as it says, nothing can show but training again. Imports no torch.
 """
 
-import hashlib
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,9 +15,11 @@ import numpy as np
 from ...recipes.roles import LAYER_ROLES
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.digests import NEWEST, Algorithm, Digest, algorithm_of, tensor_digest
 from ..files.provenance import TunedProvenance
+from ..files.workers import WORKERS
 from ..stored.declarations import declared_scheme
-from ..stored.decoded_numbers import floats, read_rows, tensor_sha256
+from ..stored.decoded_numbers import floats, read_rows
 from .config_json import config_faults
 from .headers import form, index_faults, metadata_faults
 from .kept_tensors import compare_kept
@@ -28,7 +29,6 @@ from .unowned_files import own_files, side_file_faults, unowned_faults
 from .verify_report import Compared, Fault, LinearFinding, VerifyReport, blocks_of
 
 RULE = "finite weights that point in the direction of the source's weights"
-_WORKERS = 2
 _BLOCK = 2**18  # weights
 
 
@@ -55,20 +55,22 @@ def verify_tuned(
     checkpoint, source = Checkpoint.open(output, config_file=config_file), draft.checkpoint
     learned = frozenset(recorded.retuning.linears if recorded else linears)
     faults = _header_faults(draft, checkpoint, learned, config_file)
+    algorithm = algorithm_of(recorded.digests) if recorded else NEWEST
+    compare = partial(_compare, source, checkpoint, learned, algorithm)
     alike = [row for row in draft.rows if _same_form(row, checkpoint)]
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        compared = list(pool.map(partial(_compare, source, checkpoint, learned), alike))
-    source_sha256: dict[str, str] = {}
-    output_sha256: dict[str, str] = {}
+    with ThreadPoolExecutor(WORKERS) as pool:
+        compared = list(pool.map(compare, alike))
+    source_digests: dict[str, str] = {}
+    output_digests: dict[str, str] = {}
     for one in compared:
-        source_sha256 |= one.source_sha256
-        output_sha256 |= one.output_sha256
+        source_digests |= one.source_digests
+        output_digests |= one.output_digests
         faults += one.faults
-    for side, hashes in ((source, source_sha256), (checkpoint, output_sha256)):
+    for side, hashes in ((source, source_digests), (checkpoint, output_digests)):
         for name in side.tensors.keys() - hashes.keys():
-            hashes[name] = tensor_sha256(side, side.tensors[name])
+            hashes[name] = tensor_digest(side, side.tensors[name], algorithm)
     if recorded is not None:
-        faults += record_faults(recorded, draft, checkpoint, source_sha256, output_sha256)
+        faults += record_faults(recorded, draft, checkpoint, source_digests, output_digests)
     found = tuple(one.linear for one in compared if one.linear is not None)
     return VerifyReport(
         output=str(output),
@@ -79,8 +81,8 @@ def verify_tuned(
         quantized=len(found),
         bytes_compared=source.nbytes + checkpoint.nbytes,
         linears=found,
-        source_sha256=dict(sorted(source_sha256.items())),
-        output_sha256=dict(sorted(output_sha256.items())),
+        source_digests=dict(sorted(source_digests.items())),
+        output_digests=dict(sorted(output_digests.items())),
         faults=tuple(faults),
         retuned=True,
     )
@@ -119,12 +121,18 @@ def _same_form(row: Row, output: Checkpoint) -> bool:
     return stored is not None and form(stored) == form(row.tensor)
 
 
-def _compare(source: Checkpoint, output: Checkpoint, learned: frozenset[str], row: Row) -> Compared:
+def _compare(
+    source: Checkpoint,
+    output: Checkpoint,
+    learned: frozenset[str],
+    algorithm: Algorithm,
+    row: Row,
+) -> Compared:
     """A tensor on both sides, of one dtype and shape."""
     if row.module not in learned or row.role not in LAYER_ROLES:
-        return compare_kept(source, output, row.tensor, lambda _count: None)
+        return compare_kept(source, output, row.tensor, lambda _count: None, algorithm)
     tensor, stored = row.tensor, output.tensors[row.tensor.name]
-    digests = hashlib.sha256(), hashlib.sha256()
+    digests = Digest(algorithm), Digest(algorithm)
     direction, lost, bad = Direction(), 0.0, 0
     for rows in blocks_of(tensor.shape[0], max(1, _BLOCK // max(1, tensor.shape[1]))):
         sides = [
@@ -141,8 +149,8 @@ def _compare(source: Checkpoint, output: Checkpoint, learned: frozenset[str], ro
     if bad:
         faults = [Fault(where=tensor.name, expected="finite weights", got=f"{bad} other(s)")]
     return Compared(
-        source_sha256={tensor.name: digests[0].hexdigest()},
-        output_sha256={tensor.name: digests[1].hexdigest()},
+        source_digests={tensor.name: str(digests[0])},
+        output_digests={tensor.name: str(digests[1])},
         faults=faults,
         linear=LinearFinding(
             module=row.module,

@@ -59,7 +59,7 @@ class VerifyReport(Brief):
         quantized: number of linears that were decoded and compared.
         bytes_compared: bytes of source and folder together.
         linears: what was found of each quantized linear.
-        source_sha256: source tensor -> hash. output_sha256: output tensor -> hash.
+        source_digests: source tensor -> hash. output_digests: output tensor -> hash.
         faults: everything that is wrong; empty means that every byte is accounted for.
         dropped: source tensors that the recipe leaves to the target.
         dropped_shown: these were compared with the target's tensors in this verification.
@@ -75,8 +75,8 @@ class VerifyReport(Brief):
     quantized: int
     bytes_compared: int
     linears: tuple[LinearFinding, ...]
-    source_sha256: Mapping[str, str]
-    output_sha256: Mapping[str, str]
+    source_digests: Mapping[str, str]
+    output_digests: Mapping[str, str]
     faults: tuple[Fault, ...]
     dropped: tuple[str, ...] = ()
     dropped_shown: bool = False
@@ -114,8 +114,8 @@ def unreadable(output: Path, source: Path, fault: Fault) -> VerifyReport:
         quantized=0,
         bytes_compared=0,
         linears=(),
-        source_sha256={},
-        output_sha256={},
+        source_digests={},
+        output_digests={},
         faults=(fault,),
     )
 
@@ -135,8 +135,8 @@ class Compared:
     """
 
     faults: list[Fault] = field(default_factory=list)
-    source_sha256: dict[str, str] = field(default_factory=dict)
-    output_sha256: dict[str, str] = field(default_factory=dict)
+    source_digests: dict[str, str] = field(default_factory=dict)
+    output_digests: dict[str, str] = field(default_factory=dict)
     linear: LinearFinding | None = None
     absmax: float | None = None
 

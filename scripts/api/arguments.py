@@ -9,8 +9,8 @@ from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.counting.estimand import DraftSampling
-from .opening import AnyRecipe, Reference
 from .option import Argument, Option
+from .references import AnyRecipe, Reference
 
 AnyPath = str | os.PathLike[str]
 """A file or folder; `Settings` hold it as a `Path`."""
@@ -102,6 +102,13 @@ BatchSize = Annotated[
         "prompts per batch (default: as many as fit)",
         "PROMPTS",
         bounds=AT_LEAST_1,
+    ),
+]
+NoCache = Annotated[
+    bool,
+    Option(
+        "replay the BF16 draft too, instead of recalling from the cache what it proposed, and keep"
+        " nothing there"
     ),
 ]
 Target = Annotated[

@@ -11,8 +11,9 @@ from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief
 from .arguments import AnyPath, Device, NumDraftTokens, Target
-from .opening import Reference, draft_on_traces, optional_path
+from .opening import draft_on_traces
 from .option import Argument, Option
+from .references import Reference, optional_path
 from .settings import Settings
 from .verb import verb
 

@@ -9,8 +9,8 @@ from ...quantize.errors import OutputError
 from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
 from .arguments import AnyPath, QuantizedFolder
-from .opening import optional_path
 from .option import Option
+from .references import optional_path
 from .settings import Settings
 from .verb import verb
 

@@ -20,8 +20,8 @@ from ...quantize.files.staging import check_output
 from ...quantize.gpus import gpu_names
 from ...recipes.brief import Brief
 from . import arguments
-from .opening import Reference
 from .option import Argument, Option
+from .references import Reference
 from .settings import Settings
 from .verb import verb
 

@@ -12,9 +12,9 @@ from ...quantize.files.report_files import ReportFormat, check_reports, write_re
 from ...recipes.decode import MisfitError
 from . import reports
 from .arguments import AnyPath, share
-from .opening import Reference
 from .option import Argument, Option
 from .pages import asked_for, given
+from .references import Reference
 from .replay import OnTracesSettings, load_for_replay, replay_loaded
 from .verb import verb
 

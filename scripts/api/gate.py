@@ -18,9 +18,9 @@ from ...validate.errors import GateError
 from ...validate.judging.interim_analysis import Spending, parse_look
 from . import arguments, reports
 from .gate_on_traces import GateOnTracesSettings, OnTraces, judge_on_traces
-from .opening import optional_path
 from .option import Option
 from .pages import Pages, asked_for, texts_of
+from .references import optional_path
 from .verb import verb
 
 if TYPE_CHECKING:

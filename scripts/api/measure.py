@@ -12,9 +12,9 @@ from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from . import reports
 from .arguments import AnyPath, SamplingSeed, Temperature, TopK, TopP
-from .opening import Reference, optional_path
 from .option import Option, spelling
 from .prompt_settings import ChosenPrompts
+from .references import Reference, optional_path
 from .settings import options_of
 from .verb import verb
 from .watch import Bar, Watch, beyond_kept

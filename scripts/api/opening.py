@@ -1,21 +1,19 @@
 """Opening what several verbs ask for: a draft, a recipe, a draft that runs along traces."""
 
 import dataclasses
-import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...quantize.drafts import Draft, read_draft
 from ...quantize.files.hub import DraftSource, resolve_draft
-from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe, recipe_of_alias, to_mapping
 from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import BackendName
 from .given import of_value
+from .references import AnyRecipe, Reference
 from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
@@ -23,25 +21,19 @@ if TYPE_CHECKING:
 
     from ...calibration.traces.target_tables import SharedTables
     from ...calibration.traces.trace_folder import TraceFolder
+    from ...quantize.drafts import Draft
     from ...quantize.stored.loading import LoadedDraft
 
-Reference = str | Path
-"""A draft: its folder, or its id on the Hub (owner/name, owner/name@revision)."""
-AnyRecipe = Recipe | Mapping[str, Any] | str | Path
-"""A recipe: a built-in name, a file, a resolved recipe, or the keys of a file as a dict."""
 
-
-def open_draft(reference: Reference, subtree: str | None = None) -> tuple[DraftSource, Draft]:
+def open_draft(reference: Reference, subtree: str | None = None) -> "tuple[DraftSource, Draft]":
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
+    from ...quantize.drafts import read_draft
+    from ...quantize.lints import check_vocabulary_map
+
     source = resolve_draft(str(reference), subtree)
     draft = read_draft(source.checkpoint())
     check_vocabulary_map(draft)
     return source, draft
-
-
-def folder_of(reference: Reference) -> Path:
-    """Where a draft lies; see `resolve_draft`."""
-    return resolve_draft(str(reference)).folder
 
 
 def chosen_recipe(
@@ -182,8 +174,3 @@ def draft_on_traces(
     shared = shared_tables(traces, target, where)
     draft = load_draft(folder, device=where, compact=True, shared=shared)
     return DraftOnTraces(draft, shared, chosen_num_draft_tokens(num_draft_tokens, [draft]))
-
-
-def optional_path(path: str | os.PathLike[str] | None) -> Path | None:
-    """A path, where one is given."""
-    return None if path is None else Path(path)

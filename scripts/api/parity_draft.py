@@ -8,8 +8,8 @@ from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, Device, Dtype, NumDraftTokens, Target
 from .findings import BoundedFindings
-from .opening import Reference
 from .option import Argument, Option
+from .references import Reference
 from .replay import OnTracesSettings, load_for_replay
 from .verb import verb
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from ...validate.measure.measurement import EngineName
 from . import reports
 from .arguments import AnyPath, OutFolder
-from .opening import optional_path
 from .option import Option
+from .references import optional_path
 from .settings import Settings
 from .verb import verb
 

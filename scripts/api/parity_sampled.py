@@ -11,9 +11,9 @@ from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, ComputeDtype, Device
 from .findings import BoundedFindings, FindingsFile
-from .opening import optional_path
 from .option import Argument, Option
 from .prompt_settings import ChosenPrompts
+from .references import optional_path
 from .verb import verb
 from .watch import Bar
 

@@ -11,14 +11,14 @@ from ...quantize.errors import CheckpointError, HubError, VerifyError
 from ...quantize.files.card_text import CARD_FILE, front_keys, read_card
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.files_of_folder import SIGNATURE_FILE
-from ...quantize.files.hub import is_hub_id
+from ...quantize.files.hub_id import is_hub_id
 from ...quantize.files.hub_upload import Upload, upload, upload_files
 from ...quantize.files.model_signature import differences, read_signature
 from ...quantize.verify.unowned_files import unknown_files
 from ...recipes.brief import Brief, megabytes
 from .arguments import AnyPath, QuantizedFolder
-from .opening import Reference, optional_path
 from .option import Argument, Option
+from .references import Reference, optional_path
 from .settings import Settings
 from .verb import verb
 from .verify import VerifySettings, compared

@@ -8,22 +8,23 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ...quantize.drafts import Draft
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.staging import check_output
-from ...quantize.lints import Lint, find_lints
 from ...quantize.quantization_plan import Plan, Step, make_plan
 from . import arguments, reports
 from .engine_verdicts import nothing_loads, verdicts_of
 from .learning import learn
-from .opening import chosen_recipe, draft_on_traces, open_draft, optional_path
+from .opening import chosen_recipe, draft_on_traces, open_draft
 from .option import Option
+from .references import optional_path
 from .settings import Settings
 from .verb import verb
-from .watch import Bar, Watch
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.plan_inputs import PlanInputs
+    from ...quantize.drafts import Draft
+    from ...quantize.lints import Lint
+    from .watch import Bar, Watch
 
 
 TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}
@@ -80,6 +81,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             is left behind.
     """
     from ...quantize.checks import check_retuning, check_tables
+    from ...quantize.lints import find_lints
     from ...quantize.quantize_draft import quantize_draft
 
     watch, fix_config = settings.watch, settings.fix_config
@@ -119,7 +121,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
     return dataclasses.replace(report, loads=verdicts, lints=lints)
 
 
-def looks_like_a_target(draft: Draft) -> str | None:
+def looks_like_a_target(draft: "Draft") -> str | None:
     """Said of a whole language model: it may be a draft of its own kind, or the target."""
     if not draft.family.is_whole_model:
         return None
@@ -131,7 +133,7 @@ def looks_like_a_target(draft: Draft) -> str | None:
     )
 
 
-def lints_left(draft: object, lints: Sequence[Lint], *, fix_config: bool) -> str | None:
+def lints_left(draft: object, lints: "Sequence[Lint]", *, fix_config: bool) -> str | None:
     """Which warnings of the source's config.json stay in the output, and how they go."""
     left = [one for one in lints if one.level == "warning" and not (fix_config and one.fix)]
     if not left:
@@ -217,9 +219,9 @@ class _Phases:
         bar: that shows them; there is none before the run begins.
     """
 
-    bar: Bar | None = None
+    bar: "Bar | None" = None
 
-    def __init__(self, plan: Plan, watch: Watch) -> None:
+    def __init__(self, plan: Plan, watch: "Watch") -> None:
         self._plan, self._watch = plan, watch
         self._left = sum(self._work(step) for step in plan.steps)
         self._written: set[str] = set()
@@ -250,11 +252,13 @@ class _Phases:
         self.bar.set(done, total)
         if done == total:
             self._is_measuring = False
+            self._watch.stage("write")
             self.bar.phase("quantize", self._left, "work")
 
     def _measure(self) -> None:
         assert self.bar is not None  # the run has begun
         self._is_measuring = True
+        self._watch.stage("measure")
         self.bar.phase("measure the linears' inputs", 1, "work")
 
     def written(self, step: Step) -> None:

@@ -10,9 +10,10 @@ from ...quantize.files.report_files import check_reports, write_reports
 from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, Device, Overwrite, Target
-from .opening import Reference, optional_path, shared_tables
+from .opening import shared_tables
 from .option import Argument, Option
 from .pages import given
+from .references import Reference, optional_path
 from .settings import Settings
 from .verb import verb
 
@@ -94,12 +95,12 @@ def reconcile(settings: ReconcileSettings) -> "reports.Reconciliation":
     traces = TraceFolder.open(Path(settings.traces))
     speculation = reconciliation.check_reconcilable(measurement, traces)
     folder = resolve_draft(str(settings.draft)).folder
-    served, known = speculation.draft_sha256, DraftFolder.read(folder).sha256
+    served, draft = speculation.draft_sha256, DraftFolder.read(folder)
     device = resolve_device(settings.device)
     tables = shared_tables(traces, optional_path(settings.target), device)
     drafts = _in_both_dtypes(folder, traces, tables, device)
     with (
-        kept_places(report, measured, traces, known) as kept,
+        kept_places(report, measured, traces, draft.sha256) as kept,
         settings.watch.bar("reconcile", len(measurement.records), "work") as bar,
     ):
         found = reconciliation.reconcile(
@@ -108,7 +109,7 @@ def reconcile(settings: ReconcileSettings) -> "reports.Reconciliation":
             drafts,
             tables=tables,
             max_gap=LARGEST_NOISE if settings.max_gap is None else settings.max_gap,
-            other_draft=None if served is None else served != known,
+            other_draft=None if served is None else not draft.is_identity(served),
             limit=settings.limit,
             kept=kept,
             on_progress=bar.set,

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from . import reports
-from .opening import folder_of
 from .record_settings import RecordSettings
+from .references import folder_of
 from .verb import verb
 from .watch import Unit, beyond_kept
 
@@ -139,6 +138,7 @@ def _how(settings: RecordSettings) -> _HowToRecord:
     from ...calibration.recording.decoding import Decoding
     from ...calibration.recording.target_shape import check_draft_fits
     from ...calibration.traces.target_tables import TargetTables
+    from ...quantize.drafts import read_config
     from ...quantize.stored.loading import load_draft
 
     device = resolve_device(settings.device)

@@ -11,9 +11,9 @@ from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
 from ...recipes.decode import MisfitError
 from ...recipes.strict_json import JsonProblem, parse_json
 from . import arguments
-from .opening import Reference
 from .option import Option, spelling
 from .prompt_settings import ChosenPrompts
+from .references import Reference
 from .settings import options_of
 
 _SGLANG = (

@@ -1,7 +1,8 @@
 """What verbs return, by name; imported when it is asked for, so that no door loads torch."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...recipes.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ...calibration.dumps.import_findings import ImportReport as ImportReport
@@ -76,13 +77,6 @@ _HOMES = {
     "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""
+_PACKAGE = __name__.partition(".")[0]
 __all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    package = __name__.partition(".")[0]
-    found = getattr(importlib.import_module(f"{package}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__ = lazy_names(__name__, {n: f"{_PACKAGE}.{home}" for n, home in _HOMES.items()})

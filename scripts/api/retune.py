@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.command_line import running_argv
 from ...quantize.quantization_plan import make_plan
-from ...recipes import Recipe
 from . import reports
 from .arguments import (
     AllowZeroRows,
@@ -19,8 +18,9 @@ from .arguments import (
     TargetLayers,
 )
 from .learning import StepsShown
-from .opening import AnyRecipe, Reference, draft_on_traces, named_recipe, open_draft, optional_path
+from .opening import draft_on_traces, named_recipe, open_draft
 from .option import Argument, Option
+from .references import AnyRecipe, Reference, optional_path
 from .settings import Settings
 from .verb import verb
 from .watch import SILENT, Bar, Watch
@@ -28,6 +28,7 @@ from .watch import SILENT, Bar, Watch
 if TYPE_CHECKING:
     from ...calibration.rounding.retune_draft import Side
     from ...calibration.rounding.validation import LearningProgress
+    from ...recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
     return report
 
 
-def retuned_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> Recipe:
+def retuned_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> "Recipe":
     """A recipe whose codes the target is to teach, from where it says that scales start."""
     recipe = named_recipe(reference, watch)
     algorithm = dataclasses.replace(recipe.algorithm, rounding="retuned")

@@ -10,8 +10,8 @@ from ...quantize.files.hub import resolve_draft
 from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, OutFolder, TableIds, share
-from .opening import Reference
 from .option import Argument, Option
+from .references import Reference
 from .settings import Settings
 from .verb import verb
 

@@ -59,7 +59,7 @@ class Watch:
         yield bar
 
     def stage(self, name: str) -> None:
-        """A stage of the run begins: "write", "sync", "verify"."""
+        """A stage of the run begins: "start", "measure", "write", "sync", "verify"."""
         LOG.debug("%s", name)
 
     def line(self, text: str) -> None:

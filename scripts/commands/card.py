@@ -3,7 +3,7 @@
 import argparse
 
 from ..api.card import card
-from ..api.opening import optional_path
+from ..api.references import optional_path
 from ..console import print_document, print_json, stdout
 
 VERB = card

@@ -147,12 +147,9 @@ def _make_traces(draft: str, out: str, prompts: int, tokens: int) -> Mapping[str
 
 
 def _make_target(draft: str, divide: int, out: str) -> Mapping[str, Any]:
-    from .real_shapes.drafts import REAL_DRAFTS
-    from .real_shapes.generate import write_random_model
-    from .real_shapes.target import target_config, target_shapes
+    from .real_shapes.generate import write_target
 
-    config = target_config(REAL_DRAFTS[draft].config(divide))
-    write_random_model(Path(out), config, target_shapes(config))
+    write_target(Path(out), draft, divide=divide)
     return {}
 
 

@@ -20,7 +20,7 @@ __all__ = ["__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module(".quantize.files.provenance", __name__).package_version(
+        return importlib.import_module(".quantize.files.package_version", __name__).package_version(
             __name__
         )
     what = f"module {__name__!r} has no attribute {name!r}"

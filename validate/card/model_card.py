@@ -23,14 +23,14 @@ from ...quantize.files.card_text import (
     table,
 )
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
-from ...quantize.files.hub import is_hub_id
-from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.files.digests import algorithm_of, tensor_digests, tensors_sha256
+from ...quantize.files.hub_id import is_hub_id
+from ...quantize.files.package_version import package_version
+from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.provenance_file import check_seal, read_provenance
-from ...quantize.files.retuning import tensors_sha256
 from ...quantize.folder_card import CardFacts
 from ...quantize.gpus import gpus_of
 from ...quantize.stored.declarations import HF_QUANT_CONFIG
-from ...quantize.stored.decoded_numbers import tensor_sha256
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.regular_file import open_stream
 from ...recipes.schema import recipe_sha256
@@ -84,14 +84,14 @@ def model_card(folder: Path, request: CardRequest) -> str:
     stored = StoredDraft.read(checkpoint)
     facts = CardFacts.of_folder(stored, record)
     front = _front_matter(facts, request)
-    hashes = {name: tensor_sha256(checkpoint, each) for name, each in checkpoint.tensors.items()}
-    if hashes != record.tensor_sha256:
+    digests = tensor_digests(checkpoint, algorithm_of(record.digests))
+    if digests != record.digests:
         raise CheckpointError(
             folder,
             f"its tensors are not those that {PROVENANCE_FILE} records",
             fix="'draftquant verify' says which differ; quantize the draft again",
         )
-    identity = tensors_sha256(hashes)
+    identity = tensors_sha256(digests)
     gate = None if request.gate is None else read_gate(request.gate, identity)
     served = [Served.of(read_measurement(path), identity) for path in request.measured]
     card = read_card(folder)

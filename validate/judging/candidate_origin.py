@@ -8,14 +8,19 @@ baseline's, and its quantized values point the same way.
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.digests import (
+    NEWEST,
+    algorithm_of,
+    has_identity,
+    tensor_digests,
+    tensors_sha256,
+)
 from ...quantize.files.provenance import (
     DequantizedProvenance,
     Provenance,
@@ -23,9 +28,7 @@ from ...quantize.files.provenance import (
     TunedProvenance,
 )
 from ...quantize.files.provenance_file import check_seal, read_provenance
-from ...quantize.files.retuning import tensors_sha256
 from ...quantize.stored.declarations import declared_scheme
-from ...quantize.stored.decoded_numbers import tensor_sha256
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.verify.method import declared_faults
@@ -35,7 +38,6 @@ MIN_COSINE = 0.7
 """Between a weight and its quantized values: INT3 has 0.97, any other weight about 0."""
 
 _BLOCK = 2**24  # elements compared at a time
-_WORKERS = 2  # hashing releases the interpreter lock
 _ON_PURPOSE = "to compare two different drafts on purpose, add --unrelated"
 _UNRELATED = (
     "two different drafts are compared (--unrelated), so the change is not the effect of"
@@ -50,13 +52,13 @@ class DraftFolder:
     """A draft as it is stored.
 
     Attributes:
-        tensor_sha256: of every tensor, by on-disk name.
+        tensor_digests: of every tensor, by on-disk name.
         quantized: it declares a quantization.
         record: its draftquant.json, None where it has none.
     """
 
     folder: Path
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str]
     quantized: bool
     record: Provenance | None
 
@@ -73,11 +75,10 @@ class DraftFolder:
         checkpoint = Checkpoint.open(folder)
         record = read_provenance(folder)
         check_seal(folder, record)
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            digests = pool.map(partial(tensor_sha256, checkpoint), checkpoint.tensors.values())
-            hashes = dict(zip(checkpoint.tensors, digests, strict=True))
-        if record is not None and record.tensor_sha256 != hashes:
-            difference = _first(record.tensor_sha256, hashes)
+        algorithm = NEWEST if record is None else algorithm_of(record.digests)
+        digests = tensor_digests(checkpoint, algorithm)
+        if record is not None and record.digests != digests:
+            difference = _first(record.digests, digests)
             raise GateError(
                 folder,
                 f"its draftquant.json belongs to other tensors: {difference}",
@@ -93,12 +94,33 @@ class DraftFolder:
                     f" expected {fault.expected}, got {fault.got}",
                     fix="run `draftquant verify`, and quantize the draft again",
                 )
-        return cls(folder=folder, tensor_sha256=hashes, quantized=scheme is not None, record=record)
+        return cls(
+            folder=folder, tensor_digests=digests, quantized=scheme is not None, record=record
+        )
+
+    def digests_like(self, recorded: Mapping[str, str]) -> Mapping[str, str]:
+        """Of every tensor, in the algorithm of a record, which may be an older one.
+
+        Raises:
+            CheckpointError: a file shrank or vanished while being read.
+        """
+        algorithm = algorithm_of(recorded)
+        if algorithm == algorithm_of(self.tensor_digests):
+            return self.tensor_digests
+        return tensor_digests(Checkpoint.open(self.folder), algorithm)
+
+    def is_identity(self, sha256: str) -> bool:
+        """Whether these are the tensors with this identity, in whatever algorithm.
+
+        Raises:
+            CheckpointError: a file shrank or vanished while being read.
+        """
+        return sha256 == self.sha256 or has_identity(Checkpoint.open(self.folder), sha256)
 
     @property
     def sha256(self) -> str:
         """Identity of the weights: over names and hashes of all tensors."""
-        return tensors_sha256(self.tensor_sha256)
+        return tensors_sha256(self.tensor_digests)
 
     @property
     def quantized_by(self) -> QuantizedProvenance | None:
@@ -180,7 +202,7 @@ def _check_baseline(baseline: DraftFolder) -> None:
 
 def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
     if not candidate.quantized and not isinstance(candidate.record, DequantizedProvenance):
-        same = candidate.tensor_sha256 == baseline.tensor_sha256
+        same = candidate.tensor_digests == baseline.digests_like(candidate.tensor_digests)
         raise GateError(
             candidate.folder,
             "expected a quantized draft as the candidate, but this one declares no quantization"
@@ -188,8 +210,12 @@ def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
             fix=f"give what `draftquant quantize` or `dequantize` wrote; {_ON_PURPOSE}",
         )
     record = candidate.quantized_by
-    if record is not None and record.source.tensor_sha256 != baseline.tensor_sha256:
-        difference = _first(record.source.tensor_sha256, baseline.tensor_sha256)
+    if record is None:
+        return
+    recorded = record.source.digests
+    digests = baseline.digests_like(recorded)
+    if recorded != digests:
+        difference = _first(recorded, digests)
         raise GateError(
             candidate.folder,
             f"was not quantized from {baseline.folder}: {difference}",

@@ -149,7 +149,8 @@ def check_tuned_baseline(
             " record of fine-tuning",
             fix="give the folder that 'draftquant retune --baseline B' wrote",
         )
-    if tuned.record.source.tensor_sha256 != baseline.tensor_sha256:
+    recorded = tuned.record.source.digests
+    if recorded != baseline.digests_like(recorded):
         raise GateError(
             tuned.folder,
             f"was not made from {baseline.folder}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.server_client import Patience
 from ...calibration.traces.prompt_trace import prompt_sha256
-from ...quantize.files.provenance import package_version
+from ...quantize.files.package_version import package_version
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import short
 from ..errors import MeasureError

@@ -9,8 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.retuning import tensors_sha256
-from ...quantize.stored.decoded_numbers import tensor_sha256
+from ...quantize.files.digests import has_identity
 from ...recipes.errors import short
 from ..errors import MeasureError
 from .measurement import ServerIdentity, Speculation, ToldBy
@@ -87,7 +86,7 @@ def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
     if here is not None and draft.folder is not None:
         if here.samefile(draft.folder):
             return "path"
-        if _tensors_sha256(here) == draft.draft_sha256:
+        if _has_tensors(here, draft.draft_sha256):
             return "tensors"
     elif _last_name(named) in _names(draft):
         return "name"
@@ -108,14 +107,12 @@ def _folder(named: str) -> Path | None:
         return None
 
 
-def _tensors_sha256(folder: Path) -> str | None:
-    """Identity of a draft's tensors; None where the folder holds none."""
+def _has_tensors(folder: Path, sha256: str) -> bool:
+    """Whether a folder holds a draft whose tensors have this identity."""
     try:
-        checkpoint = Checkpoint.open(folder)
-        hashes = {name: tensor_sha256(checkpoint, one) for name, one in checkpoint.tensors.items()}
+        return has_identity(Checkpoint.open(folder), sha256)
     except CheckpointError:
-        return None
-    return tensors_sha256(hashes)
+        return False
 
 
 def _names(draft: DraftIdentity) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from ...quantize.files.provenance import package_version
+from ...quantize.files.package_version import package_version
 from ...recipes.brief import Brief
 from ...recipes.errors import short
 from ...recipes.regular_file import read_text

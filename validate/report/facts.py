@@ -15,7 +15,8 @@ from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.files.package_version import package_version
+from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
@@ -213,9 +214,7 @@ def environment() -> Mapping[str, str]:
 def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
     recipe = record.recipe
     changed = {
-        name
-        for name, digest in record.source.tensor_sha256.items()
-        if record.tensor_sha256.get(name) != digest
+        name for name, digest in record.source.digests.items() if record.digests.get(name) != digest
     }
     quantized = changed - record.dropped.keys() - record.balanced.keys()
     return QuantizationFacts(
@@ -228,7 +227,7 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
         backend_versions=record.backend_versions,
         rules=tuple(map(_rule, recipe.rules)),
         num_quantized=len(quantized),
-        num_kept=len(record.source.tensor_sha256) - len(quantized) - len(record.dropped),
+        num_kept=len(record.source.digests) - len(quantized) - len(record.dropped),
         bytes_before=record.tensor_bytes.before,
         bytes_after=record.tensor_bytes.after,
         num_calibration_prompts=len(record.calibration_prompts),

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ...quantize.files.provenance import package_version
+from ...quantize.files.package_version import package_version
 from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
 from ..charts.acceptance_charts import Dot, histogram, positions, scatter

@@ -5,9 +5,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...calibration.passes.batches import MAX_TOKENS
 from ...calibration.rounding.proposal_divergence import Agreement, agreement
-from ...calibration.rounding.sequences import read_sequence, validation_rows
+from ...calibration.rounding.sequences import SequenceReader, run_together, validation_rows
 from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts.forward import checked_at_the_end
 from ...quantize.stored.loading import LoadedDraft
 from ..counting.draft_counts import distinct_prompts, recorded_pairs
 from ..counting.draft_replay import DraftReplay
@@ -147,14 +149,17 @@ def overlap_of(
 ) -> float:
     """Mean over rows and depths of the sum of the smaller probabilities."""
     per_row = 1 if reference.geometry.block_size is None else 1 + num_draft_tokens
+    every = [(x, validation_rows(x, num_draft_tokens, per_row)) for x in traces.manifest.prompts]
+    prompts, rows = zip(*((entry, own) for entry, own in every if own), strict=True)
+    reader = SequenceReader(reference, traces)
     total = Agreement(rows=0, accepted=0, accepted_reference=0, overlap=0.0)
-    for entry in traces.manifest.prompts:
-        rows = validation_rows(entry, num_draft_tokens, per_row)
-        if rows:
-            total += agreement(
+    for batch in run_together(prompts, rows, max_tokens=MAX_TOKENS):
+        with checked_at_the_end():
+            found = agreement(
                 draft.forward,
                 reference.forward,
-                read_sequence(reference, traces, entry, rows),
+                reader.read([prompts[i] for i in batch], [rows[i] for i in batch]),
                 num_draft_tokens=num_draft_tokens,
             )
+        total = sum(found, total)
     return total.overlap / (total.rows * num_draft_tokens)

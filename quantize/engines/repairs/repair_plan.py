@@ -12,9 +12,9 @@ from ...drafts import Draft, read_draft
 from ...drafts.runtime_names import known_target_layers
 from ...errors import CheckpointError
 from ...files.checkpoint import Checkpoint
+from ...files.digests import tensor_digest
 from ...lints import find_lints, fixed_config
 from ...stored.declarations import HF_QUANT_CONFIG
-from ...stored.decoded_numbers import tensor_sha256
 from ...stored.stored_draft import StoredDraft
 from ..contract import EngineName
 from ..engine_check import check_checkpoint
@@ -190,7 +190,7 @@ def _check_same_draft(source: Checkpoint, stored: StoredDraft, draft: Draft) -> 
             raise CheckpointError(where, f"is another draft than {source.folder}: {got}", fix=fix)
         if name.removesuffix(".weight") in stored.modules:
             continue
-        hashes = tensor_sha256(source, ours), tensor_sha256(draft.checkpoint, row.tensor)
+        hashes = tensor_digest(source, ours), tensor_digest(draft.checkpoint, row.tensor)
         same = ours.dtype == row.tensor.dtype and hashes[0] == hashes[1]
         if not same:
             got = f"{name} has other values"

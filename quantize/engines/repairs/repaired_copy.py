@@ -6,9 +6,7 @@ Every tensor keeps its bytes: safetensors files are copied whole and hashed on b
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -22,27 +20,20 @@ from ...files.checkpoint import (
     Checkpoint,
 )
 from ...files.command_line import recorded_argv
+from ...files.digests import tensor_digests
 from ...files.hub import DraftSource
 from ...files.later_runs import with_repairs
-from ...files.provenance import (
-    Provenance,
-    RepairedProvenance,
-    RepairRecord,
-    SourceFolder,
-    package_version,
-)
+from ...files.package_version import package_version
+from ...files.provenance import Provenance, RepairedProvenance, RepairRecord, SourceFolder
 from ...files.provenance_file import check_seal, read_provenance
 from ...files.publish import Rewrite, publish
 from ...files.side_files import check_no_other_weights
 from ...files.staging import sync
 from ...stored.declarations import declared_scheme, raw_declaration
-from ...stored.decoded_numbers import tensor_sha256
 from ...verify import VerifyReport, verify
 from .flat_declaration import understood
 from .repair import with_config
 from .repair_plan import RepairPlan
-
-_WORKERS = 2  # hashing releases the interpreter lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +92,9 @@ def repair_draft(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reread:
-    """What was found: the sha256 of every tensor, and what `RepairReport` says of verification."""
+    """What was found: the digest of every tensor, and what `RepairReport` says of verification."""
 
-    tensor_sha256: Mapping[str, str]
+    tensor_digests: Mapping[str, str]
     verification: VerifyReport | None = None
 
 
@@ -128,7 +119,7 @@ class _Repairing(Rewrite[_Reread]):
 
     @override
     def verify(self, staging: Path) -> _Reread:
-        return _Reread(tensor_sha256=_reread(self.plan, staging, self.out))
+        return _Reread(tensor_digests=_reread(self.plan, staging, self.out))
 
     @override
     def provenance(self, found: _Reread) -> Provenance | None:
@@ -146,7 +137,7 @@ class _Repairing(Rewrite[_Reread]):
             argv=recorded_argv(self.argv),
             source=SourceFolder(hub_id=self.source.hub_id, revision=self.source.revision),
             repairs=tuple(repairs),
-            tensor_sha256=found.tensor_sha256,
+            tensor_digests=found.tensor_digests,
         )
 
     @override
@@ -166,18 +157,13 @@ class _Repairing(Rewrite[_Reread]):
 
 
 def _reread(plan: RepairPlan, staging: Path, out: Path) -> dict[str, str]:
-    """The sha256 of every tensor, after all has been held against the source and the plan.
+    """The digest of every tensor, after all has been held against the source and the plan.
 
     Raises:
         VerifyError: a tensor or a declaration is not as planned.
     """
     written = Checkpoint.open(staging, config_file=UNVERIFIED_CONFIG_FILE)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        before, after = (
-            dict(zip(side.tensors, pool.map(partial(tensor_sha256, side), side.tensors.values()),
-                     strict=True))
-            for side in (plan.source, written)
-        )  # fmt: skip
+    before, after = tensor_digests(plan.source), tensor_digests(written)
     changed = sorted(name for name in before.keys() | after.keys()
                      if before.get(name) != after.get(name))  # fmt: skip
     if changed:

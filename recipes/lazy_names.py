@@ -1,0 +1,24 @@
+"""A package whose names are imported when they are asked for (PEP 562)."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module whose names live in other modules.
+
+    Args:
+        package: its `__name__`.
+        homes: name -> the module that has it, absolute, or relative to `package` (".library").
+    """
+
+    def found(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return found

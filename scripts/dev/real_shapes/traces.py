@@ -1,0 +1,200 @@
+"""Traces as a target of a real draft's width could leave them, for a draft of random weights.
+
+No target of that width fits this purpose, so the text is made to suit the draft, by the draft's
+kind, and a share of what it proposes is right:
+
+- A chain draft reads a feature that says the next token but one: the row of the head of that token,
+  sent back through fc, under noise whose strength differs by position as margins of real drafts do.
+  The text repeats tokens for a while, so that the tokens behind have something to follow from.
+- A block draft plays the target itself: after each anchor the text goes on with the first tokens
+  that the draft proposes there, and then with another one.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ....calibration.passes.draft_inputs import default_aux_layer_ids
+from ....calibration.passes.predictions import batch_proposals
+from ....calibration.traces.manifest import FeatureSpec, TargetIdentity
+from ....calibration.traces.prompt_trace import PromptTrace
+from ....calibration.traces.target_tables import TargetTables
+from ....calibration.traces.writer import trace_output
+from ....quantize.drafts.geometry import usual_draft_tokens
+from ....quantize.files.checkpoint import Checkpoint
+from ....quantize.stored.loading import LoadedDraft, load_draft
+from ....quantize.stored.stored_draft import StoredDraft
+from ....quantize.stored.weights import read_weight
+from .configs import INITIALIZER_RANGE
+
+PROMPT_LENGTH = 32
+"""Of the traces; the rest is continuation."""
+NUM_LAYERS = 61
+"""Of the target that the features are said to come from."""
+STAYS = 0.85
+"""Share of tokens that repeat the one before them, in the text of chain drafts."""
+STRENGTH, SPREAD = 2.0, 0.8
+"""Of the signal in a feature: median, 1 = it is as often the best logit as not, and the spread of
+its logarithm."""
+OWN = 0.6
+"""Of the feature's own token in it, in units of the noise."""
+MOST_ACCEPTED = 4
+"""Tokens that the text takes over from one block at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSize:
+    """How much text.
+
+    Attributes:
+        prompts: how many. tokens: of each, prompt and continuation.
+        seed: of text and features; another seed gives other ones.
+    """
+
+    prompts: int
+    tokens: int
+    seed: int
+
+
+def write_traces(draft: Path, out: Path, size: TraceSize, *, target: Path | None = None) -> None:
+    """Write a trace folder that fits a draft of random weights.
+
+    Args:
+        draft: folder from `write_real_shape_draft`.
+        out: folder to create.
+        size: of the text.
+        target: whose tables the traces carry, for drafts without embedding and head.
+
+    Raises:
+        DraftQuantError: a folder is not as expected, or `out` exists.
+    """
+    tables = None if target is None else TargetTables.find(target)
+    stored = StoredDraft.read(Checkpoint.open(draft))
+    geometry = stored.draft.geometry
+    identity = TargetIdentity(
+        name="made for a draft of random weights",
+        config_sha256=None,
+        weights_sha256=None,
+        num_layers=NUM_LAYERS,
+        vocab_size=geometry.vocab_size,
+    )
+    spec = FeatureSpec(
+        kind="aux",
+        width=geometry.num_aux_layers * geometry.target_hidden_size,
+        dtype="bfloat16",
+        aux_layer_ids=geometry.aux_layer_ids or default_aux_layer_ids(NUM_LAYERS),
+        fusion_sha256=None,
+    )
+    generator = torch.Generator().manual_seed(size.seed)
+    noise = _noise(spec.width, size, generator)
+    texts: Tensor
+    features: Iterable[Tensor]
+    if geometry.block_size is None:
+        texts = _repeating(geometry.vocab_size, size, generator)
+        features = _telling(stored, texts, noise, generator)
+    else:
+        shared = None if tables is None else tables.shared(torch.bfloat16)
+        loaded = load_draft(draft, dtype=torch.bfloat16, shared=shared)
+        drawn = torch.stack(list(noise))
+        texts, features = _played(loaded, drawn, size, generator), drawn
+    mask = () if geometry.mask_token_id is None else (geometry.mask_token_id,)
+    with trace_output(out, identity, spec, tables=tables, table_ids=mask) as writer:
+        for i, (text, feature) in enumerate(zip(texts, features, strict=True)):
+            trace = PromptTrace(
+                id=f"p{size.seed}-{i}",
+                category="all",
+                prompt_length=PROMPT_LENGTH,
+                token_ids=text,
+                features=feature,
+                target_top1=text[1:],
+            )
+            writer.add(trace, position=i)
+
+
+def _noise(width: int, size: TraceSize, generator: torch.Generator) -> Iterator[Tensor]:
+    """[tokens - 1, width] BF16 of each prompt: some channels are far wider, as in real models."""
+    channels = torch.randn(width, generator=torch.Generator().manual_seed(0)).mul_(0.7).exp_()
+    channels /= channels.square().mean().sqrt()
+    for _ in range(size.prompts):
+        drawn = torch.randn((size.tokens - 1, width), generator=generator)
+        yield drawn.mul_(channels).bfloat16()
+
+
+def _repeating(vocab_size: int, size: TraceSize, generator: torch.Generator) -> Tensor:
+    """[prompts, tokens] int64: a token stays for a while, and another one follows."""
+    shape = (size.prompts, size.tokens)
+    drawn = torch.randint(vocab_size, shape, generator=generator)
+    changes = torch.rand(shape, generator=generator) >= STAYS
+    changes[:, 0] = True
+    places = torch.arange(size.tokens).where(changes, 0).cummax(dim=1).values
+    return drawn.gather(1, places)
+
+
+def _telling(
+    stored: StoredDraft, texts: Tensor, noise: Iterable[Tensor], generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Features of each text that say the next token but one: noise, and fc^T of a row of the head.
+
+    fc fc^T is near a multiple of the identity, weights being independent: what fc makes of it is
+    the row again.
+    """
+    fc, head, embedding = (
+        _weight(stored, f"{name}.weight") for name in ("fc", "lm_head", "embed_tokens")
+    )
+    gain = fc[:64].float().square().sum(1).mean()
+    median = STRENGTH * _least_signal(*head.shape)
+    for text, drawn in zip(texts, noise, strict=True):
+        strength = torch.randn(len(text) - 1, 1, generator=generator).mul_(SPREAD).exp_()
+        said = _unit(head[torch.cat((text[2:], text[-1:]))]) * strength * median
+        own = _unit(embedding[text[:-1]]).repeat(1, fc.shape[1] // fc.shape[0]) * OWN
+        yield (drawn + (said.bfloat16() @ fc).float() / gain + own).bfloat16()
+
+
+def _least_signal(vocab_size: int, width: int) -> float:
+    """Root mean square of a row of the head in the last hidden state, for the largest logit.
+
+    Its logit must reach the largest of as many normal ones as there are other rows, and the rest of
+    the hidden state is what fc makes of the noise, and about as much again from attention and MLP.
+    """
+    others = math.hypot(INITIALIZER_RANGE * math.sqrt(3 * width), 0.0007 * width)
+    return others * math.sqrt(2 * math.log(vocab_size) / width)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Rows of root mean square 1, float32."""
+    return rows.float() / rows.float().square().mean(1, keepdim=True).sqrt()
+
+
+def _played(
+    draft: LoadedDraft, features: Tensor, size: TraceSize, generator: torch.Generator
+) -> Tensor:
+    """[prompts, tokens] int64: after each anchor some proposals of the draft, then another token.
+
+    As many of them in every prompt, so that all anchors stand at the same place.
+    """
+    k = usual_draft_tokens(draft.geometry)
+    shape = (size.prompts, size.tokens)
+    texts = torch.randint(draft.geometry.vocab_size, shape, generator=generator)
+    hidden = draft.forward.fuse(features)
+    anchor = PROMPT_LENGTH - 1
+    while anchor + k < size.tokens:
+        found = batch_proposals(
+            draft.forward,
+            hidden[:, :anchor],
+            texts[:, : anchor + k + 1],
+            rows=range(anchor - 1, anchor),
+            num_draft_tokens=k,
+        ).token_ids[:, 0]
+        accepted = int(torch.randint(min(k, MOST_ACCEPTED) + 1, (), generator=generator))
+        texts[:, anchor + 1 : anchor + 1 + accepted] = found[:, :accepted]
+        anchor += accepted + 1
+    return texts
+
+
+def _weight(stored: StoredDraft, canonical: str) -> Tensor:
+    (row,) = (row for row in stored.draft.rows if row.canonical == canonical)
+    return read_weight(stored, row, torch.bfloat16, device=torch.device("cpu"))
