@@ -112,6 +112,7 @@ class InputMoments:
             moments.diagonal().add_(torch.where(average > 0, damping * average, 1.0))
             columns = moments.T  # symmetric; as LAPACK has it, so that nothing is copied
             info = torch.empty((), dtype=torch.int32, device=self.device)
+            factor: Tensor
             factor, info = torch.linalg.cholesky_ex(columns, out=(columns, info))
             if int(info) == 0:
                 self._on_factor(damping)
