@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.scripts.dev.bench_peers import PEERS, main
-from tiny import tiny_dflash
+from tiny_dflash import tiny_dflash
 
 
 @pytest.mark.slow
