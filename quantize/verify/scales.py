@@ -86,8 +86,10 @@ def scale_faults(
     largest = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
     with np.errstate(all="ignore"):  # what is not finite equals nothing, or is a fault before
         wanted = absmax_scales(largest, scheme, dtype or tensor.dtype, whole)
-        least = smallest_scales(largest, scheme, dtype or tensor.dtype, whole)
-    wrong = ~((stored >= least) & (stored <= wanted)) if rule == "clipped" else stored != wanted
+        wrong = stored != wanted
+        if rule == "clipped":
+            least = smallest_scales(largest, scheme, dtype or tensor.dtype, whole)
+            wrong = ~((stored >= least) & (stored <= wanted))
     if not wrong.any():
         return []
     row, group = map(int, np.argwhere(wrong)[0])

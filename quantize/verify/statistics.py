@@ -133,7 +133,8 @@ class _Codes:
         self._counts += np.bincount(index, minlength=len(self._bins))
         half = self._in_features // 2
         self._zeros += [np.count_nonzero(part == 0) for part in (codes[:, :half], codes[:, half:])]
-        peaks = self.peaks[rows.start : rows.stop] = group_absmax(codes, self._group)
+        bits = group_absmax(codes.view(np.uint32), self._group)
+        peaks = self.peaks[rows.start : rows.stop] = bits.view(np.float32)
         if self._first_nan is None and np.isnan(peaks).any():
             row, column = map(int, np.argwhere(np.isnan(codes))[0])
             self._first_nan = rows.start + row, column
