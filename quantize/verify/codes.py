@@ -190,7 +190,7 @@ def _judge(
     scale, first = linear.scale, None
     if scheme.first_stage is not None:
         scale, first = stored_scales(output, scheme, module), whole
-    elif scheme.number.global_scale and whole is not None:
+    elif whole is not None and scheme.number.global_scale and whole != global_scale(output, module):
         scale = stored_scales(output, scheme, module) * whole
     nearest = Nearest(scheme, scale, first, buffers, carried=carried)
     if rule.codes == "nearest":
