@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from ...recipes.formats import WeightDtype
 from ..drafts import Draft
@@ -25,6 +24,7 @@ from .code_judge import Block, Buffers, CarriedNumbers, Judge, Numbers
 from .compensated_codes import Near
 from .foreign_codes import MOST_COMPENSATED, AboutNearest, NearestOrCompensated
 from .foreign_scales import about_absmax_faults, int4_scale_rule
+from .magnitudes import Bits, group_absmax, magnitudes, values_of
 from .nearest_codes import Nearest
 from .retuned_codes import Retuned
 from .rules import Rule
@@ -33,8 +33,6 @@ from .scales_by_absmax import INT4_SMALLEST_SCALE, whole_scale
 from .verify_report import Compared, Fault, LinearFinding, OnBytes, blocks_of
 
 _BLOCK = 2**17  # weights: a few float32 arrays of a block fit the cache of a core
-Bits = npt.NDArray[np.unsignedinteger]
-_PAIRWISE = 128  # groups smaller than this are reduced pair by pair: short loops are slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,13 +283,13 @@ class _Pass:
         """Of groups of each row; of squares the largest of all their rows that are in the block."""
         dtype = self._dtype if bits.dtype == np.uint16 else "F32"
         if not self._square_rows:
-            return _values_of(group_absmax(bits, self._group), dtype)
+            return values_of(group_absmax(bits, self._group), dtype)
         found = np.empty((len(rows), self.absmax.shape[1]), np.float32)
         first = 0
         while first < len(rows):
             stop = first + self._square_rows - (rows.start + first) % self._square_rows
             largest = magnitudes(bits[first:stop]).max(axis=0, keepdims=True)
-            found[first:stop] = _values_of(group_absmax(largest, self._group), dtype)
+            found[first:stop] = values_of(group_absmax(largest, self._group), dtype)
             first = stop
         return found
 
@@ -330,38 +328,3 @@ def _sum_of_squares(x: Floats) -> float:
     flat, step = x.reshape(-1), 8192
     parts = (flat[first : first + step] for first in range(0, flat.size, step))
     return sum(float(np.dot(part, part)) for part in parts)
-
-
-def _values_of(bits: Bits, dtype: str) -> Floats:
-    """The numbers that bit patterns of `dtype` are, in their shape."""
-    return floats(bits.reshape(-1).view(np.uint8), dtype).reshape(bits.shape)
-
-
-def magnitudes(bits: Bits) -> Bits:
-    """Of the bit patterns of floating-point numbers, without their sign: they sort as these do.
-
-    NaN is above infinity. Integers of half the width are compared in half the time.
-    """
-    return np.bitwise_and(bits, bits.dtype.type(np.iinfo(bits.dtype).max >> 1))
-
-
-def group_absmax(bits: Bits, group: int) -> Bits:
-    """Largest magnitude of every `group` inputs of a row; the last group may be shorter.
-
-    Args:
-        bits: [rows, in_features], patterns of floating-point numbers.
-        group: number of inputs.
-
-    Returns:
-        [rows, groups], patterns.
-    """
-    largest, columns = magnitudes(bits), bits.shape[1]
-    if columns % group:
-        shorter: Bits = np.maximum.reduceat(largest, np.arange(0, columns, group), axis=1)
-        return shorter
-    if group < _PAIRWISE and not group & (group - 1):
-        while largest.shape[1] * group > columns:
-            largest = np.maximum(largest[:, 0::2], largest[:, 1::2])
-        return largest
-    found: Bits = largest.reshape(len(bits), -1, group).max(axis=2)
-    return found

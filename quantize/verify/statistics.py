@@ -16,8 +16,8 @@ from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import E2M1, E4M3, Bytes, Floats
 from ..stored.linear import StoredLinear
 from ..stored.parts import scale_suffix
-from .codes import group_absmax
 from .dequantized_verification import row_blocks
+from .magnitudes import group_absmax
 from .verify_report import Fault
 
 _INT4: Floats = np.arange(-8, 8, dtype=np.float32)
