@@ -5,9 +5,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ...quantize.drafts import Draft
 from ...quantize.engines.contract import EngineName
-from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, write_text
 from ...quantize.gpus import architecture
 from ...quantize.quantization_plan import make_plan
@@ -19,6 +17,7 @@ from .arguments import (
     AllowZeroRows,
     AnyPath,
     Device,
+    NoCache,
     NumDraftTokens,
     Target,
     TargetLayers,
@@ -27,11 +26,14 @@ from .arguments import (
 from .opening import draft_on_traces, named_recipe, open_draft, with_algorithm
 from .option import Argument, Option
 from .references import AnyRecipe, Reference, optional_path
+from .replay import replay_cache
 from .settings import Settings
 from .verb import verb
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
+    from ...quantize.drafts import Draft
+    from ...quantize.files.hub import DraftSource
     from ...validate.tuning.candidates import Candidates
 
 MAX_DROP = 0.01
@@ -90,6 +92,7 @@ class TuneSettings(Settings):
     device: Device = "auto"
     target: Target = None
     target_layers: TargetLayers = None
+    no_cache: NoCache = False
     allow_zero_rows: AllowZeroRows = False
     fix_config: Annotated[bool, Option("as 'quantize --fix-config', which repairs config.json")] = (
         False
@@ -151,6 +154,7 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
             options_of(recipes),
             judging,
             wanted,
+            cache=replay_cache(watch, no_cache=settings.no_cache),
             on_progress=lambda what: watch.note(f"tune: {what}"),
         )
     recipe = None
@@ -176,8 +180,8 @@ def _recipes(settings: TuneSettings) -> list[Recipe]:
 
 def _candidates(
     settings: TuneSettings,
-    source: DraftSource,
-    draft: Draft,
+    source: "DraftSource",
+    draft: "Draft",
     recipes: list[Recipe],
     traces: "TraceFolder",
 ) -> "tuple[Candidates, TraceFolder]":
