@@ -16,9 +16,9 @@ import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.numerics.fp4 import fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.quantization_plan import make_plan

@@ -4,6 +4,7 @@ q, k and v of layer 0 read [norm(embedding); norm(hidden)]. With one scale per r
 weights are much smaller than the other's is rounded to zero, and acceptance collapses.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +48,19 @@ def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
         CheckpointError: a source file shrank.
     """
     return tuple(_ratio(draft, row) for row in draft.concat_linears())
+
+
+def balance_exponent(ratios: Sequence[float]) -> int:
+    """The k that brings the halves of linears behind one norm closest together; 0 = leave them.
+
+    Args:
+        ratios: of each linear, magnitude of the hidden half over that of the embedding half; 0 and
+            infinity (a half of zeros) say nothing.
+    """
+    logs = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
+    if not logs or max(map(abs, logs)) < math.log2(HARMFUL_RATIO):
+        return 0
+    return round((min(logs) + max(logs)) / 2)
 
 
 def _ratio(draft: Draft, row: Row) -> HalfRatio:

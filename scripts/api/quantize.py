@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.staging import check_output
+from ...quantize.measured import NOTHING_MEASURED, Measured
 from ...quantize.quantization_plan import Plan, Step, make_plan
 from . import arguments, reports
 from .engine_verdicts import nothing_loads, verdicts_of
@@ -100,14 +101,14 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
     check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
     with ExitStack() as stack:
         phases = _Phases(plan, watch)
-        inputs = _Inputs(plan, settings).found(stack, phases.measured)
+        measured = _Inputs(plan, settings).measured(stack, phases.measured)
         bar = phases.bar = stack.enter_context(watch.bar("check", None))
         report = quantize_draft(
             plan,
             folder,
             source=source,
             argv=running_argv(),
-            measured=inputs.measured,
+            measured=measured,
             allow_zero_rows=settings.allow_zero_rows,
             fix_config=fix_config,
             target=own_target,
@@ -149,6 +150,12 @@ class _Inputs:
 
     plan: Plan
     settings: QuantizeSettings
+
+    def measured(self, stack: ExitStack, measuring: "Callable[[int, int], None]") -> Measured:
+        """What `quantize_draft` takes; where nothing is given, nothing is imported."""
+        if self.settings.traces is None and self.settings.input_scale is None:
+            return NOTHING_MEASURED
+        return self.found(stack, measuring).measured
 
     def found(self, stack: ExitStack, measuring: "Callable[[int, int], None]") -> "PlanInputs":
         """What the recipe needs, or what the algorithm does; there until the stack is left."""
