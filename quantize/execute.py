@@ -30,8 +30,10 @@ from .numerics.quantized_weight import QuantizedWeight, carried
 from .outputs import open_outputs, workers
 from .quantization_plan import Plan, Step
 
+CPU = torch.device("cpu")
 BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores
 COLUMN_BLOCK_BYTES = 8 * BLOCK_BYTES  # where columns take their turns: long ones cost less each
+GPU_BLOCK_BYTES = 64 * BLOCK_BYTES  # whole matrices but for heads; GPTQ takes ten times as much
 ROWS = 128
 """Blocks have a multiple of this many rows: whole blocks of FP8 scales, whole transposed words."""
 
@@ -69,6 +71,7 @@ def execute(
     allow_zero_rows: bool,
     on_progress: Callable[[Step], None],
     on_written: Callable[[], None] = lambda: None,
+    device: torch.device = CPU,
 ) -> None:
     """Write every safetensors file of the plan into `folder`.
 
@@ -81,6 +84,7 @@ def execute(
         allow_zero_rows: store all-zero rows instead of refusing them.
         on_progress: called in this thread after each tensor.
         on_written: called before what is written goes to the disk, which may take as long again.
+        device: where codes are computed and packed, unless a vendor's toolkit computes them.
 
     Raises:
         BackendError: a weight holds NaN, inf or an all-zero row, the toolkit failed, or nothing was
@@ -89,7 +93,7 @@ def execute(
         OSError: writing failed.
     """
     with ExitStack() as stack:
-        run = _Execution(stack, plan, folder, backend, measured, exponents, allow_zero_rows)
+        run = _Execution(stack, plan, folder, backend, measured, exponents, allow_zero_rows, device)
         run.run(on_progress)
         on_written()
 
@@ -106,8 +110,10 @@ class _Execution:
         measured: Measured,
         exponents: Mapping[str, int],
         allow_zero_rows: bool,
+        device: torch.device,
     ) -> None:
         self._plan, self._backend, self._measured = plan, backend, measured
+        self._device = device if backend.streams_rows else CPU
         self._exponents, self._allow_zero_rows = exponents, allow_zero_rows
         source = plan.draft.checkpoint
         self._inputs, self._outputs = open_outputs(stack, source, folder, plan.steps)
@@ -210,14 +216,17 @@ class _Execution:
         tensor, weights = step.row.tensor, self._plan.format_of(step).weights
         backend = self._backend_of(step)
         absmax = self._absmax.get(step.row.module)
+        absmax = None if absmax is None else absmax.to(self._device)
         whole = self._found(step) if backend.needs == "codes" else None
         first = 0
         block_bytes = BLOCK_BYTES if moments is None else COLUMN_BLOCK_BYTES
+        if self._device != CPU and whole is None:
+            block_bytes = GPU_BLOCK_BYTES
         for rows in self._blocks(step, block_bytes if backend.streams_rows else tensor.nbytes):
             if absmax is None:
                 self._checked_absmax(rows, tensor.name, first)
             if whole is None:
-                block = backend.quantize(rows, weights, absmax, moments)
+                block = backend.quantize(rows.to(self._device), weights, absmax, moments)
             else:
                 block = whole.block(slice(first, first + len(rows)))
             yield carried(block) if weights.carrier else block

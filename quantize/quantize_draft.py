@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from ..recipes.brief import Brief, megabytes
@@ -20,7 +21,7 @@ from .checks import (
     checked_scales,
 )
 from .engines.contract import EngineCheck, loading_places
-from .execute import NOTHING_MEASURED, Measured, execute
+from .execute import CPU, NOTHING_MEASURED, Measured, execute
 from .files.card_text import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
@@ -97,6 +98,7 @@ def quantize_draft(
     on_progress: Callable[[Step], None] = lambda _step: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
     on_verified: Callable[[int, int], None] | None = None,
+    device: torch.device = CPU,
 ) -> QuantizeReport:
     """Quantize a draft into a new folder: write, verify by re-reading, rename.
 
@@ -117,6 +119,7 @@ def quantize_draft(
         on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "sync" and
             "verify" when they begin.
         on_verified: called with bytes re-read and bytes to re-read, of both folders.
+        device: where quantized values are computed, unless a vendor's toolkit does.
 
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
@@ -152,6 +155,7 @@ def quantize_draft(
         on_progress=on_progress,
         on_stage=on_stage,
         on_verified=on_verified,
+        device=device,
     )
     return quantization.report(publish(quantization, on_stage))
 
@@ -179,6 +183,7 @@ class _Quantization(Rewrite[VerifyReport]):
     on_progress: Callable[[Step], None]
     on_stage: Callable[[str], None]
     on_verified: Callable[[int, int], None] | None
+    device: torch.device
 
     @override
     def write_tensors(self, staging: Path) -> None:
@@ -193,6 +198,7 @@ class _Quantization(Rewrite[VerifyReport]):
             measured=self.measured,
             exponents=_exponents(self.plan, self.balanced),
             allow_zero_rows=self.allow_zero_rows,
+            device=self.device,
             on_progress=self.on_progress,
             on_written=partial(self.on_stage, "sync"),
         )

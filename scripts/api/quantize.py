@@ -80,11 +80,13 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         DraftQuantError: a stage failed: reading, planning, computing, writing or verifying. Nothing
             is left behind.
     """
+    from ...calibration.passes.devices import resolve_device
     from ...quantize.checks import check_retuning, check_tables
     from ...quantize.quantize_draft import quantize_draft
 
     watch, fix_config = settings.watch, settings.fix_config
     own_target, folder = optional_path(settings.target), Path(settings.out)
+    device = resolve_device(settings.device)
     source, opened = open_draft(settings.draft, settings.subtree)
     chosen = chosen_recipe(
         settings.recipe, backend=settings.backend, algorithm=settings.algorithm, watch=watch
@@ -114,6 +116,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             on_progress=phases.written,
             on_stage=phases.begin,
             on_verified=bar.set,
+            device=device,
         )
     if left := lints_left(settings.draft, lints, fix_config=fix_config):
         watch.warning(left)
