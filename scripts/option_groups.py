@@ -32,7 +32,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "confidence", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
     ),
     "what servers measured": ("baseline_again", "measured", "parity"),
-    "where it runs": ("batch_size", "device", "device_map", "dtype"),
+    "where it runs": ("batch_size", "device", "device_map", "dtype", "no_cache"),
     "report files": (
         "github", "junit_inconclusive", "log_to", "markdown", "overwrite", "trend",
     ),

@@ -8,6 +8,7 @@ import pytest
 import tied_pair
 import torch
 from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.linear_inputs import second_moments
 from draftquant.calibration.linear_inputs.second_moments import BLOCK_ROW_STRIDE, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
@@ -93,8 +94,16 @@ def coarse(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_moments_are_the_mean_over_all_inputs(
-    rounded: bool, kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
+    rounded: bool,
+    kind: str,
+    folder: Path,
+    traces: TraceFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Several products of each matrix, each of several strips."""
+    monkeypatch.setattr(second_moments, "_ROWS", 16)
+    monkeypatch.setattr(second_moments, "_STRIP", 12)
     rounding = coarse if rounded else torch.clone
     draft = loaded(folder, kind)
     statistics = MomentsAlongTraces(
@@ -110,6 +119,7 @@ def test_moments_are_the_mean_over_all_inputs(
         found = statistics.second_moments([name])[name].mean.double()
         assert found.shape == (x.shape[1], x.shape[1])
         assert (found - exact).abs().max() <= 1e-5 * exact.abs().max(), name
+        assert torch.equal(found, found.T)
 
 
 def test_linears_that_read_the_same_share_a_file(

@@ -5,6 +5,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.utils import calculate_qparams
 from draftquant.quantize.backends import get_backend
+from draftquant.quantize.numerics import rows
 from draftquant.quantize.numerics.absmax import row_absmax
 from draftquant.quantize.numerics.fp4 import (
     fp4_codes,
@@ -207,6 +208,28 @@ def test_blocks_of_rows_give_the_bits_of_the_whole(
         assert torch.equal(torch.cat(scales), whole.scale)
 
 
+def test_few_rows_at_a_time_in_the_cache_give_the_bits_of_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of every format, each row, group and square of the last short part too."""
+    weight = gaussian(50, 96, seed=6).bfloat16()
+    formats = [
+        *FORMATS,
+        WeightFormat(dtype="int4", granularity="group", group_size=32, symmetric=True),
+        WeightFormat(dtype="fp8_e4m3", granularity="block", group_size=16, symmetric=True),
+        WeightFormat(dtype="int4", granularity="channel", first_stage="fp8_e4m3", symmetric=True),
+        WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True),
+        WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True),
+    ]
+    for weights in formats:
+        monkeypatch.setattr(rows, "CACHED_WEIGHTS", weight.numel())
+        whole = quantized(weight, weights)
+        monkeypatch.setattr(rows, "CACHED_WEIGHTS", 700)
+        parts = quantized(weight, weights)
+        assert torch.equal(parts.codes.view(torch.uint8), whole.codes.view(torch.uint8)), weights
+        assert torch.equal(parts.scale.view(torch.uint8), whole.scale.view(torch.uint8)), weights
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_int4_scale_is_that_of_compressed_tensors(seed: int) -> None:
     weight = gaussian(24, 40, seed)
@@ -222,6 +245,30 @@ def test_fp4_keeps_the_sign_of_what_rounds_to_zero_and_mxfp4_does_not() -> None:
     x = torch.tensor([[-0.25, 0.25, -0.0, -0.26, -6.0, 5.0, 5.1]])
     assert fp4_codes(x).tolist() == [[8, 0, 0, 9, 15, 6, 7]]
     assert mxfp4_codes(x, torch.ones(1, 1)).tolist() == [[0, 0, 0, 9, 15, 6, 7]]
+
+
+def fp4_codes_by_comparison(x: Tensor) -> Tensor:
+    """One boundary after the other; a tie goes to the even code."""
+    size = x.abs()
+    code = (size > 0.25).to(torch.uint8)
+    for boundary, tie_goes_up in ((0.75, True), (1.25, False), (1.75, True),
+                                  (2.5, False), (3.5, True), (5.0, False)):  # fmt: skip
+        code += size >= boundary if tie_goes_up else size > boundary
+    return code | ((x < 0).to(torch.uint8) << 3)
+
+
+def test_fp4_codes_of_every_bfloat16_and_of_the_neighbours_of_every_tie() -> None:
+    """Under some scales; infinities saturate, what is no number is zero, whatever its bits."""
+    every = (torch.arange(2**16, dtype=torch.int32) << 16).view(torch.float32)
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 2.0, 4.0]).view(torch.int32)
+    near = torch.cat([ties + step for step in (-2, -1, 0, 1, 2)]).view(torch.float32)
+    sweep = torch.arange(0x3E000000, 0x41000000, 997, dtype=torch.int32).view(torch.float32)
+    odd = torch.tensor([0x7F800001, 0x7FC00007, -1, 1, -0x7FFFFFFF], dtype=torch.int32)
+    scaled = [every / scale for scale in (1.0, 0.3, 7e-3, 2.0**-126)]
+    x = torch.cat([*scaled, near, -near, sweep, -sweep, odd.view(torch.float32)])
+    assert torch.equal(fp4_codes(x), fp4_codes_by_comparison(x))
+    values = code_values(fp4_codes(x[x == x]))
+    assert torch.equal(rounded_values("nvfp4", x[x == x]), values)
 
 
 @pytest.mark.parametrize("dtype", ["int4", "nvfp4", "mxfp4"])

@@ -48,6 +48,7 @@ def replayed(at: str, spy: str = "") -> tuple[Row, ...]:
         Row("--dtype", "bfloat16", f"{at}dtype", "bfloat16", spy),
         Row("--draft-sampling", "probabilistic", f"{at}draft_sampling", "probabilistic", spy),
         Row("--batch-size", "7", f"{at}batch_size", 7, spy),
+        Row("--no-cache", "", f"{at}no_cache", spy=spy),
     )
 
 
@@ -181,6 +182,7 @@ COMMANDS = (
             "validate.tuning.tune_draft.tune_draft", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.tune.open_draft"),
         *on_traces("tune"),
+        Row("--no-cache", "", "no_cache", spy="scripts.api.tune.replay_cache"),
         Row("--engine", "sglang", "candidates.serving.engine", "sglang"),
         Row("--arch", "b200", "candidates.serving.arch", "sm100"),
         Row("--recipe", "fp8-ptpc", "candidates.base.name", "fp8-ptpc"),
@@ -298,6 +300,7 @@ COMMANDS = (
     Command("clean FOLDER", "quantize.files.staging_names.clean_folder", (
         Row("FOLDER", ".", "parent", Path()),
         Row("--older-than", "5", "older_than", 5),
+        Row("--cache", "", "settings.cache", spy="scripts.commands.clean.clean.run"),
     )),
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record.run", (
         Row("--target", "other", "settings.target", Path("other")),
@@ -616,7 +619,7 @@ COMMANDS = (
         Row("--num-draft-tokens", "5", "asked", 5,
             "validate.counting.trace_replay.chosen_num_draft_tokens"),
         *(row for row in replayed("settings.", BOTH_DRAFTS)
-          if row.option not in ("--draft-sampling", "--batch-size")),
+          if row.option not in ("--draft-sampling", "--batch-size", "--no-cache")),
         Row("--top", "7", "top", 7),
         Row("--top", "7", "top", 7, "validate.parity.draft_agreement.draft_agreement"),
         *(Row(f"--{limit}", "0.2", f"allowed.{limit.replace('-', '_')}", 0.2)

@@ -1,9 +1,12 @@
 """Second moments of the inputs of linears, along all that K draft tokens need, spooled to disk.
 
 One matrix [in, in] for linears that read the same inputs. They are in memory while they are
-measured, afterwards they lie in files that are mapped when they are asked for. Of the experts of a
-mixture, which are many, only so many at once as `BYTES_AT_ONCE` holds: the others are measured when
+measured, afterwards they lie in files that are mapped when they are asked for. Where a draft has
+many layers or experts, only so many are measured at once as `BYTES_AT_ONCE` holds: the others when
 the first of them is asked for, with one more run over the traces for each group.
+
+Products of `_ROWS` inputs are computed in float32 and added up in float64. A matrix is symmetric:
+of each strip of its rows, only the columns from these rows on are computed and held.
 
 An expert sees the tokens that are routed to it. Of fewer than `LEAST_PER_COLUMN` inputs for each of
 its columns nothing is said: what they have in common by chance would be believed. Measured on rows
@@ -17,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -31,9 +33,10 @@ from ..errors import CalibrationError
 from ..traces.trace_folder import TraceFolder
 from .trace_runs import never_run, run_over_traces
 
-_ROWS = 4096  # inputs multiplied at a time
+_ROWS = 2048  # inputs multiplied at a time
+_STRIP = 1024  # rows of a matrix that begin at one column
 BYTES_AT_ONCE = 4 << 30
-"""Of matrices of experts that are measured together."""
+"""Of matrices that are measured together."""
 LEAST_PER_COLUMN = 2
 """Inputs that an expert must have seen for each of its columns."""
 BLOCK_ROW_STRIDE = 4
@@ -72,7 +75,7 @@ class MomentsAlongTraces(Statistics):
 
     @override
     def measure(self, modules: Sequence[str]) -> None:
-        """Measure them along the traces, the experts' that do not fit beside the others later.
+        """Measure them along the traces, those that do not fit beside the others later.
 
         Raises:
             TraceError: the traces do not fit the draft.
@@ -116,26 +119,29 @@ class MomentsAlongTraces(Statistics):
             row_stride=BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1,
             on_progress=self._on_progress,
         )
-        for leader, found in sums.items():
-            if found.total is None and not is_expert(leader):
+        for leader in self._groups[number]:
+            found = sums.pop(leader)
+            if found.count == 0 and not is_expert(leader):
                 raise never_run(self._traces, leader, self._num_draft_tokens)
             self._seen[leader] = found.count
-            if found.total is not None:
-                np.save(self._file(leader), self._mean(leader, found.total / found.count))
+            if found.count and not found.save_mean(self._file(leader)):
+                raise CalibrationError(
+                    f"{self._draft.name}: {leader}",
+                    "an input is NaN or infinite",
+                    fix="check the draft's weights for NaN and infinity, and export it again",
+                )
 
     @override
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
         leaders = {name: self._leaders[name] for name in modules}
+        moments: dict[str, InputMoments] = {}
         for number, group in enumerate(self._groups):
-            if number != self._at and not leaders.keys().isdisjoint(self._of_group(group)):
+            asked = set(leaders.values()).intersection(group)
+            if asked and number != self._at:
                 self._measure_group(number)
-        too_few = self.too_few
-        leaders = {name: leader for name, leader in leaders.items() if name not in too_few}
-        moments = {leader: self._mapped(leader) for leader in set(leaders.values())}
-        return {name: moments[leader] for name, leader in leaders.items()}
-
-    def _of_group(self, leaders: Collection[str]) -> set[str]:
-        return {name for name, leader in self._leaders.items() if leader in leaders}
+            # Mapped before the next group is measured: a file that is mapped may go.
+            moments |= {leader: self._mapped(leader) for leader in asked - self.too_few.keys()}
+        return {name: moments[leader] for name, leader in leaders.items() if leader in moments}
 
     def _file(self, leader: str) -> Path:
         return self._spool / f"{leader}.npy"
@@ -144,32 +150,50 @@ class MomentsAlongTraces(Statistics):
         mean = np.load(self._file(leader), mmap_mode="c")  # copy on write: torch wants writable
         return InputMoments(torch.from_numpy(mean), self._draft.device, name=leader)
 
-    def _mean(self, leader: str, mean: Tensor) -> NDArray[np.float32]:
-        if not bool(mean.isfinite().all()):
-            raise CalibrationError(
-                f"{self._draft.name}: {leader}",
-                "an input is NaN or infinite",
-                fix="check the draft's weights for NaN and infinity, and export it again",
-            )
-        matrix: NDArray[np.float32] = mean.cpu().numpy()
-        return matrix
-
 
 class _Sum:
-    """The sum of x xᵀ over inputs x, [in, in] float32, and their number."""
+    """The sum of x xᵀ over inputs x, 4 in^2 bytes, and their number."""
 
     def __init__(self) -> None:
-        self.total: Tensor | None = None
         self.count = 0
+        self._strips: list[Tensor] = []
+        self._waiting: list[Tensor] = []
 
     def add(self, x: Tensor) -> None:
         """Add all inputs [..., in]."""
-        rows = x.reshape(-1, x.shape[-1]).float()
-        if self.total is None:
-            self.total = rows.new_zeros((rows.shape[1], rows.shape[1]))
-        for part in torch.split(rows, _ROWS):
-            self.total.addmm_(part.T, part)
+        rows = x.reshape(-1, x.shape[-1])
         self.count += len(rows)
+        for part in torch.split(rows, _ROWS):
+            if sum(map(len, self._waiting)) + len(part) > _ROWS:
+                self._multiply()
+            self._waiting.append(part.clone())  # what the draft does with it later is its own
+
+    def _multiply(self) -> None:
+        rows = torch.cat(self._waiting).float()
+        self._waiting.clear()
+        starts = range(0, rows.shape[1], _STRIP)
+        for number, start in enumerate(starts):
+            product = rows[:, start : start + _STRIP].T @ rows[:, start:]
+            if number == len(self._strips):
+                self._strips.append(product.double())
+            else:
+                self._strips[number].add_(product)
+
+    @torch.inference_mode()
+    def save_mean(self, file: Path) -> bool:
+        """Write the mean, float32, unless it holds NaN or infinity; what was summed up goes."""
+        self._multiply()
+        columns = self._strips[0].shape[1]
+        matrix = np.lib.format.open_memmap(
+            file, mode="w+", dtype=np.float32, shape=(columns, columns)
+        )
+        for start in range(0, columns, _STRIP):
+            strip = self._strips.pop(0).div_(self.count).float().cpu()
+            if not bool(strip.isfinite().all()):
+                return False
+            matrix[start : start + _STRIP, start:] = strip.numpy()
+            matrix[start:, start : start + _STRIP] = strip.T.numpy()
+        return True
 
 
 def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
@@ -191,15 +215,15 @@ def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
 def _groups(draft: LoadedDraft, leaders: Collection[str]) -> list[tuple[str, ...]]:
     """Leaders that are measured together, in the order in which the draft runs them.
 
-    An expert that does not fit beside those before it begins a group of its own.
+    A matrix that does not fit beside those before it begins a group of its own.
     """
     specs = draft.family.tensor_specs(draft.geometry)
     order = {name.removesuffix(".weight"): i for i, name in enumerate(specs)}
     groups: list[list[str]] = [[]]
     held = 0
     for leader in sorted(leaders, key=lambda name: (order.get(name, len(order)), name)):
-        nbytes = 4 * _columns(draft, leader) ** 2 if is_expert(leader) else 0
-        if nbytes and held + nbytes > BYTES_AT_ONCE:
+        nbytes = 4 * _columns(draft, leader) ** 2 if f"{leader}.weight" in draft.weights else 0
+        if groups[-1] and held + nbytes > BYTES_AT_ONCE:
             groups.append([])
             held = 0
         groups[-1].append(leader)

@@ -1,5 +1,7 @@
 """Absmax scales and nearest codes: what every toolkit does by default, in our own numerics."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -9,7 +11,7 @@ from ..numerics.absmax import block_absmax, row_absmax
 from ..numerics.fp8 import fp8_codes, fp8_scale
 from ..numerics.int4 import int4_codes, int4_scale
 from ..numerics.quantized_weight import QuantizedWeight
-from ..numerics.rows import absmax_scale, nearest_codes, whole_scale
+from ..numerics.rows import absmax_scale, cached_rows, nearest_codes, whole_scale
 from .algorithm import RowAlgorithm
 from .input_moments import InputMoments
 
@@ -32,15 +34,42 @@ class AbsmaxNearest(RowAlgorithm):
             return _fp8_of_blocks(weight, weights.group_size or 1)
         if weights.first_stage is not None:
             return _int4_of_fp8(weight, absmax)
-        rows = weight.reshape(-1, weights.group_size or weight.shape[1])  # a group is a row
-        whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
-        scale = absmax_scale(weights.dtype, rows, whole, stored_scale_dtype(weights))
-        return QuantizedWeight(
-            codes=nearest_codes(weights.dtype, rows, scale, whole).view(weight.shape),
-            scale=scale.view(len(weight), -1),
-            global_scale=whole,
-            group_size=weights.group_size,
-        )
+        dtype = stored_scale_dtype(weights)
+
+        def scale_of(rows: Tensor, whole: Tensor | None, _at: slice) -> Tensor:
+            return absmax_scale(weights.dtype, rows, whole, dtype)
+
+        return nearest_by_rows(weight, weights, absmax, scale_of)
+
+
+def nearest_by_rows(
+    weight: Tensor,
+    weights: WeightFormat,
+    absmax: Tensor | None,
+    scale_of: Callable[[Tensor, Tensor | None, slice], Tensor],
+) -> QuantizedWeight:
+    """The nearest codes under scales of rows or groups.
+
+    Args:
+        weight: as `absmax`, see `RowAlgorithm`.
+        weights: a format with such scales.
+        absmax: likewise.
+        scale_of: the scales [rows, 1] of some rows, from these, the scale of the whole matrix, and
+            which of all rows they are; a group is a row.
+    """
+    all_rows = weight.reshape(-1, weights.group_size or weight.shape[1])
+    whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
+    scales, codes = [], []
+    for at in cached_rows(all_rows):
+        rows = all_rows[at]
+        scales.append(scale_of(rows, whole, at))
+        codes.append(nearest_codes(weights.dtype, rows, scales[-1], whole))
+    return QuantizedWeight(
+        codes=torch.cat(codes).view(weight.shape),
+        scale=torch.cat(scales).view(len(weight), -1),
+        global_scale=whole,
+        group_size=weights.group_size,
+    )
 
 
 def stored_scale_dtype(weights: WeightFormat) -> torch.dtype | None:
@@ -50,14 +79,19 @@ def stored_scale_dtype(weights: WeightFormat) -> torch.dtype | None:
 
 def _fp8_of_matrix(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
     scale = fp8_scale(row_absmax(weight).amax(dim=0, keepdim=True) if absmax is None else absmax)
-    return QuantizedWeight(codes=fp8_codes(weight, scale), scale=scale)
+    codes = torch.cat([fp8_codes(weight[at], scale) for at in cached_rows(weight)])
+    return QuantizedWeight(codes=codes, scale=scale)
 
 
 def _fp8_of_blocks(weight: Tensor, size: int) -> QuantizedWeight:
     scale = fp8_scale(block_absmax(weight, size))
-    wide = scale.repeat_interleave(size, dim=0)[: len(weight)]
-    wide = wide.repeat_interleave(size, dim=1)[:, : weight.shape[1]]
-    return QuantizedWeight(codes=fp8_codes(weight, wide), scale=scale, group_size=size)
+    wide = scale.repeat_interleave(size, dim=1)[:, : weight.shape[1]]
+    codes = torch.cat([
+        fp8_codes(rows[at], wide[k : k + 1])
+        for k, rows in enumerate(torch.split(weight, size))
+        for at in cached_rows(rows)
+    ])  # fmt: skip
+    return QuantizedWeight(codes=codes, scale=scale, group_size=size)
 
 
 def _int4_of_fp8(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
@@ -67,8 +101,11 @@ def _int4_of_fp8(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
     """
     largest = row_absmax(weight).amax(dim=0, keepdim=True) if absmax is None else absmax
     first = fp8_scale(largest)
-    values = fp8_codes(weight, first).float()
-    scale = int4_scale(values)
+    scales, codes = [], []
+    for at in cached_rows(weight):
+        values = fp8_codes(weight[at], first).float()
+        scales.append(int4_scale(values))
+        codes.append(int4_codes(values, scales[-1]))
     return QuantizedWeight(
-        codes=int4_codes(values, scale), scale=scale, global_scale=first.reshape(())
+        codes=torch.cat(codes), scale=torch.cat(scales), global_scale=first.reshape(())
     )

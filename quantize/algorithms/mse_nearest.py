@@ -18,13 +18,8 @@ from ..numerics.fp4 import FP4_MAX, SMALLEST_E4M3
 from ..numerics.fp8 import FP8, FP8_MAX
 from ..numerics.int4 import SMALLEST_SCALE
 from ..numerics.quantized_weight import QuantizedWeight, code_values
-from ..numerics.rows import (
-    absmax_scale,
-    nearest_codes,
-    served_scale,
-    whole_scale,
-)
-from .absmax_nearest import stored_scale_dtype
+from ..numerics.rows import absmax_scale, nearest_codes, served_scale
+from .absmax_nearest import nearest_by_rows, stored_scale_dtype
 from .algorithm import RowAlgorithm
 from .input_moments import InputMoments
 
@@ -56,15 +51,12 @@ class MseNearest(RowAlgorithm):
         absmax: Tensor | None,
         moments: InputMoments | None,
     ) -> QuantizedWeight:
-        rows = weight.reshape(-1, weights.group_size or weight.shape[1])  # a group is a row
-        whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
-        scale = _best(rows, weights, whole, _importance(weight, weights, moments))
-        return QuantizedWeight(
-            codes=nearest_codes(weights.dtype, rows, scale, whole).view(weight.shape),
-            scale=scale.view(len(weight), -1),
-            global_scale=whole,
-            group_size=weights.group_size,
-        )
+        counts = _importance(weight, weights, moments)
+
+        def scale_of(rows: Tensor, whole: Tensor | None, at: slice) -> Tensor:
+            return _best(rows, weights, whole, None if counts is None else counts[at])
+
+        return nearest_by_rows(weight, weights, absmax, scale_of)
 
 
 def _importance(

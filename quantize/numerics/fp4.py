@@ -16,6 +16,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of FP4: 2 exponent bits, 1 mantissa bit; code 8 + i is -E2M1[i]."""
 FP4_MAX = E2M1[-1]
 NEGATIVE_ZERO = 8
+_EXPONENT, _EXPONENT_OF_ONE = 0x7F800000, 0x3F800000
 
 
 def nvfp4_global_scale(absmax: Tensor) -> Tensor:
@@ -71,12 +72,21 @@ def fp4_codes(x: Tensor) -> Tensor:
     Returns:
         uint8 in [0, 15], x's shape: bit 3 is set where x < 0, also if x rounds to zero.
     """
-    size = x.abs()
-    code = (size > 0.25).to(torch.uint8)
-    for boundary, tie_goes_up in ((0.75, True), (1.25, False), (1.75, True),
-                                  (2.5, False), (3.5, True), (5.0, False)):  # fmt: skip
-        code += size >= boundary if tie_goes_up else size > boundary
-    return code | ((x < 0).to(torch.uint8) << 3)
+    # Zero has no sign here, and what is no number is zero.
+    finite = x.nan_to_num(0.0).add_(0.0)
+    sign = (finite.view(torch.int32) >> 31).to(torch.uint8) & NEGATIVE_ZERO
+    size = finite.abs_().clamp_(max=FP4_MAX)
+    # A sum of 2^22 or more has no bits below 0.5 (2^23: below 1, 2^24: below 2): adding rounds to
+    # nearest, ties to even, and leaves the number of these steps in the low byte. Codes are the
+    # halves below 2, 2 + the ones below 4, and 4 + the twos: of the three always the smallest.
+    halves = _low_bytes(size + 2.0**22)
+    ones = _low_bytes(size + (2.0**23 + 2))
+    twos = _low_bytes(size.add_(2.0**24 + 2 * 4))
+    return torch.minimum(torch.minimum(halves, ones), twos) | sign
+
+
+def _low_bytes(x: Tensor) -> Tensor:
+    return x.view(torch.int32).to(torch.uint8)
 
 
 def fp4_rounded(x: Tensor) -> Tensor:
@@ -91,9 +101,11 @@ def fp4_rounded(x: Tensor) -> Tensor:
     Returns:
         float32, x's shape; -0 where a negative number rounds to zero.
     """
-    size = x.abs()
-    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-    return ((size / step).round_() * step).clamp_(max=FP4_MAX).copysign_(x)
+    size = x.abs().clamp_(max=FP4_MAX)
+    # 2^22 times the power of two below, and not below 1: sums have no bits below the step.
+    power = (size.view(torch.int32) & _EXPONENT).clamp_(min=_EXPONENT_OF_ONE)
+    large = power.add_(22 << 23).view(torch.float32)
+    return size.add_(large).sub_(large).copysign_(x)
 
 
 def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
@@ -109,7 +121,7 @@ def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
         [number of groups, 32] uint8 in [0, 15], never 8.
     """
     codes = fp4_codes(groups.float() / scale)
-    return codes.masked_fill_(codes == NEGATIVE_ZERO, 0)
+    return codes & (-(codes & 7) | 7)  # bit 3 of -1 .. -7 is set, of 0 it is not
 
 
 def fp4_values(codes: Tensor) -> Tensor:

@@ -22,15 +22,10 @@ def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
     if padding:
         codes = torch.nn.functional.pad(codes, (0, padding))
     nibbles = codes + offset if offset else codes
-    lanes = nibbles.contiguous().view(torch.int64)  # byte i of a lane: column 8c + i
+    words = _bytes_of_pairs(nibbles.contiguous().view(torch.int16) & 0x0F0F).view(torch.int32)
     if interleaved:
-        even = _gather_even_nibbles(lanes)
-        odd = _gather_even_nibbles(lanes >> 8)
-        return (even | odd << 16).to(torch.int32)
-    lanes = lanes & 0x0F0F0F0F0F0F0F0F
-    lanes = (lanes | lanes >> 4) & 0x00FF00FF00FF00FF
-    lanes = (lanes | lanes >> 8) & 0x0000FFFF0000FFFF
-    return (lanes | lanes >> 16).to(torch.int32)
+        words = _exchanged(_exchanged(words, 4, 0x00F000F0), 8, 0x0000FF00)
+    return words
 
 
 def fp4_bytes(codes: Tensor) -> Tensor:
@@ -42,7 +37,7 @@ def fp4_bytes(codes: Tensor) -> Tensor:
     Returns:
         [rows, in_features / 2] uint8.
     """
-    return codes[:, 0::2] | codes[:, 1::2] << 4
+    return _bytes_of_pairs(codes.contiguous().view(torch.int16))
 
 
 def fp4_codes_of_bytes(packed: Tensor) -> Tensor:
@@ -50,11 +45,15 @@ def fp4_codes_of_bytes(packed: Tensor) -> Tensor:
     return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1)
 
 
-def _gather_even_nibbles(lanes: Tensor) -> Tensor:
-    """Low nibbles of bytes 0, 2, 4, 6 of each lane -> bits 0 .. 15."""
-    lanes = lanes & 0x000F000F000F000F
-    lanes = (lanes | lanes >> 12) & 0x000000FF000000FF
-    return (lanes | lanes >> 24) & 0xFFFF
+def _bytes_of_pairs(pairs: Tensor) -> Tensor:
+    """The low four bits of both bytes of each int16 element, the other bits zero -> uint8."""
+    return (pairs | pairs >> 4).to(torch.uint8)
+
+
+def _exchanged(words: Tensor, distance: int, mask: int) -> Tensor:
+    """The bits under the mask change places with those that lie `distance` higher."""
+    different = (words ^ words >> distance) & mask
+    return words ^ different ^ different << distance
 
 
 def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:

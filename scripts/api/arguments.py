@@ -104,6 +104,13 @@ BatchSize = Annotated[
         bounds=AT_LEAST_1,
     ),
 ]
+NoCache = Annotated[
+    bool,
+    Option(
+        "replay the BF16 draft too, instead of recalling from the cache what it proposed, and keep"
+        " nothing there"
+    ),
+]
 Target = Annotated[
     AnyPath | None,
     Option(

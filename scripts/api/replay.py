@@ -13,6 +13,7 @@ from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
 from .settings import Settings
 from .verb import verb
+from .watch import Watch
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
     from ...validate.counting.draft_replay import DraftReplay
+    from ...validate.counting.replay_cache import ReplayCache
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class OnTracesSettings(Settings):
     dtype: arguments.Dtype = "float32"
     draft_sampling: arguments.Sampling = "greedy"
     batch_size: arguments.BatchSize = None
+    no_cache: arguments.NoCache = False
 
     @property
     def rotary_base(self) -> float | None:
@@ -185,9 +188,19 @@ def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple
             draft_sampling=settings.draft_sampling,
             batch_size=settings.batch_size,
             max_tokens=loaded.max_tokens,
+            cache=replay_cache(settings.watch, no_cache=settings.no_cache),
             on_progress=bar.set,
         )
     held = peak_bytes(loaded.device) / 1e9
     kind = "of this process" if loaded.device.type == "cpu" else f"on {loaded.device}"
     settings.watch.note(f"memory {kind}: {held:.2f} GB at its peak")
     return tuple(replays)
+
+
+def replay_cache(watch: Watch, *, no_cache: bool) -> "ReplayCache | None":
+    """Where replays of BF16 drafts are kept; None = nowhere. The watch is told what it does."""
+    from ...quantize.files.result_cache import user_cache
+    from ...validate.counting.replay_cache import ReplayCache
+
+    results = None if no_cache else user_cache(watch.warning)
+    return None if results is None else ReplayCache(results=results, on_note=watch.note)

@@ -19,6 +19,7 @@ from .arguments import (
     AllowZeroRows,
     AnyPath,
     Device,
+    NoCache,
     NumDraftTokens,
     Target,
     TargetLayers,
@@ -27,6 +28,7 @@ from .arguments import (
 from .opening import draft_on_traces, named_recipe, open_draft, with_algorithm
 from .option import Argument, Option
 from .references import AnyRecipe, Reference, optional_path
+from .replay import replay_cache
 from .settings import Settings
 from .verb import verb
 
@@ -90,6 +92,7 @@ class TuneSettings(Settings):
     device: Device = "auto"
     target: Target = None
     target_layers: TargetLayers = None
+    no_cache: NoCache = False
     allow_zero_rows: AllowZeroRows = False
     fix_config: Annotated[bool, Option("as 'quantize --fix-config', which repairs config.json")] = (
         False
@@ -151,6 +154,7 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
             options_of(recipes),
             judging,
             wanted,
+            cache=replay_cache(watch, no_cache=settings.no_cache),
             on_progress=lambda what: watch.note(f"tune: {what}"),
         )
     recipe = None

@@ -43,6 +43,7 @@ from .draft_replay import (
     TraceFigures,
 )
 from .estimand import DraftSampling
+from .replay_cache import Question, ReplayCache
 from .rounds import prompt_counts, recorded_tokens
 
 
@@ -78,6 +79,7 @@ def replay_drafts(
     draft_sampling: DraftSampling = "greedy",
     batch_size: int | None = None,
     max_tokens: int = MAX_TOKENS,
+    cache: ReplayCache | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
     """Replay drafts over the same traces, reading each trace once.
@@ -94,6 +96,8 @@ def replay_drafts(
             only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
             one scale of a whole call get one prompt at a time.
         max_tokens: see `batches_of`.
+        cache: what the first draft proposes is looked up there and kept there, unless it is
+            quantized: what is judged is always replayed.
         on_progress: called with (work done, work) after each batch of each draft; see `work_of`.
 
     Returns:
@@ -109,18 +113,31 @@ def replay_drafts(
     if not all(draft.rounds_alone for draft in drafts):
         batch_size = 1
     batches = batches_of(traces.manifest.prompts, max_tokens=max_tokens, max_prompts=batch_size)
+    asked = Question(
+        draft=drafts[0],
+        traces=traces,
+        batches=batches,
+        num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
+    )
+    kept_in = None if drafts[0].quantized else cache
+    known = None if kept_in is None else kept_in.recall(asked)
+    reference: dict[int, Proposals] = {}
     tallies = [_Tally(draft) for draft in drafts]
     probability = _TokenProbability()
     by_position: dict[int, PromptText] = {}
     features = FeatureTally()
     for position, trace, proposed in _proposed(
-        drafts, traces, batches, num_draft_tokens, temperature, on_progress
+        drafts, traces, batches, num_draft_tokens, temperature, known, on_progress
     ):
+        reference[position] = proposed[0]
         by_position[position] = prompt_text(trace)
         features.add(trace)
         probability.add(trace)
         for tally, own in zip(tallies, proposed, strict=True):
             tally.add(position, trace, proposed[0].token_ids, own)
+    if kept_in is not None and known is None:
+        kept_in.keep(asked, [own for _, own in sorted(reference.items())])
     texts = [text for _, text in sorted(by_position.items())]
     groups = independent_groups(texts)
     figures = TraceFigures(
@@ -244,16 +261,17 @@ def _proposed(
     batches: Sequence[Sequence[int]],
     num_draft_tokens: int,
     temperature: float | None,
+    known: Sequence[Proposals] | None,
     on_progress: Callable[[int, int], None],
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
     """Every prompt with its position in the traces, and what each draft proposes along it."""
     prompts = traces.manifest.prompts
     work = [work_of([prompts[i] for i in positions], num_draft_tokens) for positions in batches]
-    done, total = 0, sum(work) * len(drafts)
+    done, total = 0, sum(work) * (len(drafts) - (known is not None))
     for positions, own_work in zip(batches, work, strict=True):
         batch = [traces.load(prompts[position]) for position in positions]
-        found = []
-        for draft in drafts:
+        found = [] if known is None else [[known[position] for position in positions]]
+        for draft in drafts[len(found) :]:
             proposals = proposals_of_batch(
                 draft, traces, batch, num_draft_tokens=num_draft_tokens, temperature=temperature
             )

@@ -16,6 +16,7 @@ from ...recipes import Recipe, to_mapping
 from ...recipes.brief import Brief, megabytes
 from ...recipes.schema import ALGORITHMS, Algorithm
 from ..counting.draft_replay import DraftReplay
+from ..counting.replay_cache import ReplayCache
 from ..counting.trace_replay import replay_drafts
 from ..errors import TuneError
 from ..judging.anomalies import min_baseline_length
@@ -124,6 +125,7 @@ def tune_draft(
     traces: TraceFolder,
     wanted: Wanted,
     *,
+    cache: ReplayCache | None = None,
     on_progress: Callable[[str], None] = lambda _what: None,
 ) -> TuneReport:
     """Find out how narrow each unit of a draft may be.
@@ -134,6 +136,7 @@ def tune_draft(
         options: what they may become; see `options_of`.
         traces: to judge by; others than those of `candidates` and than the gate's.
         wanted: which mixture to choose.
+        cache: see `replay_drafts`.
         on_progress: called with what is measured next.
 
     Raises:
@@ -150,7 +153,7 @@ def tune_draft(
             fix="record more prompts, 96 or more",
         )
     on_progress("the unquantized draft")
-    (baseline,) = replay_drafts([reference], traces, num_draft_tokens=k)
+    (baseline,) = replay_drafts([reference], traces, num_draft_tokens=k, cache=cache)
     costs, refused = _costs(candidates, units, options, traces, on_progress)
     measured = Measured(candidates, baseline, traces, on_progress)
     for mixture in uniform_mixtures(costs):

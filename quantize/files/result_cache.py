@@ -1,0 +1,200 @@
+"""Results that are kept between runs, one file each; no byte of them that was changed is used.
+
+An entry repeats the whole key that it answers, and carries a code over key and result (HMAC-SHA256)
+by a secret that the user alone can read. So one that was edited, cut short, renamed or written by
+somebody else is refused, with a warning, and made again. What the same user forges on purpose is
+for the caller to find: see `validate/counting/replay_cache`.
+
+The cache helps and is never needed: whatever goes wrong with it is a warning.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...recipes.brief import megabytes
+from ...recipes.errors import reason
+from ...recipes.regular_file import open_regular, open_stream
+from .staging_names import CleanReport
+
+FOLDER_VARIABLE = "DRAFTQUANT_CACHE"
+MAX_BYTES = 2**30
+"""Of all entries; those that were not used for the longest time go first."""
+
+_LARGEST = 2**28  # bytes of one entry
+_FORMAT = b"draftquant cache 1"
+_ENDING, _NEW, _SECRET = ".entry", ".new-", "secret"
+_SECRET_BYTES = 32
+_ABANDONED = 3600.0  # seconds after which a file that was never finished belongs to nobody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultCache:
+    """A folder of results.
+
+    Attributes:
+        folder: is made when the first result is kept, for this user alone.
+        on_warning: is told what is refused, and what cannot be read or kept.
+        max_bytes: of all entries.
+    """
+
+    folder: Path
+    on_warning: Callable[[str], None]
+    max_bytes: int = MAX_BYTES
+
+    def read(self, key: Mapping[str, object]) -> bytes | None:
+        """What was kept under a key; None = nothing, or nothing that can be trusted."""
+        text, path = _text(key), self._path(key)
+        try:
+            with open_stream(path) as stream:
+                content = stream.read(_LARGEST + 1)
+            secret = self._secret()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            self.on_warning(f"the cache is not used: {exc.filename or path}: {reason(exc)}")
+            return None
+        head, code, own, result = (*content.split(b"\n", 3), b"", b"", b"")[:4]
+        if head != _FORMAT:
+            self.refuse(key, "it is no entry of this version")
+        elif not hmac.compare_digest(code, _code(secret, own, result)):
+            self.refuse(key, "it was edited, cut short, or written by somebody else")
+        elif own != text:
+            self.refuse(key, "it answers another question than its name says")
+        else:
+            with contextlib.suppress(OSError):  # where nothing can be written, nothing goes either
+                os.utime(path)  # it was used: others go first
+            return result
+        return None
+
+    def write(self, key: Mapping[str, object], result: bytes) -> None:
+        """Keep a result; whoever reads meanwhile sees the whole entry or none."""
+        text, path = _text(key), self._path(key)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            code = _code(self._secret(), text, result)
+            self._put(path, b"\n".join((_FORMAT, code, text, result)))
+            self._make_room(path)
+        except OSError as exc:
+            self.on_warning(
+                f"the result is not kept in the cache: {exc.filename or path}: {reason(exc)}"
+            )
+
+    def refuse(self, key: Mapping[str, object], why: str) -> None:
+        """Warn of the entry under a key; what is computed instead will replace it."""
+        self.on_warning(f"{self._path(key)}: this entry of the cache is refused: {why}")
+
+    def clean(self) -> CleanReport:
+        """Remove every entry and the secret, and the folder unless it holds something else."""
+        name, removed = str(self.folder), 0
+        try:
+            for path, status in self._files():
+                path.unlink(missing_ok=True)
+                removed += status.st_size
+        except OSError as exc:
+            return CleanReport(removed={}, left={name: f"cannot be removed: {reason(exc)}"})
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+        return CleanReport(removed={name: removed} if removed else {}, left={})
+
+    def listed(self) -> CleanReport:
+        """What it holds, none of which is removed."""
+        sizes = [status.st_size for path, status in self._files() if path.suffix == _ENDING]
+        why = f"the cache of replays, {megabytes(sum(sizes))}, which clean --cache removes"
+        return CleanReport(removed={}, left={str(self.folder): why} if sizes else {})
+
+    def _path(self, key: Mapping[str, object]) -> Path:
+        return self.folder / f"{hashlib.sha256(_text(key)).hexdigest()}{_ENDING}"
+
+    def _secret(self) -> bytes:
+        """That of the user, which the first run makes.
+
+        Raises:
+            OSError: it cannot be read or made, or others can read it or made it.
+        """
+        path = self.folder / _SECRET
+        if not path.exists():
+            self._put(path, secrets.token_bytes(_SECRET_BYTES), keep=True)
+        descriptor = open_regular(path)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise PermissionError(0, "expected a file that only you can read", str(path))
+            found = os.read(descriptor, _SECRET_BYTES)
+        finally:
+            os.close(descriptor)
+        if len(found) < _SECRET_BYTES:
+            raise OSError(0, "expected 32 bytes", str(path))
+        return found
+
+    def _put(self, path: Path, content: bytes, *, keep: bool = False) -> None:
+        """Write a file whole, readable for the user alone; `keep` = what stands there stays."""
+        descriptor, name = tempfile.mkstemp(dir=self.folder, prefix=_NEW)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(content)
+            if keep:
+                with contextlib.suppress(FileExistsError):  # another run was faster
+                    os.link(name, path)
+            else:
+                Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def _make_room(self, newest: Path) -> None:
+        files = sorted(self._files(), key=lambda file: file[1].st_mtime)
+        total = sum(status.st_size for path, status in files if path.suffix == _ENDING)
+        for path, status in files:
+            if path.name.startswith(_NEW) and time.time() - status.st_mtime > _ABANDONED:
+                path.unlink(missing_ok=True)
+            elif path.suffix == _ENDING and path != newest and total > self.max_bytes:
+                path.unlink(missing_ok=True)
+                total -= status.st_size
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """What is the cache's own, as far as it still stands there."""
+        if not self.folder.is_dir():
+            return
+        for path in sorted(self.folder.iterdir()):
+            own = path.suffix == _ENDING or path.name.startswith(_NEW) or path.name == _SECRET
+            with contextlib.suppress(FileNotFoundError):
+                if own and stat.S_ISREG((status := path.lstat()).st_mode):
+                    yield path, status
+
+
+def user_cache(on_warning: Callable[[str], None]) -> ResultCache | None:
+    """The cache of this user; None where DRAFTQUANT_CACHE is set to nothing.
+
+    It lies in DRAFTQUANT_CACHE, else in `draftquant` of XDG_CACHE_HOME, else in
+    ~/.cache/draftquant. Source: XDG Base Directory Specification 0.8, which ignores relative paths.
+    """
+    named = os.environ.get(FOLDER_VARIABLE)
+    if named is not None:
+        return ResultCache(folder=Path(named), on_warning=on_warning) if named else None
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path("~/.cache").expanduser()
+        except RuntimeError as exc:
+            on_warning(f"there is no cache, unless {FOLDER_VARIABLE} names a folder: {exc}")
+            return None
+    return ResultCache(folder=base / "draftquant", on_warning=on_warning)
+
+
+def _text(key: Mapping[str, object]) -> bytes:
+    return json.dumps(key, sort_keys=True).encode()
+
+
+def _code(secret: bytes, key: bytes, result: bytes) -> bytes:
+    code = hmac.new(secret, b"%s\n%s\n" % (_FORMAT, key), "sha256")
+    code.update(result)
+    return code.hexdigest().encode()

@@ -1,0 +1,314 @@
+"""Replays of BF16 drafts that are kept: the same report, and nothing that was changed is used."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import draftquant.validate.counting.replay_cache as module
+import pytest
+import torch
+from draftquant.calibration.passes import batches as passes
+from draftquant.calibration.passes.batches import batches_of
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.files.result_cache import ResultCache
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts.cli import main
+from draftquant.validate.counting.draft_replay import DraftReplay
+from draftquant.validate.counting.replay_cache import Question, ReplayCache
+from draftquant.validate.counting.trace_replay import replay_drafts
+from safetensors.torch import load_file, save_file
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+NUM_PROMPTS = 6
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces and a candidate."""
+    folder = tmp_path_factory.mktemp("replay-cache")
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "prompts.jsonl").write_text("".join(lines[:NUM_PROMPTS]), encoding="utf-8")
+    given = ("--prompts", str(folder / "prompts.jsonl"), "--max-new-tokens", "24")
+    target, draft = str(PAIR / "target"), str(PAIR / "draft")
+    sampled = ("--temperature", "0.8", "--logprobs", "--out", str(folder / "traces"))
+    assert main(["record", "--target", target, "--draft", draft, *given, *sampled]) == 0
+    assert main(["quantize", draft, "--recipe", "int4-channel", "--out", str(folder / "int4")]) == 0
+    return folder
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """Notes and warnings."""
+    return []
+
+
+@pytest.fixture
+def cache(tmp_path: Path, said: list[str]) -> ReplayCache:
+    results = ResultCache(folder=tmp_path / "cache", on_warning=said.append)
+    return ReplayCache(results=results, on_note=said.append)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Which drafts were run, each time along how many prompts."""
+    found: list[tuple[str, int]] = []
+
+    def counting(draft, traces, batch, **how):  # type: ignore[no-untyped-def]
+        found.append((draft.name, len(batch)))
+        return passes.proposals_of_batch(draft, traces, batch, **how)
+
+    for place in ("replay_cache", "trace_replay"):
+        name = f"draftquant.validate.counting.{place}.proposals_of_batch"
+        monkeypatch.setattr(name, counting)
+    return found
+
+
+def replayed(work: Path, *names: str, cache: ReplayCache | None) -> Sequence[DraftReplay]:
+    drafts = [load_draft(PAIR / "draft", compact=True)]
+    drafts += [load_draft(work / name, compact=True, like=drafts[0]) for name in names]
+    traces = TraceFolder.open(work / "traces")
+    return replay_drafts(drafts, traces, num_draft_tokens=3, cache=cache)
+
+
+def test_a_second_candidate_gives_the_same_counts(
+    work: Path, cache: ReplayCache, said: list[str], ran: list[tuple[str, int]]
+) -> None:
+    plain = replayed(work, "int4", cache=None)
+    ran.clear()
+    assert replayed(work, cache=cache) == plain[:1]
+    assert ran == [("draft", NUM_PROMPTS)]
+    assert said == []
+    ran.clear()
+    assert replayed(work, "int4", cache=cache) == plain
+    assert ran == [("draft", 1), ("int4", NUM_PROMPTS)]  # one prompt as the proof
+    assert "1 of 6 prompts, replayed again, gave the same tokens" in said[0]
+    assert plain[1].first_step.num_rows > plain[1].first_step.num_equal > 0
+
+
+def test_drawn_proposals_are_kept_too(
+    work: Path, cache: ReplayCache, said: list[str], ran: list[tuple[str, int]]
+) -> None:
+    drafts = [load_draft(PAIR / "draft"), load_draft(work / "int4")]
+    traces = TraceFolder.open(work / "traces")
+
+    def counted(cache: ReplayCache | None) -> Sequence[DraftReplay]:
+        return replay_drafts(
+            drafts, traces, num_draft_tokens=2, draft_sampling="probabilistic", cache=cache
+        )
+
+    assert counted(None) == counted(cache) == counted(cache)
+    assert [name for name, _ in ran[-2:]] == ["draft", "int4"]
+    assert "gave the same tokens" in said[0]
+    replay_drafts(drafts, traces, num_draft_tokens=2, cache=cache)
+    assert len(list(cache.results.folder.glob("*.entry"))) == 2  # greedy ones are others
+
+
+def test_what_is_quantized_is_always_replayed(
+    work: Path, cache: ReplayCache, ran: list[tuple[str, int]]
+) -> None:
+    drafts = [load_draft(folder) for folder in (work / "int4", PAIR / "draft")]
+    traces = TraceFolder.open(work / "traces")
+    for _ in range(2):
+        replay_drafts(drafts, traces, num_draft_tokens=3, cache=cache)
+    assert ran == [("int4", NUM_PROMPTS), ("draft", NUM_PROMPTS)] * 2
+    assert not cache.results.folder.exists()
+
+
+def gate(work: Path, report: Path, *options: str) -> int:
+    return main(["gate", str(PAIR / "draft"), str(work / "int4"),
+                 "--traces", str(work / "traces"), "--policy", "screening",
+                 "--report", str(report), "--overwrite", *options])  # fmt: skip
+
+
+def test_a_hit_gives_the_report_byte_for_byte(
+    work: Path,
+    tmp_path: Path,
+    ran: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whichever command asked first, here `compare`."""
+    report, found = tmp_path / "r.json", []
+    monkeypatch.setattr("draftquant.validate.report.facts.today", lambda: "2026-01-01T00:00:00Z")
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
+    drafts = [str(PAIR / "draft"), str(work / "int4")]
+    assert main(["compare", *drafts, "--traces", str(work / "traces")]) == 0
+    for folder in (tmp_path / "cache", ""):
+        monkeypatch.setenv("DRAFTQUANT_CACHE", str(folder))
+        ran.clear()
+        capsys.readouterr()
+        gate(work, report)
+        printed = capsys.readouterr()
+        found.append((report.read_bytes(), printed.out))
+        assert ("gave the same tokens (--no-cache replays all)" in printed.err) is bool(folder)
+        assert ran[0] == ("draft", 1 if folder else NUM_PROMPTS)
+    assert found[0] == found[1]
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "other"))
+    gate(work, report, "--no-cache")
+    assert not (tmp_path / "other").exists()
+    document = json.loads(report.read_bytes())
+    before = json.loads(found[0][0])
+    assert [key for key in document if document[key] != before[key]] == ["argv"]
+
+
+def question(work: Path, **changes: object) -> Question:
+    traces = TraceFolder.open(work / "traces")
+    usual = Question(
+        draft=load_draft(PAIR / "draft", compact=True),
+        traces=traces,
+        batches=batches_of(traces.manifest.prompts),
+        num_draft_tokens=3,
+        temperature=None,
+    )
+    return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def changed_weight(folder: Path) -> Path:
+    """The draft with one bit of one weight flipped."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((PAIR / "draft" / name).read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(tensors) if name.endswith("q_proj.weight"))
+    tensors[name].view(torch.int16)[3, 5] ^= 1
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_every_part_of_the_key_counts(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = question(work)
+    assert question(work).key == usual.key
+    draft, traces = PAIR / "draft", usual.traces
+    some = traces.only(traces.manifest.prompts[1:])
+    others = [
+        question(work, draft=load_draft(changed_weight(tmp_path / "draft"), compact=True)),
+        question(work, draft=load_draft(draft, compact=True, rope_theta=500.0)),
+        question(work, draft=load_draft(draft, compact=True, dtype=torch.bfloat16)),
+        question(work, draft=load_draft(draft)),  # held wider
+        question(work, traces=some),
+        question(work, batches=batches_of(traces.manifest.prompts, max_prompts=1)),
+        question(work, num_draft_tokens=2),
+        question(work, temperature=0.8),
+    ]
+    keys = [usual.key, *(other.key for other in others)]
+    torch.set_num_threads(2)
+    keys.append(question(work).key)
+    torch.set_num_threads(1)
+    for where, value in (
+        (module, "code_sha256"), (module, "package_version"),
+        (torch.backends.cpu, "get_cpu_capability"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(where, value, lambda *_: "another")
+            keys.append(question(work).key)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "another")
+        keys.append(question(work).key)
+    assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
+    renamed = question(work, draft=dataclasses.replace(usual.draft, name="other"))
+    assert renamed.key == usual.key  # by content
+
+
+def test_the_key_has_every_module_that_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = module.code_sha256()
+    for house in ("recipes", "quantize", "calibration", "validate/counting"):
+        (tmp_path / house).mkdir(parents=True)
+    file = tmp_path / "quantize" / "x.py"
+    monkeypatch.setattr(module, "_ROOT", tmp_path)
+    seen = {own}
+    for text in ("a = 1\n", "a = 2\n"):
+        file.write_text(text, encoding="utf-8")
+        module.code_sha256.cache_clear()
+        seen.add(module.code_sha256())
+    file.rename(file.with_name("y.py"))
+    module.code_sha256.cache_clear()
+    seen.add(module.code_sha256())
+    module.code_sha256.cache_clear()
+    assert len(seen) == 4
+
+
+Edit = Callable[[bytes], bytes]
+
+
+def other_token(kept: bytes) -> bytes:
+    """Every proposal is another token: whichever prompt is replayed again, it is seen."""
+    return bytes(byte ^ (place % 4 == 0) for place, byte in enumerate(kept))
+
+
+@pytest.mark.parametrize(
+    ("forge", "why"),
+    [
+        (other_token, "replayed again, the draft proposes other tokens for prompt"),
+        (lambda kept: kept[:-4], "no proposals for the prompts of the traces"),
+        (lambda kept: kept * 2, "no proposals for the prompts of the traces"),
+        (lambda kept: b"\x7f" * len(kept), "no proposals for the prompts of the traces"),
+    ],
+    ids=["tokens", "fewer", "more", "no tokens of the target"],
+)
+def test_what_the_user_forged_is_found_by_replaying(
+    forge: Edit, why: str, work: Path, cache: ReplayCache, said: list[str]
+) -> None:
+    """With the secret, so that code and key are right."""
+    asked = question(work)
+    (plain,) = replayed(work, cache=cache)
+    kept = cache.results.read(asked.key)
+    assert kept is not None
+    cache.results.write(asked.key, forge(kept))
+    assert cache.recall(asked) is None
+    (warning,) = said
+    assert "this entry of the cache is refused" in warning
+    assert why in warning
+    if forge is other_token:
+        assert replayed(work, cache=cache) == (plain,)
+        assert cache.results.read(asked.key) == kept  # replaced by what was replayed
+
+
+def test_an_edited_entry_never_reaches_a_verdict(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("draftquant.validate.report.facts.today", lambda: "2026-01-01T00:00:00Z")
+    gate(work, tmp_path / "r.json")
+    before = (tmp_path / "r.json").read_bytes()
+    (entry,) = (tmp_path / "cache").glob("*.entry")
+    content = bytearray(entry.read_bytes())
+    content[-2] ^= 1
+    entry.write_bytes(content)
+    capsys.readouterr()
+    gate(work, tmp_path / "r.json")
+    assert f"{entry}: this entry of the cache is refused" in capsys.readouterr().err
+    assert (tmp_path / "r.json").read_bytes() == before
+    content[-2] ^= 1
+    assert entry.read_bytes() == content
+
+
+def test_a_near_tie_is_told_by_the_same_batch(
+    work: Path, cache: ReplayCache, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt alone may round a tie otherwise than the batch that it was replayed in."""
+    replayed(work, cache=cache)
+
+    def tied(draft, traces, batch, **how):  # type: ignore[no-untyped-def]
+        found = passes.proposals_of_batch(draft, traces, batch, **how)
+        if len(batch) > 1:
+            return found
+        tokens = found[0].token_ids.clone()
+        tokens[0, 0] ^= 1
+        return [dataclasses.replace(found[0], token_ids=tokens)]
+
+    monkeypatch.setattr(module, "proposals_of_batch", tied)
+    assert replayed(work, cache=cache) == replayed(work, cache=None)
+    assert "gave the same tokens" in said[0]
+
+
+def test_the_proof_is_drawn_anew_each_time(work: Path) -> None:
+    asked = question(work)
+    drawn = {tuple(module._sample(asked)) for _ in range(200)}
+    assert drawn == {(position,) for position in range(NUM_PROMPTS)}

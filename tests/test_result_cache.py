@@ -1,0 +1,277 @@
+"""The cache of results: what was written whole by this user is read, and nothing else."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from draftquant.api import DraftQuantWarning
+from draftquant.api import clean as clean_from_python
+from draftquant.quantize.files.result_cache import ResultCache, user_cache
+from draftquant.scripts.cli import main
+
+KEY, OTHER = {"what": "a", "K": 3}, {"what": "b", "K": 3}
+RESULT = bytes(range(256)) * 4 + b"\n\n"
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cache(tmp_path: Path, warnings: list[str]) -> ResultCache:
+    return ResultCache(folder=tmp_path / "made" / "cache", on_warning=warnings.append)
+
+
+def entry(cache: ResultCache) -> Path:
+    (path,) = cache.folder.glob("*.entry")
+    return path
+
+
+def test_what_is_written_is_read(cache: ResultCache, warnings: list[str]) -> None:
+    assert cache.read(KEY) is None
+    assert not cache.folder.exists()
+    cache.write(KEY, RESULT)
+    assert cache.read(dict(reversed(KEY.items()))) == RESULT
+    assert cache.read(OTHER) is None
+    cache.write(KEY, b"")
+    assert cache.read(KEY) == b""
+    assert warnings == []
+    modes = {path.name[-6:]: path.stat().st_mode & 0o777 for path in cache.folder.iterdir()}
+    assert modes == {".entry": 0o600, "secret": 0o600}
+    assert cache.folder.stat().st_mode & 0o777 == 0o700
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda content: flipped(content, -2), "edited, cut short, or written by somebody else"),
+        (lambda content: flipped(content, content.index(b'"K": 3') + 5), "edited, cut short"),
+        (lambda content: flipped(content, 25), "edited, cut short"),
+        (lambda content: content[:-1], "edited, cut short"),
+        (lambda content: content[:100], "edited, cut short"),
+        (lambda content: content + b"\n", "edited, cut short"),
+        (lambda content: content.replace(b"cache 1", b"cache 2", 1), "no entry of this version"),
+        (lambda _content: b"", "no entry of this version"),
+    ],
+    ids=["result", "key", "code", "last byte", "cut in the key", "longer", "version", "empty"],
+)
+def test_an_edited_entry_is_refused(
+    edit: Callable[[bytes], bytes], why: str, cache: ResultCache, warnings: list[str]
+) -> None:
+    cache.write(KEY, RESULT)
+    entry(cache).write_bytes(edit(entry(cache).read_bytes()))
+    assert cache.read(KEY) is None
+    (said,) = warnings
+    assert said.startswith(f"{entry(cache)}: this entry of the cache is refused: it ")
+    assert why in said
+    cache.write(KEY, RESULT)
+    assert cache.read(KEY) == RESULT
+
+
+def test_an_entry_under_another_name_is_refused(cache: ResultCache, warnings: list[str]) -> None:
+    cache.write(KEY, RESULT)
+    first = entry(cache)
+    content = first.read_bytes()
+    first.unlink()
+    cache.write(OTHER, b"other")
+    second = entry(cache)
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    assert cache.read(KEY) is cache.read(OTHER) is None
+    assert all("answers another question than its name says" in said for said in warnings)
+    assert len(warnings) == 2
+
+
+def test_an_entry_of_another_user_is_refused(
+    cache: ResultCache, tmp_path: Path, warnings: list[str]
+) -> None:
+    """Whoever knows the format and the key, but not the secret."""
+    forger = ResultCache(folder=tmp_path / "forger", on_warning=warnings.append)
+    forger.write(KEY, b"forged")
+    cache.write(KEY, RESULT)
+    entry(cache).write_bytes(entry(forger).read_bytes())
+    assert cache.read(KEY) is None
+    assert "written by somebody else" in warnings[0]
+
+
+@pytest.mark.parametrize("damage", ["readable by others", "cut short"])
+def test_a_secret_that_is_none_is_not_used(
+    damage: str, cache: ResultCache, warnings: list[str]
+) -> None:
+    cache.write(KEY, RESULT)
+    secret = cache.folder / "secret"
+    if damage == "cut short":
+        secret.write_bytes(b"guess")
+    else:
+        secret.chmod(0o640)
+    assert cache.read(KEY) is None
+    cache.write(KEY, RESULT)
+    assert "the cache is not used" in warnings[0]
+    assert "the result is not kept in the cache" in warnings[1]
+    expected = "expected 32 bytes" if damage == "cut short" else "a file that only you can read"
+    assert all(expected in said for said in warnings)
+
+
+def test_what_cannot_be_written_is_a_warning(
+    cache: ResultCache, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write(KEY, RESULT)
+
+    def full(_source: object, _target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    cache.write(OTHER, RESULT)
+    (said,) = warnings
+    assert "is not kept in the cache" in said
+    assert "No space left on device" in said
+    assert {path.suffix for path in cache.folder.iterdir()} == {".entry", ""}  # nothing half-done
+    assert cache.read(KEY) == RESULT
+
+
+def test_a_cache_that_is_a_file_is_a_warning(tmp_path: Path, warnings: list[str]) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    cache = ResultCache(folder=tmp_path / "file", on_warning=warnings.append)
+    assert cache.read(KEY) is None
+    cache.write(KEY, RESULT)
+    assert ["not used" in said or "not kept" in said for said in warnings] == [True, True]
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "x"
+
+
+def test_a_pipe_under_the_name_of_an_entry_is_not_waited_for(
+    cache: ResultCache, warnings: list[str]
+) -> None:
+    cache.write(KEY, RESULT)
+    path = entry(cache)
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.read(KEY) is None
+    assert "a FIFO, not a file" in warnings[0]
+
+
+def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -> None:
+    cache = ResultCache(folder=tmp_path, on_warning=warnings.append, max_bytes=3500)
+    (tmp_path / "mine.txt").write_text("not the cache's", encoding="utf-8")
+    (tmp_path / ".new-killed").write_bytes(b"half")
+    os.utime(tmp_path / ".new-killed", (0, 0))
+    (tmp_path / ".new-live").write_bytes(b"half")
+    keys = [{"n": n} for n in range(3)]
+    for age, key in enumerate(keys):
+        cache.write(key, bytes(1000))
+        newest = max(tmp_path.glob("*.entry"), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(newest, (1000 + age, 1000 + age))
+    assert cache.read(keys[0]) is not None  # was used now
+    cache.write({"n": 3}, bytes(1000))
+    assert [cache.read(key) is not None for key in [*keys, {"n": 3}]] == [True, False, True, True]
+    cache.write({"n": 4}, bytes(9000))  # larger than all: it alone stays
+    assert [cache.read({"n": n}) is not None for n in range(5)] == [False] * 4 + [True]
+    assert not (tmp_path / ".new-killed").exists()
+    assert (tmp_path / ".new-live").exists()
+    assert (tmp_path / "mine.txt").exists()
+    assert warnings == []
+
+
+def test_runs_at_the_same_time(cache: ResultCache, warnings: list[str]) -> None:
+    """Several write one entry and others; readers see a whole one or none."""
+    seen: list[bytes | None] = []
+
+    def run(number: int) -> None:
+        for turn in range(10):
+            cache.write(KEY, bytes([number]) * 5000)
+            cache.write({"own": number, "turn": turn % 2}, b"x")
+            seen.append(cache.read(KEY))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert warnings == []
+    assert all(one is not None and len(one) == 5000 and len(set(one)) == 1 for one in seen)
+    assert len(list(cache.folder.iterdir())) == 1 + 4 * 2 + 1
+
+
+def test_where_it_lies(
+    tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folder() -> Path | None:
+        cache = user_cache(warnings.append)
+        return cache.folder if cache else None
+
+    assert folder() is None  # as the tests are run: set to nothing
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert folder() == tmp_path
+    monkeypatch.delenv("DRAFTQUANT_CACHE")
+    assert folder() == Path("/xdg/draftquant")
+    monkeypatch.setenv("HOME", "/home/of/me")
+    for nothing in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", nothing)
+        assert folder() == Path("/home/of/me/.cache/draftquant")
+    assert warnings == []
+
+    def homeless(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert folder() is None
+    assert "there is no cache" in warnings[0]
+
+
+def test_clean_lists_it_and_removes_it_when_asked(
+    cache: ResultCache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(cache.folder))
+    assert main(["clean", str(outputs)]) == 0
+    assert capsys.readouterr().out == "0 removed, 0.00 MB; 0 left\n"  # there is none
+    cache.write(KEY, RESULT)
+    (cache.folder / "mine.txt").write_text("not the cache's", encoding="utf-8")
+    assert main(["clean", str(outputs)]) == 0
+    left = f"left {cache.folder}: the cache of replays, 0.0 MB, which clean --cache removes\n"
+    assert capsys.readouterr().out.startswith(left)
+    assert cache.read(KEY) == RESULT
+    assert list(clean_from_python(outputs).left) == [str(cache.folder)]
+    assert main(["clean", "--cache"]) == 0
+    assert capsys.readouterr().out.startswith(f"removed {cache.folder} (")
+    assert [path.name for path in cache.folder.iterdir()] == ["mine.txt"]
+    (cache.folder / "mine.txt").unlink()
+    cache.write(KEY, RESULT)
+    assert clean_from_python(cache=True).removed
+    assert not cache.folder.exists()
+    assert main(["clean"]) == 2
+    assert "expected FOLDER or --cache, got neither" in capsys.readouterr().err
+
+
+def test_time_passes_for_nothing_but_the_order(cache: ResultCache, warnings: list[str]) -> None:
+    """An entry is as good with any times of its file."""
+    cache.write(KEY, RESULT)
+    for when in (0, time.time() + 1e6):
+        os.utime(entry(cache), (when, when))
+        assert cache.read(KEY) == RESULT
+    assert warnings == []
+
+
+def test_a_python_call_hears_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTQUANT_CACHE", "")
+    monkeypatch.delenv("DRAFTQUANT_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    with pytest.warns(DraftQuantWarning, match="there is no cache"):
+        clean_from_python(tmp_path)

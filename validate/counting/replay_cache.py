@@ -1,0 +1,217 @@
+"""What the BF16 draft proposes along traces, kept: each candidate after the first needs it again.
+
+The key is everything that decides about a proposal: the bytes of the loaded draft (its weights,
+whatever tables and settings they came from), the traces, K, how proposals are chosen, which prompts
+run together, the arithmetic of this machine, and the code of this package. The counts are made anew
+of the proposals and the traces, so that a hit gives the same report, byte for byte.
+
+An entry also proves itself each time: the draft replays some of its prompts, drawn at random, once
+more. So what was forged, or what another machine would compute otherwise, is found too, the more
+surely the more prompts it changed.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...calibration.passes.batches import proposals_of_batch
+from ...calibration.passes.predictions import Proposals
+from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts.forward import whole_rows
+from ...quantize.files.package_version import package_version
+from ...quantize.files.result_cache import ResultCache
+from ...quantize.stored.loading import LoadedDraft
+from ...recipes.regular_file import open_stream
+
+PROMPTS_PER_PROOF = 32
+"""Of so many prompts one is replayed again: 3 % of a replay, at least one prompt."""
+
+_ROOT = Path(__file__).parents[2]
+_COMPUTING = ("recipes", "quantize", "calibration", "validate/counting")
+_BLOCK = 2**26  # elements copied from a device at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a draft; nothing else decides about its proposals.
+
+    Attributes:
+        batches: see `batches_of`. temperature: see `draft_proposals`.
+    """
+
+    draft: LoadedDraft
+    traces: TraceFolder
+    batches: Sequence[Sequence[int]]
+    num_draft_tokens: int
+    temperature: float | None
+
+    @functools.cached_property
+    def key(self) -> dict[str, object]:
+        """By content."""
+        return {
+            "what": "proposals",
+            "draft": draft_sha256(self.draft),
+            "traces": self.traces.sha256,
+            "num_draft_tokens": self.num_draft_tokens,
+            "temperature": self.temperature,
+            "batches": hashlib.sha256(json.dumps(self.batches).encode()).hexdigest(),
+            **arithmetic(self.draft),
+            "draftquant": package_version("draftquant"),
+            "code": code_sha256(),
+        }
+
+    def rows(self, position: int) -> int:
+        """From how many positions of a prompt the draft proposes."""
+        entry = self.traces.manifest.prompts[position]
+        first = entry.prompt_length - 1
+        return len(whole_rows(entry.num_tokens, self.num_draft_tokens, first_row=first))
+
+    def answer(self, positions: Sequence[int]) -> list[Proposals]:
+        """What the draft proposes along prompts that it runs together."""
+        return proposals_of_batch(
+            self.draft,
+            self.traces,
+            [self.traces.load(self.traces.manifest.prompts[position]) for position in positions],
+            num_draft_tokens=self.num_draft_tokens,
+            temperature=self.temperature,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCache:
+    """Proposals that were kept, and what becomes of them.
+
+    Attributes:
+        results: where they lie.
+        on_note: is told that a replay was recalled.
+    """
+
+    results: ResultCache
+    on_note: Callable[[str], None] = lambda _text: None
+
+    def recall(self, asked: Question) -> list[Proposals] | None:
+        """What was kept, of every prompt in the order of the traces; None = it must be replayed."""
+        kept = self.results.read(asked.key)
+        if kept is None:
+            return None
+        found = _decoded(kept, asked)
+        if found is None:
+            self.results.refuse(asked.key, "these are no proposals for the prompts of the traces")
+            return None
+        sample = _sample(asked)
+        for position in sample:
+            if not _holds(found, asked, position):
+                prompt = asked.traces.manifest.prompts[position].id
+                why = f"replayed again, the draft proposes other tokens for prompt {prompt!r}"
+                self.results.refuse(asked.key, f"{why}; all prompts are replayed")
+                return None
+        self.on_note(
+            f"{asked.draft.name}: its replay was kept in {self.results.folder}, and {len(sample)}"
+            f" of {len(found)} prompts, replayed again, gave the same tokens (--no-cache replays"
+            " all)"
+        )
+        return found
+
+    def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
+        """Keep what was replayed, of every prompt in the order of the traces."""
+        tokens = torch.cat([one.token_ids for one in proposals]).to(torch.int32)
+        logprobs = [p.recorded_logprobs for p in proposals if p.recorded_logprobs is not None]
+        parts = [tokens, torch.cat(logprobs).float()] if logprobs else [tokens]
+        self.results.write(asked.key, b"".join(part.numpy().tobytes() for part in parts))
+
+
+def draft_sha256(draft: LoadedDraft) -> str:
+    """Of all that a draft computes with, as it is held: no other place or name makes it another."""
+    said = {
+        "family": draft.family.name,
+        "geometry": dataclasses.asdict(draft.geometry),
+        "activations": dict(draft.activations),
+        "dtype": str(draft.dtype),
+    }
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode())
+    for name, weight in sorted(draft.weights.items()):
+        digest.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
+        for part in torch.split(weight.detach().reshape(-1), _BLOCK):
+            digest.update(part.cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def arithmetic(draft: LoadedDraft) -> dict[str, object]:
+    """What rounds results otherwise on another machine: a product may be summed in another order.
+
+    On the CPU the number of threads does so too: of 7,168 columns two threads sum halves.
+    """
+    if draft.device.type == "cpu":
+        device = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+        device += f", {torch.get_num_threads()} threads"
+    else:
+        device = torch.cuda.get_device_name(draft.device)
+    return {"torch": torch.__version__, "device": device}
+
+
+@functools.cache
+def code_sha256() -> str:
+    """Of the modules that a proposal may depend on: a checkout changes without a new version."""
+    digest = hashlib.sha256()
+    for house in _COMPUTING:
+        for path in sorted((_ROOT / house).rglob("*.py")):
+            with open_stream(path) as stream:
+                text = stream.read()
+            digest.update(f"{path.relative_to(_ROOT)} {len(text)}\n".encode())
+            digest.update(text)
+    return digest.hexdigest()
+
+
+def _sample(asked: Question) -> list[int]:
+    """Positions of prompts with proposals, drawn at random."""
+    telling = [i for i in range(len(asked.traces)) if asked.rows(i)]
+    count = min(len(telling), max(1, len(telling) // PROMPTS_PER_PROOF))
+    return secrets.SystemRandom().sample(telling, count)
+
+
+def _holds(found: Sequence[Proposals], asked: Question, position: int) -> bool:
+    """The draft proposes the same again: for the prompt alone, else for all that ran with it.
+
+    A batch of other size rounds logits otherwise, which may turn a near tie: the same batch tells.
+    """
+    if _equal(asked.answer([position])[0], found[position]):
+        return True
+    batch = next(batch for batch in asked.batches if position in batch)
+    return all(_equal(a, found[i]) for i, a in zip(batch, asked.answer(batch), strict=True))
+
+
+def _equal(one: Proposals, other: Proposals) -> bool:
+    a, b = one.recorded_logprobs, other.recorded_logprobs
+    drawn = a is b is None or (a is not None and b is not None and torch.equal(a, b))
+    return drawn and torch.equal(one.token_ids, other.token_ids)
+
+
+def _decoded(kept: bytes, asked: Question) -> list[Proposals] | None:
+    """None = not so many numbers as the traces ask for, or no tokens of the target."""
+    rows = [asked.rows(position) for position in range(len(asked.traces))]
+    shape = (sum(rows), asked.num_draft_tokens)
+    numbers = shape[0] * shape[1]
+    drawn = asked.temperature is not None
+    if len(kept) != 4 * numbers * (2 if drawn else 1):
+        return None
+    tokens = torch.from_numpy(np.frombuffer(kept, np.int32, numbers).astype(np.int64))
+    vocabulary = asked.traces.manifest.target.vocab_size
+    if numbers and not -1 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        return None
+    logprobs: list[Tensor | None] = [None] * len(rows)
+    if drawn:
+        floats = np.frombuffer(kept, np.float32, numbers, 4 * numbers).copy()
+        logprobs = list(torch.split(torch.from_numpy(floats).reshape(shape), rows))
+    return [
+        Proposals(token_ids=own, recorded_logprobs=likely)
+        for own, likely in zip(torch.split(tokens.reshape(shape), rows), logprobs, strict=True)
+    ]
