@@ -11,7 +11,8 @@ from .files.checkpoint import CONFIG_FILE
 from .files.retuning import Retuning
 from .files.side_files import check_no_other_weights, check_not_made
 from .quantization_plan import Plan
-from .stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
+from .stored.stored_tables import StoredTables, first_differing_row
+from .stored.table_names import EMBEDDING
 
 _MOST_NAMED = 3  # linears that one message names
 

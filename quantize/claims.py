@@ -13,7 +13,7 @@ from ..recipes.schema import Recipe, Rule
 from .drafts.family import Draft, Row
 from .drafts.shared.mixture.names import is_expert
 from .errors import PlanError
-from .stored.stored_tables import EMBEDDING, HEAD
+from .stored.table_names import EMBEDDING, HEAD
 
 
 def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:

@@ -241,7 +241,6 @@ class _Dequantization(Rewrite[DequantizedReport]):
             staging,
             self.plan.outputs,
             self._write_decoded,
-            in_threads=True,
             on_progress=self.on_progress,
         )
 

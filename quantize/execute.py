@@ -1,4 +1,4 @@
-"""Executing a plan: kept tensors are copied; weights are read, quantized and stored in blocks.
+"""Executing a plan: weights are read, quantized and stored in blocks, while the rest is copied.
 
 Reading, arithmetic and writing overlap: threads take tensors, the largest first, and every step
 releases the interpreter. Memory is bounded by a few blocks of rows for each, or by one linear where
@@ -6,18 +6,14 @@ a vendor toolkit needs the whole weight. What an algorithm must know of inputs i
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from ..recipes.schema import Recipe
-from ..recipes.seen_prompts import NO_PROMPTS, SeenPrompts
-from .algorithms import FoundCodes, InputMoments, Statistics
+from .algorithms import InputMoments
 from .algorithms.balance import divide_norm, multiply_columns
 from .backends import Backend, get_backend
 from .errors import PASS_TRACES, BackendError
@@ -25,9 +21,10 @@ from .files.row_blocks import row_blocks
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import TensorInfo
 from .layouts import Columns, get_layout
+from .measured import Measured
 from .numerics.absmax import row_absmax
 from .numerics.quantized_weight import QuantizedWeight, carried
-from .outputs import open_outputs, workers
+from .outputs import OpenOutputs, finish, largest_first, workers
 from .quantization_plan import Plan, Step
 
 CPU = torch.device("cpu")
@@ -38,52 +35,27 @@ ROWS = 128
 """Blocks have a multiple of this many rows: whole blocks of FP8 scales, whole transposed words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What is known of the inputs of a plan's linears before the first tensor is written.
-
-    Attributes:
-        input_scales: static activation scale per on-disk module name; needed exactly where the
-            recipe's activations are static.
-        input_scale_origin: where they came from, for provenance; None = nobody said it.
-        statistics: of inputs, for algorithms that need them.
-        found: codes and scales, for algorithms that need them.
-        prompts: that were looked at, for provenance.
-    """
-
-    input_scales: Mapping[str, float] = field(default_factory=dict)
-    input_scale_origin: str | None = None
-    statistics: Statistics | None = None
-    found: FoundCodes | None = None
-    prompts: SeenPrompts = NO_PROMPTS
-
-
-NOTHING_MEASURED = Measured()
-
-
 def execute(
     plan: Plan,
-    folder: Path,
+    run: OpenOutputs[Step],
     backend: Backend,
     *,
     measured: Measured,
     exponents: Mapping[str, int],
     allow_zero_rows: bool,
     on_progress: Callable[[Step], None],
-    on_written: Callable[[], None] = lambda: None,
     device: torch.device = CPU,
 ) -> None:
-    """Write every safetensors file of the plan into `folder`.
+    """Write what is not copied into the safetensors files of a plan, and wait for what is.
 
     Args:
         plan: what to do.
-        folder: staging folder.
+        run: its open files.
         backend: who computes codes and scales.
         measured: what is known of inputs; of static scales those of the recipe's linears alone.
         exponents: of balanced norms and of the linears behind them: on-disk module -> k of 2^k.
         allow_zero_rows: store all-zero rows instead of refusing them.
         on_progress: called in this thread after each tensor.
-        on_written: called before what is written goes to the disk, which may take as long again.
         device: where codes are computed and packed, unless a vendor's toolkit computes them.
 
     Raises:
@@ -92,10 +64,12 @@ def execute(
         CheckpointError: a source file shrank.
         OSError: writing failed.
     """
-    with ExitStack() as stack:
-        run = _Execution(stack, plan, folder, backend, measured, exponents, allow_zero_rows, device)
-        run.run(on_progress)
-        on_written()
+    with workers() as pool:
+        execution = _Execution(
+            pool, plan, run, backend, measured, exponents, allow_zero_rows, device
+        )
+        execution.run(on_progress)
+        finish(run.copies, on_progress)
 
 
 class _Execution:
@@ -103,9 +77,9 @@ class _Execution:
 
     def __init__(
         self,
-        stack: ExitStack,
+        pool: ThreadPoolExecutor,
         plan: Plan,
-        folder: Path,
+        run: OpenOutputs[Step],
         backend: Backend,
         measured: Measured,
         exponents: Mapping[str, int],
@@ -115,9 +89,8 @@ class _Execution:
         self._plan, self._backend, self._measured = plan, backend, measured
         self._device = device if backend.streams_rows else CPU
         self._exponents, self._allow_zero_rows = exponents, allow_zero_rows
-        source = plan.draft.checkpoint
-        self._inputs, self._outputs = open_outputs(stack, source, folder, plan.steps)
-        self._pool = stack.enter_context(workers())
+        self._inputs, self._outputs, self._copied = run.inputs, run.files, run.copied
+        self._pool = pool
         self._absmax = self._shared_absmax()
 
     def run(self, on_progress: Callable[[Step], None]) -> None:
@@ -166,13 +139,13 @@ class _Execution:
             self._step(step, moments.get(_canonical(step)))
             return step
 
-        by_size = sorted(stage, key=lambda s: (-s.bytes_before, s.row.tensor.name))
+        by_size = largest_first(s for s in stage if s.row.tensor.name not in self._copied)
         here = [s for s in by_size if s.action == "quantize" and not self._backend.streams_rows]
         futures = [self._pool.submit(run, step) for step in by_size if step not in here]
         try:
             for step in here:  # vendor toolkits change process state: never in a thread
                 on_progress(run(step))
-            _finish(futures, on_progress)
+            finish(futures, on_progress)
         finally:
             for future in futures:
                 future.cancel()
@@ -180,12 +153,9 @@ class _Execution:
     def _step(self, step: Step, moments: InputMoments | None) -> None:
         if step.action == "drop":
             return
-        source, output = self._inputs[step.row.tensor.file], self._outputs[step.row.tensor.file]
-        exponent = self._exponents.get(step.row.module, 0)
-        if step.action == "transform" and exponent:
-            self._write_norm(step, exponent)
-        elif step.action != "quantize":
-            output.copy(source, step.row.tensor)
+        output = self._outputs[step.row.tensor.file]
+        if step.action == "transform":
+            self._write_norm(step, self._exponents[step.row.module])
         else:
             blocks = self._quantized_blocks(step, moments)
             input_scale = self._measured.input_scales.get(step.row.module)
@@ -326,11 +296,3 @@ def store_linear(
 
 def _canonical(step: Step) -> str:
     return step.row.canonical.removesuffix(".weight")
-
-
-def _finish(futures: list[Future[Step]], on_progress: Callable[[Step], None]) -> None:
-    waiting = set(futures)
-    while waiting:
-        done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
-        for future in done:
-            on_progress(future.result())

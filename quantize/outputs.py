@@ -3,14 +3,12 @@
 It knows which bytes are copied and which are written anew; what those are, the writers say.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import Generic, Protocol, TypeVar
 
 from .drafts import Row
 from .files.checkpoint import PROVENANCE_FILE, Checkpoint
@@ -33,6 +31,9 @@ class Output(Protocol):
     @property
     def stored(self) -> tuple[StoredTensor, ...]:
         """The tensors of the output; none where it is dropped."""
+
+
+OutputT = TypeVar("OutputT", bound=Output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +65,81 @@ def files_of(outputs: Iterable[Output]) -> dict[str, str]:
     return {tensor.name: output.row.tensor.file for output in outputs for tensor in output.stored}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOutputs(Generic[OutputT]):
+    """The files of a run.
+
+    Attributes:
+        inputs: descriptors of the files that are read, by name.
+        files: being written, by name.
+        copies: of tensors that keep their bytes, each under way or done.
+        copied: names of these.
+    """
+
+    inputs: Mapping[str, int]
+    files: Mapping[str, SafetensorsFile]
+    copies: Sequence[Future[OutputT]]
+    copied: frozenset[str]
+
+
+@contextmanager
+def opened(
+    source: Checkpoint, folder: Path, outputs: Sequence[OutputT], *, kept: Iterable[OutputT]
+) -> Iterator[OpenOutputs[OutputT]]:
+    """Open the files of an output, and begin to copy what keeps its bytes.
+
+    One thread copies, inside the kernel: it needs neither torch nor the interpreter, and two would
+    wait for each other, as the kernel lets one at a time write to a file.
+
+    Args:
+        source: the folder that is read.
+        folder: staging folder.
+        outputs: all of them.
+        kept: those that are copied.
+    """
+    stored: dict[str, list[StoredTensor]] = {}
+    for output in outputs:
+        if output.stored:
+            stored.setdefault(output.row.tensor.file, []).extend(output.stored)
+    with ExitStack() as stack:
+        inputs, files = open_files(stack, source, folder, dict(sorted(stored.items())))
+
+        def copy(output: OutputT) -> OutputT:
+            tensor = output.row.tensor
+            files[tensor.file].copy(inputs[tensor.file], tensor)
+            return output
+
+        pool = ThreadPoolExecutor(1)
+        stack.callback(pool.shutdown, cancel_futures=True)
+        ordered = largest_first(kept)
+        copies = [pool.submit(copy, output) for output in ordered]
+        names = frozenset(output.row.tensor.name for output in ordered)
+        yield OpenOutputs(inputs=inputs, files=files, copies=copies, copied=names)
+        finish(copies, lambda _output: None)
+
+
+def largest_first(outputs: Iterable[OutputT]) -> list[OutputT]:
+    """By bytes that are read, so that threads end together."""
+    return sorted(outputs, key=lambda each: (-each.row.tensor.nbytes, each.row.tensor.name))
+
+
+def finish(futures: Iterable[Future[OutputT]], on_done: Callable[[OutputT], None]) -> None:
+    """Wait for all; each is told in this thread, and the first that failed ends it."""
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
+        for future in done:
+            on_done(future.result())
+
+
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
     """Threads of one core each; at the end torch has as many threads as before.
 
     What one thread sets is what torch gives every thread that begins later, the caller's too.
     """
+    import torch
+
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -78,55 +148,43 @@ def workers() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(before)
 
 
-def open_outputs(
-    stack: ExitStack, source: Checkpoint, folder: Path, outputs: Iterable[Output]
-) -> tuple[dict[str, int], dict[str, SafetensorsFile]]:
-    """Descriptors of the files of `source`, and the files being written into `folder`; by file."""
-    stored: dict[str, list[StoredTensor]] = {}
-    for output in outputs:
-        if output.stored:
-            stored.setdefault(output.row.tensor.file, []).extend(output.stored)
-    return open_files(stack, source, folder, dict(sorted(stored.items())))
-
-
 def write_outputs(
     source: Checkpoint,
     folder: Path,
     outputs: Sequence[OutputTensors],
     write: Callable[[OutputTensors, SafetensorsFile], None],
     *,
-    in_threads: bool = False,
+    in_threads: bool = True,
     on_progress: Callable[[int], None] = lambda _count: None,
 ) -> None:
-    """Write every safetensors file of an output, synced.
+    """Write every safetensors file of an output, the largest tensors first.
 
     Args:
         source: the folder that is read.
         folder: staging folder.
         outputs: all of them.
         write: writes what a changed tensor becomes into its file.
-        in_threads: several tensors at once, the largest first; else one after the other.
+        in_threads: it may do so in several threads at once.
         on_progress: called in this thread with the bytes of each tensor written.
 
     Raises:
         CheckpointError: a source file shrank.
         OSError: writing failed.
     """
-    with ExitStack() as stack:
-        inputs, files = open_outputs(stack, source, folder, outputs)
 
-        def write_one(output: OutputTensors) -> int:
-            file = output.row.tensor.file
-            if output.changed:
-                write(output, files[file])
-            else:
-                files[file].copy(inputs[file], output.row.tensor)
-            return output.nbytes
+    def write_one(output: OutputTensors) -> OutputTensors:
+        write(output, run.files[output.row.tensor.file])
+        return output
 
-        if in_threads:
-            outputs = sorted(outputs, key=lambda o: (-o.nbytes, o.row.tensor.name))
-            written = stack.enter_context(workers()).map(write_one, outputs)
-        else:
-            written = map(write_one, outputs)
-        for nbytes in written:
-            on_progress(nbytes)
+    kept = [output for output in outputs if output.stored and not output.changed]
+    changed = largest_first(output for output in outputs if output.changed)
+    with opened(source, folder, outputs, kept=kept) as run, workers() as pool:
+        if not in_threads:
+            for output in changed:
+                on_progress(write_one(output).nbytes)
+        futures = [pool.submit(write_one, output) for output in changed] if in_threads else []
+        try:
+            finish([*run.copies, *futures], lambda output: on_progress(output.nbytes))
+        finally:
+            for future in futures:
+                future.cancel()

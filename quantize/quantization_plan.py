@@ -20,7 +20,6 @@ from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
 from .layouts.group_sizes import check_groups
-from .lints.concat import concat_linears
 
 StepAction = Literal["quantize", "keep", "transform", "drop"]
 
@@ -87,7 +86,7 @@ class Plan:
         norms = [step for step in self.steps if step.action == "transform"]
         if not norms:
             return None
-        behind = {row.canonical for row in concat_linears(self.draft)}
+        behind = {row.canonical for row in self.draft.concat_linears()}
         return norms[0], tuple(step for step in self.quantized if step.row.canonical in behind)
 
     def stages(self) -> tuple[tuple[Step, ...], ...]:

@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from typing_extensions import override
 
 from ..recipes.brief import Brief, megabytes
 from ..recipes.schema import recipe_sha256
-from .algorithms.balance import balance_exponent
-from .backends import Backend, get_backend
+from .backends import get_backend
 from .checks import (
     check_backends,
     check_retuning,
@@ -21,7 +18,6 @@ from .checks import (
     checked_scales,
 )
 from .engines.contract import EngineCheck, loading_places
-from .execute import CPU, NOTHING_MEASURED, Measured, execute
 from .files.card_text import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
@@ -34,10 +30,14 @@ from .files.side_files import config_and_index, json_texts
 from .folder_card import CardFacts, least_card
 from .layouts import get_layout
 from .lints import Lint, fixed_config, output_changes
-from .lints.concat import half_ratios
-from .outputs import files_of
+from .lints.concat import balance_exponent, half_ratios
+from .measured import NOTHING_MEASURED, Measured
+from .outputs import files_of, opened
 from .quantization_plan import Plan, Step
 from .verify import VerifyReport, verify
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -98,7 +98,7 @@ def quantize_draft(
     on_progress: Callable[[Step], None] = lambda _step: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
     on_verified: Callable[[int, int], None] | None = None,
-    device: torch.device = CPU,
+    device: "Callable[[], torch.device] | None" = None,
 ) -> QuantizeReport:
     """Quantize a draft into a new folder: write, verify by re-reading, rename.
 
@@ -116,17 +116,18 @@ def quantize_draft(
             has the very same is shown first.
         proven: what `check_tables` gave for this plan and target; None = it is asked here.
         on_progress: called after each tensor written.
-        on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "sync" and
-            "verify" when they begin.
+        on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "verify" and
+            "sync" when they begin.
         on_verified: called with bytes re-read and bytes to re-read, of both folders.
-        device: where quantized values are computed, unless a vendor's toolkit does.
+        device: says where quantized values are computed, unless a vendor's toolkit does, once
+            torch is imported; None = on the CPU.
 
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
     # 1. What is asked for can be done.
-    backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
-    check_backends(plan.recipe)
+    if plan.recipe.backend != "torch":  # which is there, and takes a second to be imported
+        check_backends(plan.recipe)
     check_retuning(plan, retuning)
     scales = checked_scales(plan, measured.input_scales)
     # 2. What changes beside the quantized weights.
@@ -143,7 +144,6 @@ def quantize_draft(
         side_files=[file for file in side_files if file not in card],
         documents=card | _documents(plan, changes),
         plan=plan,
-        backend=backend,
         source=source,
         argv=argv,
         measured=replace(measured, input_scales=scales),
@@ -171,7 +171,6 @@ class _Quantization(Rewrite[VerifyReport]):
     """
 
     plan: Plan
-    backend: Backend
     source: DraftSource
     argv: Sequence[str]
     measured: Measured
@@ -183,25 +182,36 @@ class _Quantization(Rewrite[VerifyReport]):
     on_progress: Callable[[Step], None]
     on_stage: Callable[[str], None]
     on_verified: Callable[[int, int], None] | None
-    device: torch.device
+    device: "Callable[[], torch.device] | None"
 
     @override
     def write_tensors(self, staging: Path) -> None:
-        if not self.backend.streams_rows:
-            self.on_stage("start")
-            self.backend.start()
-            self.on_stage("write")
-        execute(
-            self.plan,
-            staging,
-            self.backend,
-            measured=self.measured,
-            exponents=_exponents(self.plan, self.balanced),
-            allow_zero_rows=self.allow_zero_rows,
-            device=self.device,
-            on_progress=self.on_progress,
-            on_written=partial(self.on_stage, "sync"),
-        )
+        plan, exponents = self.plan, _exponents(self.plan, self.balanced)
+        changed = {norm.removesuffix(".weight") for norm in self.balanced}
+        kept = [
+            step
+            for step in plan.steps
+            if step.action in ("keep", "transform") and step.row.module not in changed
+        ]
+        with opened(plan.draft.checkpoint, staging, plan.steps, kept=kept) as run:
+            from .execute import CPU, execute  # torch is imported while the kernel copies
+
+            check_backends(plan.recipe)
+            backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
+            if not backend.streams_rows:
+                self.on_stage("start")
+                backend.start()
+                self.on_stage("write")
+            execute(
+                plan,
+                run,
+                backend,
+                measured=self.measured,
+                exponents=exponents,
+                allow_zero_rows=self.allow_zero_rows,
+                device=CPU if self.device is None else self.device(),
+                on_progress=self.on_progress,
+            )
 
     @override
     def verify(self, staging: Path) -> VerifyReport:
@@ -229,7 +239,7 @@ class _Quantization(Rewrite[VerifyReport]):
         plan, measured = self.plan, self.measured
         return QuantizedProvenance(
             draftquant=package_version("draftquant"),
-            backend_versions=self.backend.versions(),
+            backend_versions=get_backend(plan.recipe.backend, plan.recipe.algorithm).versions(),
             argv=recorded_argv(self.argv),
             source=SourceDraft(
                 hub_id=self.source.hub_id,

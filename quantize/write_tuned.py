@@ -100,7 +100,8 @@ class _Tuning(Rewrite[VerifyReport]):
             )
             for row in self.draft.rows
         ]
-        write_outputs(self.draft.checkpoint, staging, outputs, self._write_linear)
+        checkpoint = self.draft.checkpoint
+        write_outputs(checkpoint, staging, outputs, self._write_linear, in_threads=False)
 
     def _write_linear(self, output: OutputTensors, file: SafetensorsFile) -> None:
         weight = self.weight_of(output.row.canonical.removesuffix(".weight"))

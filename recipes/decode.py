@@ -14,6 +14,7 @@ value): a format and its version always stand there.
 import collections.abc
 import dataclasses
 import difflib
+import functools
 import re
 import types
 import typing
@@ -94,7 +95,7 @@ def walk(hint: Any, tree: TreeT) -> tuple[Any, list[Misfit[TreeT]]]:
 def encode(value: object) -> Any:
     """The plain data that `value` is decoded from, without the keys that say only their default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = typing.get_type_hints(type(value))
+        hints = _hints(type(value))
         pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
         return {
             f.name: encode(item)
@@ -151,7 +152,7 @@ class _Walker(Generic[TreeT]):
         return tree.scalar(hint)
 
     def _record(self, cls: type, tree: TreeT, key: str) -> Any:
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         fields = {f.name: f for f in dataclasses.fields(cls)}
         given: dict[str, TreeT] = {}
         found_before = len(self.misfits)
@@ -188,9 +189,7 @@ class _Walker(Generic[TreeT]):
     def _told_apart(self, kinds: Sequence[type], tree: TreeT, key: str) -> Any:
         """The one of several dataclasses whose constant stands in the first field."""
         tag = dataclasses.fields(kinds[0])[0].name
-        by_tag: dict[object, type] = {
-            typing.get_args(typing.get_type_hints(kind)[tag])[0]: kind for kind in kinds
-        }
+        by_tag: dict[object, type] = {typing.get_args(_hints(kind)[tag])[0]: kind for kind in kinds}
         for name, _, item in tree.entries():
             if name == tag:
                 try:
@@ -209,6 +208,12 @@ def nearest(name: object, choices: Iterable[object]) -> str:
     names = [str(choice) for choice in choices]
     close = difflib.get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(names)}"
+
+
+@functools.cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    """Field -> what it holds; a class is asked once, however many of its values a document has."""
+    return typing.get_type_hints(cls)
 
 
 def _may_be_left_out(f: "dataclasses.Field[Any]", hint: Any) -> bool:

@@ -6,11 +6,14 @@ installed, and sends nobody to an index for a `draftquant` that somebody else ma
 
 import shlex
 from collections.abc import Sequence
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from .strict_json import JsonProblem, parse_object
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 _NAME = "draftquant"
 
@@ -60,7 +63,9 @@ def _origin(extra: str = "") -> str:
     return f"{_NAME}{brackets} @ {url}"
 
 
-def _installed() -> Distribution | None:
+def _installed() -> "Distribution | None":
+    from importlib.metadata import PackageNotFoundError, distribution  # for a fix alone
+
     try:
         return distribution(_NAME)
     except PackageNotFoundError:

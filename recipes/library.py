@@ -58,7 +58,7 @@ def load_recipe(reference: str | Path) -> Recipe:
         RecipeError: no such recipe; RecipeFileError with every fault of the file if it is wrong.
     """
     path = _locate(reference)
-    node = _extended(compose(path), path)
+    node = _extended(_compose(path), path)
     backend = str(_find(node, "backend")[1].value)
 
     def explain(key: str, text: str) -> tuple[str, str] | None:
@@ -84,6 +84,10 @@ def load_recipe(reference: str | Path) -> Recipe:
             ]
         )
     return recipe
+
+
+def _compose(path: Path) -> MappingNode:
+    return compose(path, ours=path.parent == _FOLDER)
 
 
 def _locate(reference: str | Path) -> Path:
@@ -138,7 +142,7 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
         base_path = _locate(path.parent / named if _is_path(named) else named)
     except RecipeError as exc:
         raise _at(path, line, f"extends: {named!r}: {exc.what}", exc.fix) from exc
-    base = compose(base_path)
+    base = _compose(base_path)
     if _find(base, "extends")[0] is not None:
         raise _at(
             path,

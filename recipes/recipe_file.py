@@ -5,6 +5,7 @@ keys mean is known to `schema.py`.
 """
 
 import dataclasses
+import io
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from yaml.constructor import SafeConstructor
 from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -63,12 +65,13 @@ class RecipeFileError(RecipeError):
         self.args = ("\n".join(lines),)
 
 
-def compose(path: Path, kind: str = "recipe") -> MappingNode:
+def compose(path: Path, kind: str = "recipe", *, ours: bool = False) -> MappingNode:
     """Parse a recipe file into its YAML node tree, without constructing any object.
 
     Args:
         path: the file.
         kind: what it is, one word, for what is said about it.
+        ours: it is shipped, so no error has to be worded: libyaml parses it five times as fast.
 
     Raises:
         RecipeError: the file cannot be read, is not YAML, or is not one mapping of keys.
@@ -81,7 +84,8 @@ def compose(path: Path, kind: str = "recipe") -> MappingNode:
         ) from exc
     try:
         depth = 0
-        for event in yaml.parse(text):
+        loader_of = yaml.CSafeLoader if ours and yaml.__with_libyaml__ else yaml.SafeLoader
+        for event in yaml.parse(text, loader_of):
             depth += isinstance(event, CollectionStartEvent)
             depth -= isinstance(event, CollectionEndEvent)
             line = event.start_mark.line if event.start_mark else 0
@@ -97,9 +101,9 @@ def compose(path: Path, kind: str = "recipe") -> MappingNode:
             tag = getattr(event, "tag", None)
             if tag is not None:
                 raise _one(path, line, "tags are not allowed", f"remove {tag!r}")
-        loader = yaml.SafeLoader(text)
-        loader.name = str(path)
-        node = loader.get_single_node()
+        stream = io.StringIO(text)
+        stream.name = str(path)
+        node = loader_of(stream).get_single_node()
     except yaml.MarkedYAMLError as exc:
         line = exc.problem_mark.line if exc.problem_mark else 0
         tab = "'\\t'" in str(exc.problem)
@@ -243,7 +247,7 @@ class _YamlTree:
         if kind is not str and len(self.node.value) > _LONGEST_NUMBER:
             return None
         try:
-            value: object = yaml.SafeLoader("").construct_object(self.node)
+            value: object = SafeConstructor().construct_object(self.node)
         except ValueError:  # 0x_
             return None
         return value

@@ -312,7 +312,7 @@ class Recipe(Brief):
             weights=form.weights,
             activations=form.activations,
             algorithm=self.algorithm if own else self.algorithm.of(form.weights),
-            rules=tuple(dataclasses.replace(rule, format=None) for rule in self.rules),
+            rules=tuple(dataclasses.replace(r, format=None) if r.format else r for r in self.rules),
         )
 
     def of(self, rule: Rule) -> "Recipe":

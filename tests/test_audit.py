@@ -16,14 +16,15 @@ import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.numerics.fp4 import fp4_values
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
-from draftquant.quantize.verify.audit import Audit, LinearAudit, audit, looks_quantized
+from draftquant.quantize.stored.looks_quantized import looks_quantized
+from draftquant.quantize.verify.audit import Audit, LinearAudit, audit
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main

@@ -61,7 +61,7 @@ def test_a_run_tells_that_a_toolkit_is_loaded(name: BackendName, tmp_path: Path)
         source=DraftSource(folder=folder),
         on_stage=told.append,
     )
-    assert told == ["write", "start", "write", "sync", "verify"]
+    assert told == ["write", "start", "write", "verify", "sync"]
     assert any(module.startswith(f"{name}.torch") for module in sys.modules)
 
 

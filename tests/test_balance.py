@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.algorithms.balance import (
-    balance_exponent,
     divide_norm,
     multiply_columns,
 )
@@ -17,6 +16,7 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.lints.concat import balance_exponent
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft

@@ -14,9 +14,9 @@ from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.forward import whole_rows
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft

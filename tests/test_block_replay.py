@@ -36,9 +36,9 @@ from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.drafts.kinds import block
 from draftquant.quantize.errors import ForwardError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft

@@ -20,10 +20,10 @@ from draftquant.quantize.dequantize_draft import (
 )
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.safetensors_header import FloatDtype
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.declarations import declared_scheme

@@ -9,9 +9,9 @@ import torch
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import load_draft

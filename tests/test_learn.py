@@ -32,10 +32,10 @@ from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder
 from draftquant.quantize.algorithms import FoundCodes
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.errors import BackendError, OutputError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import Plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify

@@ -14,10 +14,10 @@ from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.preview import planned_verdicts
 from draftquant.quantize.engines.registry import choose
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.gpus import GPUS, architecture, gpu_name
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import built_in_recipes, load_recipe

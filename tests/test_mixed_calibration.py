@@ -10,8 +10,8 @@ from draftquant.calibration.rounding.learn import first_latents, learned_codes, 
 from draftquant.calibration.rounding.learned_state import LearnedCodes
 from draftquant.calibration.rounding.learning_settings import LearningSettings
 from draftquant.quantize.errors import BackendError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe

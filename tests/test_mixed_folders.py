@@ -16,9 +16,9 @@ from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.fused import fused_group
 from draftquant.quantize.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import load_draft

@@ -8,9 +8,9 @@ import pytest
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import PlanError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import QuantizeReport, quantize_draft
 from draftquant.quantize.verify import verify

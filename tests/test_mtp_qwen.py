@@ -19,7 +19,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
+from draftquant.quantize.stored.table_names import EMBEDDING, HEAD
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, write_tensors

@@ -93,6 +93,7 @@ ORDER = [
     "provenance(found)",
     "confirm: config.json.unverified draftquant.json index.json model.safetensors nested/notes.txt"
     " tokenizer.json",
+    "stage(sync)",
 ]
 
 

@@ -14,9 +14,8 @@ QUANTIZE = (
     ("files", "gpus"),
     ("drafts", "numerics"),
     ("stored", "layouts"),
-    ("lints", "outputs"),
-    ("verify", "algorithms", "claims"),
-    ("backends", "quantization_plan"),
+    ("lints", "outputs", "verify", "algorithms", "claims"),
+    ("backends", "measured", "quantization_plan"),
     ("checks", "engines", "estimate", "execute", "folder_card"),
     ("dequantize_draft", "quantize_draft", "transcoding", "write_tuned"),
 )

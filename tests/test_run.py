@@ -22,9 +22,9 @@ from draftquant.quantize.errors import (
     OutputError,
     VerifyError,
 )
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.quantize.quantize_draft import QuantizeReport, quantize_draft
 from draftquant.quantize.stored.loading import load_draft
@@ -374,6 +374,6 @@ def test_every_stage_is_told(tmp_path: Path) -> None:
         on_stage=told.append,
         on_verified=lambda done, total: verified.append((done, total)),
     )
-    assert told == ["write", "sync", "verify"]
+    assert told == ["write", "verify", "sync"]
     assert verified == sorted(verified)
     assert verified[-1] == (report.verification.bytes_compared,) * 2

@@ -8,9 +8,9 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.numerics.packing import fp4_bytes
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft

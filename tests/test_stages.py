@@ -14,9 +14,11 @@ from draftquant.quantize.algorithms import InputMoments, Need
 from draftquant.quantize.backends.torch_backend import TorchBackend
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import BackendError
-from draftquant.quantize.execute import Measured, execute
+from draftquant.quantize.execute import execute
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
+from draftquant.quantize.outputs import opened
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.recipes import WeightFormat, load_recipe
 from tiny import tiny_eagle3_llama
@@ -102,15 +104,17 @@ def test_all_is_measured_once_and_used_stage_by_stage(family: str, tmp_path: Pat
     plan = make_plan(dataclasses.replace(load_recipe("int4-channel"), backend="torch"), draft)
     statistics, backend, done = Recorded(), NeedsMoments(), []
     (tmp_path / "out").mkdir()
-    execute(
-        plan,
-        tmp_path / "out",
-        backend,
-        measured=Measured(statistics=statistics),
-        exponents={},
-        allow_zero_rows=False,
-        on_progress=done.append,
-    )
+    kept = [step for step in plan.steps if step.action != "quantize"]
+    with opened(plan.draft.checkpoint, tmp_path / "out", plan.steps, kept=kept) as run:
+        execute(
+            plan,
+            run,
+            backend,
+            measured=Measured(statistics=statistics),
+            exponents={},
+            allow_zero_rows=False,
+            on_progress=done.append,
+        )
     stages = [[s.row.canonical.removesuffix(".weight") for s in x] for x in plan.stages()[1:]]
     assert statistics.measured == [sorted(name for stage in stages for name in stage)]
     assert [names for names in statistics.asked if names] == [sorted(names) for names in stages]
@@ -124,10 +128,13 @@ def test_all_is_measured_once_and_used_stage_by_stage(family: str, tmp_path: Pat
 def test_without_statistics_nothing_is_guessed(tmp_path: Path) -> None:
     plan = make_plan(load_recipe("int4-channel"), draft_of(tmp_path / "draft", "llama"))
     (tmp_path / "out").mkdir()
-    with pytest.raises(BackendError, match="must know the inputs of the linears") as caught:
+    with (
+        opened(plan.draft.checkpoint, tmp_path / "out", plan.steps, kept=()) as run,
+        pytest.raises(BackendError, match="must know the inputs of the linears") as caught,
+    ):
         execute(
             plan,
-            tmp_path / "out",
+            run,
             NeedsMoments(),
             measured=Measured(),
             exponents={},

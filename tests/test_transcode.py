@@ -11,11 +11,11 @@ import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, LayoutError
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import load_draft

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import Method
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify

@@ -12,7 +12,7 @@ import torch
 from ...quantize.algorithms import FoundCodes, Need, Statistics
 from ...quantize.backends import get_backend
 from ...quantize.errors import BackendError
-from ...quantize.execute import Measured
+from ...quantize.measured import Measured
 from ...quantize.quantization_plan import Plan
 from ...quantize.stored.activations import InputRounding, kernel_scale
 from ...quantize.stored.declared_formats import declared_activations

@@ -16,7 +16,8 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.safetensors_header import TensorInfo
 from ...quantize.stored.loading import CPU
 from ...quantize.stored.parts import FLOAT_DTYPES
-from ...quantize.stored.stored_tables import EMBEDDING, HEAD, StoredTables
+from ...quantize.stored.stored_tables import StoredTables
+from ...quantize.stored.table_names import EMBEDDING, HEAD
 
 __all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "SharedTables", "TargetTables"]
 

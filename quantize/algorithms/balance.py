@@ -5,27 +5,10 @@ columns by 2^k and dividing the norm's weight by 2^k leaves the network as it is
 lets both halves share one scale per row.
 """
 
-import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ..errors import BackendError
-from ..lints.concat import HARMFUL_RATIO
-
-
-def balance_exponent(ratios: Sequence[float]) -> int:
-    """The k that brings the halves of linears behind one norm closest together; 0 = leave them.
-
-    Args:
-        ratios: of each linear, magnitude of the hidden half over that of the embedding half; 0 and
-            infinity (a half of zeros) say nothing.
-    """
-    logs = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
-    if not logs or max(map(abs, logs)) < math.log2(HARMFUL_RATIO):
-        return 0
-    return round((min(logs) + max(logs)) / 2)
 
 
 def divide_norm(norm: Tensor, exponent: int, name: str) -> Tensor:

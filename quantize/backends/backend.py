@@ -6,12 +6,15 @@ the writer do.
 """
 
 from abc import ABC, abstractmethod
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import InputMoments, Need
-from ..numerics.quantized_weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..algorithms import InputMoments, Need
+    from ..numerics.quantized_weight import QuantizedWeight
 
 ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
 """What every backend carries, in every format that it computes."""
@@ -27,7 +30,7 @@ class Backend(ABC):
 
     name: BackendName
     streams_rows: bool = False
-    needs: Need
+    needs: "Need"
 
     @abstractmethod
     def check(self, weights: WeightFormat) -> None:
@@ -48,11 +51,11 @@ class Backend(ABC):
     @abstractmethod
     def quantize(
         self,
-        weight: Tensor,
+        weight: "Tensor",
         weights: WeightFormat,
-        absmax: Tensor | None = None,
-        moments: InputMoments | None = None,
-    ) -> QuantizedWeight:
+        absmax: "Tensor | None" = None,
+        moments: "InputMoments | None" = None,
+    ) -> "QuantizedWeight":
         """Quantize a weight, or a block of its rows if `streams_rows`.
 
         Args:

@@ -1,7 +1,24 @@
 """Draft families: the role and expected shape of each tensor, and the forward pass."""
 
-from .families import FAMILIES
-from .family import Draft, Family, Row
-from .recognition import read_config, read_draft
+from typing import TYPE_CHECKING
 
-__all__ = ["FAMILIES", "Draft", "Family", "Row", "read_config", "read_draft"]
+from ...recipes.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from .families import FAMILIES as FAMILIES
+    from .family import Draft as Draft
+    from .family import Family as Family
+    from .family import Row as Row
+    from .recognition import read_config as read_config
+    from .recognition import read_draft as read_draft
+
+_HOMES = {
+    "FAMILIES": ".families",
+    "Draft": ".family",
+    "Family": ".family",
+    "Row": ".family",
+    "read_config": ".recognition",
+    "read_draft": ".recognition",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -186,6 +186,12 @@ class Draft:
         """The 2-D weights, in the order of `rows`."""
         return tuple(row for row in self.rows if len(row.tensor.shape) == 2)
 
+    def concat_linears(self) -> tuple[Row, ...]:
+        """The linears that read the concat input, in the order of `rows`; none without one."""
+        concat = self.family.concat(self.geometry)
+        linears = concat.linears if concat else ()
+        return tuple(row for row in self.linears() if row.canonical in linears)
+
     def fused_groups(self) -> tuple[tuple[str, ...], ...]:
         """Groups of on-disk module names that engines fuse, present members only."""
         groups: dict[tuple[str, FusedLinear], list[str]] = {}

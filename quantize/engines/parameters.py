@@ -13,7 +13,6 @@ from typing import Any
 from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.decoded_numbers import stored_scalar
 from ..stored.parts import FP8_DTYPE
 from .contract import Module, Parameter, Question, Scheme
 from .engine import Engine
@@ -108,6 +107,8 @@ def one_global_scale(
     taken: Scheme,
 ) -> Iterator[Finding]:
     """What becomes of parts of a fused linear that have different ones; their values are read."""
+    from ..stored.decoded_numbers import stored_scalar  # numpy: for this question alone
+
     scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
     if len({stored_scalar(checkpoint, tensor) for tensor in scales}) < 2:
         return

@@ -6,11 +6,8 @@ from dataclasses import replace
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..layouts import get_layout
-from ..lints import fixed_config, output_changes
 from ..quantization_plan import Plan
 from .contract import EngineCheck
-from .engine_check import check_checkpoint
-from .registry import newest_engines
 
 
 def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
@@ -20,6 +17,8 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
     Kept tensors lie where they lie in the source, so that what is read of them can be read; those
     of quantized linears have names, dtypes and shapes, and no bytes.
     """
+    from ..lints import fixed_config, output_changes  # numpy, for vocabulary maps
+
     source = plan.draft.checkpoint
     tensors: dict[str, TensorInfo] = {}
     for step in plan.steps:
@@ -65,6 +64,9 @@ def planned_verdicts(
     Raises:
         CheckpointError: `target_layers` is not what config.json says.
     """
+    from .engine_check import check_checkpoint
+    from .registry import newest_engines
+
     checkpoint = planned_checkpoint(plan, fix_config=fix_config)
     layout = get_layout(plan.recipe.layout)
     side_files: Mapping[str, object] = layout.side_files(checkpoint.config["quantization_config"])

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ...recipes.decode import encode
 from ..errors import OutputError, VerifyError
 from .checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED
+from .flushing import Flushing
 from .provenance import Provenance
 from .provenance_file import sealed
 from .side_files import copy_side_files
@@ -47,7 +48,7 @@ class Rewrite(ABC, Generic[Found]):
 
     @abstractmethod
     def write_tensors(self, staging: Path) -> None:
-        """Write the safetensors files, synced."""
+        """Write the safetensors files, which `publish` brings to the disk."""
 
     @abstractmethod
     def verify(self, staging: Path) -> Found:
@@ -76,7 +77,8 @@ def publish(
 
     Args:
         rewrite: what is written.
-        on_stage: called with "write" and "verify" when they begin.
+        on_stage: called with "write", "verify" and "sync" when they begin; the disk has worked
+            since the first byte was written, and "sync" waits for the rest.
 
     Returns:
         What its verification found.
@@ -89,7 +91,7 @@ def publish(
     out, folder = rewrite.out, rewrite.folder
     side_bytes = sum((folder / file).stat().st_size for file in rewrite.side_files)
     check_output(out, folder, needed_bytes=rewrite.tensor_bytes + side_bytes + SPARE_BYTES)
-    with staged_output(out, last=CONFIG_FILE) as staging:
+    with staged_output(out, last=CONFIG_FILE) as staging, Flushing(staging) as disk:
         on_stage("write")
         rewrite.write_tensors(staging)
         copy_side_files(folder, staging, rewrite.side_files)
@@ -97,6 +99,7 @@ def publish(
             name = f"{file}{UNVERIFIED}" if file == CONFIG_FILE else file
             write_text(staging / name, text)
         on_stage("verify")
+        disk.finish()
         written = _states(staging)
         found = rewrite.verify(staging)
         recorded = rewrite.provenance(found)
@@ -104,6 +107,8 @@ def publish(
             write_provenance(staging, recorded)
             written[PROVENANCE_FILE] = _state(staging / PROVENANCE_FILE)
         found = rewrite.confirm(staging, found)
+        on_stage("sync")
+        disk.wait()
         _check_untouched(out, written, _states(staging))
     return found
 

@@ -11,16 +11,18 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ...recipes.regular_file import open_regular
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint
 from .safetensors_header import DTYPE_BYTES, StoredTensor, TensorInfo
 
-COPY_BYTES = 16 << 20
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COPY_BYTES = 64 << 20
+"""In one call. While something else is imported, the interpreter lets no thread in for 5 ms."""
 _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -28,8 +30,22 @@ class SafetensorsFile:
     """A safetensors file being written; use as a context manager."""
 
     def __init__(
-        self, path: Path, tensors: Sequence[StoredTensor], metadata: Mapping[str, str]
+        self,
+        path: Path,
+        tensors: Sequence[StoredTensor],
+        metadata: Mapping[str, str],
+        *,
+        synced: bool = True,
     ) -> None:
+        """Lay it out.
+
+        Args:
+            path: of a file that does not exist.
+            tensors: that it will hold.
+            metadata: of its header.
+            synced: it is on the disk when it is closed; else whoever publishes it sees to that.
+        """
+        self._synced = synced
         # Wide dtypes first, then by name: every tensor is aligned, and the order is reproducible.
         ordered = sorted(tensors, key=lambda t: (-DTYPE_BYTES[t.dtype], t.name))
         header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -62,17 +78,19 @@ class SafetensorsFile:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            if exception[0] is None:
+            if exception[0] is None and self._synced:
                 os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
 
-    def write(self, name: str, data: Tensor, *, offset: int = 0) -> int:
+    def write(self, name: str, data: "Tensor", *, offset: int = 0) -> int:
         """Write bytes of a tensor, wherever it is, at `offset` bytes into its range.
 
         Returns:
             The bytes written.
         """
+        import torch
+
         view = data.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
         if offset + len(view) > self._sizes[name]:
             raise AssertionError(f"{name}: {offset} + {len(view)} bytes exceed its range")
@@ -115,6 +133,8 @@ def open_files(
 ) -> tuple[dict[str, int], dict[str, SafetensorsFile]]:
     """Descriptors of files of `source`, and files of the same names being written; by file.
 
+    What is written is not synced: `publish` does that.
+
     Args:
         stack: closes them.
         source: the folder that is read; the metadata of each file is kept.
@@ -125,6 +145,8 @@ def open_files(
     for file, tensors in stored.items():
         inputs[file] = open_regular(source.folder / file)
         stack.callback(os.close, inputs[file])
-        written = SafetensorsFile(folder / file, tensors, source.headers[file].metadata)
+        written = SafetensorsFile(
+            folder / file, tensors, source.headers[file].metadata, synced=False
+        )
         outputs[file] = stack.enter_context(written)
     return inputs, outputs

@@ -1,15 +1,26 @@
 """Lints: config keys that trainers and engines interpret differently in a well-formed draft."""
 
-from ..drafts.lint import Level, Lint
-from .catalogue import config_changes, find_lints, fixed_config, output_changes
-from .vocabulary import check_vocabulary_map
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Level",
-    "Lint",
-    "check_vocabulary_map",
-    "config_changes",
-    "find_lints",
-    "fixed_config",
-    "output_changes",
-]
+from ...recipes.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ..drafts.lint import Level as Level
+    from ..drafts.lint import Lint as Lint
+    from .catalogue import config_changes as config_changes
+    from .catalogue import find_lints as find_lints
+    from .catalogue import fixed_config as fixed_config
+    from .catalogue import output_changes as output_changes
+    from .vocabulary import check_vocabulary_map as check_vocabulary_map
+
+_HOMES = {
+    "Level": "..drafts.lint",
+    "Lint": "..drafts.lint",
+    "check_vocabulary_map": ".vocabulary",
+    "config_changes": ".catalogue",
+    "find_lints": ".catalogue",
+    "fixed_config": ".catalogue",
+    "output_changes": ".catalogue",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

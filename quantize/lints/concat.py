@@ -4,9 +4,11 @@ q, k and v of layer 0 read [norm(embedding); norm(hidden)]. With one scale per r
 weights are much smaller than the other's is rounded to zero, and acceptance collapses.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,27 +47,35 @@ def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
     Raises:
         CheckpointError: a source file shrank.
     """
-    return tuple(_ratio(draft, row) for row in concat_linears(draft))
+    return tuple(_ratio(draft, row) for row in draft.concat_linears())
 
 
-def concat_linears(draft: Draft) -> tuple[Row, ...]:
-    """The linears that read the concat input, in the order of `draft.rows`; none without one."""
-    concat = draft.family.concat(draft.geometry)
-    linears = concat.linears if concat else ()
-    return tuple(row for row in draft.linears() if row.canonical in linears)
+def balance_exponent(ratios: Sequence[float]) -> int:
+    """The k that brings the halves of linears behind one norm closest together; 0 = leave them.
+
+    Args:
+        ratios: of each linear, magnitude of the hidden half over that of the embedding half; 0 and
+            infinity (a half of zeros) say nothing.
+    """
+    logs = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
+    if not logs or max(map(abs, logs)) < math.log2(HARMFUL_RATIO):
+        return 0
+    return round((min(logs) + max(logs)) / 2)
 
 
 def _ratio(draft: Draft, row: Row) -> HalfRatio:
     rows, columns = row.tensor.shape
     sampled = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
-    magnitudes = np.abs(_read_rows(draft, row, sampled.tolist()))
-    low, high = magnitudes[:, : columns // 2], magnitudes[:, columns // 2 :]
-    embedding, hidden = float(low.max(axis=1).mean()), float(high.max(axis=1).mean())
+    bits = _read_rows(draft, row, sampled.tolist())
+    bits &= np.iinfo(bits.dtype).max >> 1  # without their signs, bits are ordered as magnitudes are
+    halves = bits[:, : columns // 2].max(axis=1), bits[:, columns // 2 :].max(axis=1)
+    embedding, hidden = (float(_values(half, row.tensor.dtype).mean()) for half in halves)
     ratio = hidden / embedding if embedding > 0 else float("inf")
     return HalfRatio(name=row.tensor.name, ratio=ratio, num_rows=len(sampled))
 
 
-def _read_rows(draft: Draft, row: Row, indices: Sequence[int]) -> NDArray[np.float32]:
+def _read_rows(draft: Draft, row: Row, indices: Sequence[int]) -> NDArray[Any]:
+    """The words of a few rows, whose bits may be changed."""
     tensor = row.tensor
     row_bytes = tensor.nbytes // tensor.shape[0]
     data = bytearray(row_bytes * len(indices))
@@ -76,9 +86,11 @@ def _read_rows(draft: Draft, row: Row, indices: Sequence[int]) -> NDArray[np.flo
             pread_exactly(descriptor, view, tensor.start + index * row_bytes, tensor.name)
     finally:
         os.close(descriptor)
-    if tensor.dtype == "BF16":  # the upper half of a float32
-        bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
-        values = bits.view(np.float32)
-    else:
-        values = np.frombuffer(data, dtype={"F16": "<f2", "F32": "<f4"}[tensor.dtype])
-    return values.astype(np.float32).reshape(len(indices), tensor.shape[1])
+    words = np.uint32 if tensor.dtype == "F32" else np.uint16
+    return np.frombuffer(data, dtype=words).reshape(len(indices), tensor.shape[1])
+
+
+def _values(bits: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    if dtype == "BF16":  # the upper half of a float32
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.view({"F16": np.float16, "F32": np.float32}[dtype]).astype(np.float32)

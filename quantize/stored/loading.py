@@ -24,7 +24,7 @@ from .decoded_numbers import floats, read_whole
 from .layouts.scheme import Activations
 from .parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .stored_draft import StoredDraft
-from .stored_tables import EMBEDDING, HEAD
+from .table_names import EMBEDDING, HEAD
 from .weights import blocks_of_bytes, held_dtype, read_weight
 
 CPU = torch.device("cpu")

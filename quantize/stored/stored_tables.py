@@ -12,9 +12,8 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import read_rows
 from .parts import FLOAT_DTYPES
+from .table_names import EMBEDDING, HEAD
 
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-"""The names that drafts use."""
 _BLOCK_BYTES = 8 << 20  # compared at a time
 
 

@@ -4,25 +4,37 @@ The rest of `quantize` uses only the names below. They return answers, none of w
 into a tensor.
 """
 
-from .codes import not_nearest
-from .dequantized_verification import DequantizedLinear, DequantizedReport, verify_dequantized
-from .exclude_list_faults import exclude_faults
-from .folder_verification import verify
-from .transcoded_verification import TranscodedReport, verify_transcoded
-from .tuned_verification import verify_tuned
-from .verify_report import Fault, LinearFinding, VerifyReport
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DequantizedLinear",
-    "DequantizedReport",
-    "Fault",
-    "LinearFinding",
-    "TranscodedReport",
-    "VerifyReport",
-    "exclude_faults",
-    "not_nearest",
-    "verify",
-    "verify_dequantized",
-    "verify_transcoded",
-    "verify_tuned",
-]
+from ...recipes.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from .codes import not_nearest as not_nearest
+    from .dequantized_verification import DequantizedLinear as DequantizedLinear
+    from .dequantized_verification import DequantizedReport as DequantizedReport
+    from .dequantized_verification import verify_dequantized as verify_dequantized
+    from .exclude_list_faults import exclude_faults as exclude_faults
+    from .folder_verification import verify as verify
+    from .transcoded_verification import TranscodedReport as TranscodedReport
+    from .transcoded_verification import verify_transcoded as verify_transcoded
+    from .tuned_verification import verify_tuned as verify_tuned
+    from .verify_report import Fault as Fault
+    from .verify_report import LinearFinding as LinearFinding
+    from .verify_report import VerifyReport as VerifyReport
+
+_HOMES = {
+    "DequantizedLinear": ".dequantized_verification",
+    "DequantizedReport": ".dequantized_verification",
+    "Fault": ".verify_report",
+    "LinearFinding": ".verify_report",
+    "TranscodedReport": ".transcoded_verification",
+    "VerifyReport": ".verify_report",
+    "exclude_faults": ".exclude_list_faults",
+    "not_nearest": ".codes",
+    "verify": ".folder_verification",
+    "verify_dequantized": ".dequantized_verification",
+    "verify_transcoded": ".transcoded_verification",
+    "verify_tuned": ".tuned_verification",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -22,7 +22,7 @@ from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
 from ..stored.decoded_numbers import stored_scalar
-from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
+from ..stored.parts import BESIDE_CODES, INPUT_SCALES, stored_parts
 from ..stored.stored_draft import StoredDraft
 from .exclude_list_faults import exclude_faults
 from .headers import (
@@ -119,19 +119,6 @@ class Audit:
             "linears": [_linear_mapping(linear) for linear in self.linears],
             "faults": [dataclasses.asdict(fault) for fault in self.faults],
         }
-
-
-def looks_quantized(checkpoint: Checkpoint) -> bool:
-    """True if a folder declares a quantization, or stores tensors that only quantized linears have.
-
-    Reads no tensor data.
-
-    Raises:
-        CheckpointError: hf_quant_config.json is not readable as JSON.
-    """
-    return raw_declaration(checkpoint) is not None or bool(
-        quantized_looking(checkpoint.tensors.values())
-    )
 
 
 def audit(checkpoint: Checkpoint) -> Audit:

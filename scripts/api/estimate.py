@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ...quantize.drafts import Draft
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.errors import LayoutError, PlanError
 from ...quantize.estimate.draft_round import (
@@ -39,6 +38,9 @@ from .option import Option
 from .references import AnyRecipe, optional_path
 from .settings import Settings
 from .verb import verb
+
+if TYPE_CHECKING:
+    from ...quantize.drafts import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +152,14 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     )
 
 
-def _configs(draft: Draft, target: Path | None) -> list[Mapping[str, Any]]:
+def _configs(draft: "Draft", target: Path | None) -> list[Mapping[str, Any]]:
     """Of the draft, and of the target where its folder is given."""
     if target is None:
         return [draft.checkpoint.config]
     return [draft.checkpoint.config, read_json_object(target / CONFIG_FILE, no_target(target))]
 
 
-def _plans(draft: Draft, settings: EstimateSettings) -> tuple[list[Plan], Mapping[str, str]]:
+def _plans(draft: "Draft", settings: EstimateSettings) -> tuple[list[Plan], Mapping[str, str]]:
     """Plans of the recipes asked for; of all that are shipped, those that there are, and why not.
 
     Raises:
@@ -182,7 +184,7 @@ def _engines(plan: Plan, gpu: Gpu, tp: int) -> tuple[str, ...]:
 
 
 def _target(
-    draft: Draft,
+    draft: "Draft",
     settings: EstimateSettings,
     num_draft_tokens: int,
     concurrencies: Sequence[int],

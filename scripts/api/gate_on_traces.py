@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.checkpoint import CONFIG_FILE
-from ...quantize.files.provenance import QuantizedProvenance
 from ...recipes.library import aliases, built_in_recipes
 from . import arguments
 from .option import Argument, Option
@@ -16,6 +15,7 @@ from .replay import OnTracesSettings, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
+    from ...quantize.files.provenance import QuantizedProvenance
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder
@@ -133,7 +133,7 @@ def judge_on_traces(
     return OnTraces(replays=replays, report=report, background=background, folders=folders)
 
 
-def other_policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tuple[str, ...]:
+def other_policy_warnings(candidate: "QuantizedProvenance | None", policy: str) -> tuple[str, ...]:
     """A candidate does not choose its own judge, but the reader learns what its recipe asks for."""
     if candidate is None or policy in (candidate.recipe.gate.policy, "custom"):
         return ()
@@ -141,14 +141,14 @@ def other_policy_warnings(candidate: QuantizedProvenance | None, policy: str) ->
     return (f"the candidate's recipe asks for the policy {asked!r}, but {policy!r} was used",)
 
 
-def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
+def algorithm_to_try(candidate: "QuantizedProvenance | None") -> str | None:
     """What may round the candidate's four bits better than it was done."""
     if candidate is None or candidate.recipe.algorithm.rounding != "nearest":
         return None
     return None if candidate.recipe.weights.number.is_fp8 else "gptq"
 
 
-def recipes_to_try(candidate: QuantizedProvenance | None) -> tuple[str, ...]:
+def recipes_to_try(candidate: "QuantizedProvenance | None") -> tuple[str, ...]:
     """Built-in recipes with which the candidate may lose less: its own calibrated, then FP8."""
     if candidate is None or candidate.recipe.weights.number.is_fp8:
         return ()

@@ -4,26 +4,23 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from ...quantize.drafts import Draft, read_draft
-from ...quantize.drafts.speculators_layout import is_speculators
 from ...quantize.errors import CheckpointError, LayoutError, PlanError, VerifyError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
-from ...quantize.files.provenance import QuantizedProvenance, TunedProvenance
-from ...quantize.files.provenance_file import read_provenance
-from ...quantize.lints import Lint, find_lints
-from ...quantize.lints.concat import HalfRatio, half_ratios
-from ...quantize.quantization_plan import make_plan
-from ...quantize.verify.audit import Audit, audit, looks_quantized
-from ...recipes import built_in_recipes, load_recipe
 from ...recipes.brief import Brief, megabytes
 from . import arguments
 from .settings import Settings
 from .verb import verb
+
+if TYPE_CHECKING:
+    from ...quantize.drafts import Draft
+    from ...quantize.lints import Lint
+    from ...quantize.lints.concat import HalfRatio
+    from ...quantize.verify.audit import Audit
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +47,12 @@ class Inspection(Brief):
         audit: quantized values and scales of a quantized draft; None for an unquantized one.
     """
 
-    draft: Draft
-    lints: tuple[Lint, ...]
+    draft: "Draft"
+    lints: "tuple[Lint, ...]"
     retuned: bool
-    half_ratios: tuple[HalfRatio, ...] = ()
+    half_ratios: "tuple[HalfRatio, ...]" = ()
     bytes_after: dict[str, int | str] = dataclasses.field(default_factory=dict)
-    audit: Audit | None = None
+    audit: "Audit | None" = None
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -89,11 +86,20 @@ def inspect(settings: InspectSettings) -> Inspection:
         CheckpointError: the folder holds no draft, or declares a quantization that is not
             understood.
     """
+    from ...quantize.stored.looks_quantized import looks_quantized
+
     checkpoint = resolve_draft(str(settings.draft), settings.subtree).checkpoint()
     return _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
 
 
 def _plain(checkpoint: Checkpoint) -> Inspection:
+    from ...quantize.drafts import read_draft
+    from ...quantize.files.provenance import TunedProvenance
+    from ...quantize.files.provenance_file import read_provenance
+    from ...quantize.lints import find_lints
+    from ...quantize.lints.concat import half_ratios
+    from ...recipes import built_in_recipes
+
     draft = read_draft(checkpoint)
     return Inspection(
         draft=draft,
@@ -105,6 +111,11 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
+    from ...quantize.files.provenance import QuantizedProvenance
+    from ...quantize.files.provenance_file import read_provenance
+    from ...quantize.lints import find_lints
+    from ...quantize.verify.audit import audit
+
     try:
         found = audit(checkpoint)
     except VerifyError as exc:  # nothing was verified: it is the input that is not understood
@@ -119,6 +130,8 @@ def _quantized(checkpoint: Checkpoint) -> Inspection:
 
 
 def _summary(found: Inspection) -> dict[str, Any]:
+    from ...quantize.drafts.speculators_layout import is_speculators
+
     draft = found.draft
     reads = draft.geometry.reads_features
     tensors = [
@@ -158,8 +171,11 @@ def _summary(found: Inspection) -> dict[str, Any]:
     }
 
 
-def _bytes_after(name: str, draft: Draft) -> int | str:
+def _bytes_after(name: str, draft: "Draft") -> int | str:
     """Tensor bytes under a built-in recipe, or why it does not fit this draft."""
+    from ...quantize.quantization_plan import make_plan
+    from ...recipes import load_recipe
+
     try:
         return make_plan(load_recipe(name), draft).bytes_after
     except (PlanError, LayoutError) as exc:

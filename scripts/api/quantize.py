@@ -5,13 +5,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ...quantize.drafts import Draft
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.staging import check_output
-from ...quantize.lints import Lint, find_lints
+from ...quantize.measured import NOTHING_MEASURED, Measured
 from ...quantize.quantization_plan import Plan, Step, make_plan
 from . import arguments, reports
 from .engine_verdicts import nothing_loads, verdicts_of
@@ -21,10 +21,14 @@ from .option import Option
 from .references import optional_path
 from .settings import Settings
 from .verb import verb
-from .watch import Bar, Watch
 
 if TYPE_CHECKING:
+    import torch
+
     from ...calibration.linear_inputs.plan_inputs import PlanInputs
+    from ...quantize.drafts import Draft
+    from ...quantize.lints import Lint
+    from .watch import Bar, Watch
 
 
 TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}
@@ -80,13 +84,14 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         DraftQuantError: a stage failed: reading, planning, computing, writing or verifying. Nothing
             is left behind.
     """
-    from ...calibration.passes.devices import resolve_device
     from ...quantize.checks import check_retuning, check_tables
+    from ...quantize.lints import find_lints
     from ...quantize.quantize_draft import quantize_draft
 
     watch, fix_config = settings.watch, settings.fix_config
     own_target, folder = optional_path(settings.target), Path(settings.out)
-    device = resolve_device(settings.device)
+    if settings.device not in ("auto", "cpu"):
+        _device(settings.device)  # there is such a one
     source, opened = open_draft(settings.draft, settings.subtree)
     chosen = chosen_recipe(
         settings.recipe, backend=settings.backend, algorithm=settings.algorithm, watch=watch
@@ -101,14 +106,14 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
     check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
     with ExitStack() as stack:
         phases = _Phases(plan, watch)
-        inputs = _Inputs(plan, settings).found(stack, phases.measured)
+        measured = _Inputs(plan, settings).measured(stack, phases.measured)
         bar = phases.bar = stack.enter_context(watch.bar("check", None))
         report = quantize_draft(
             plan,
             folder,
             source=source,
             argv=running_argv(),
-            measured=inputs.measured,
+            measured=measured,
             allow_zero_rows=settings.allow_zero_rows,
             fix_config=fix_config,
             target=own_target,
@@ -116,14 +121,21 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             on_progress=phases.written,
             on_stage=phases.begin,
             on_verified=bar.set,
-            device=device,
+            device=partial(_device, settings.device),
         )
     if left := lints_left(settings.draft, lints, fix_config=fix_config):
         watch.warning(left)
     return dataclasses.replace(report, loads=verdicts, lints=lints)
 
 
-def looks_like_a_target(draft: Draft) -> str | None:
+def _device(name: str) -> "torch.device":
+    """The device of this name; torch is imported for it."""
+    from ...calibration.passes.devices import resolve_device
+
+    return resolve_device(name)
+
+
+def looks_like_a_target(draft: "Draft") -> str | None:
     """Said of a whole language model: it may be a draft of its own kind, or the target."""
     if not draft.family.is_whole_model:
         return None
@@ -135,7 +147,7 @@ def looks_like_a_target(draft: Draft) -> str | None:
     )
 
 
-def lints_left(draft: object, lints: Sequence[Lint], *, fix_config: bool) -> str | None:
+def lints_left(draft: object, lints: "Sequence[Lint]", *, fix_config: bool) -> str | None:
     """Which warnings of the source's config.json stay in the output, and how they go."""
     left = [one for one in lints if one.level == "warning" and not (fix_config and one.fix)]
     if not left:
@@ -151,6 +163,12 @@ class _Inputs:
 
     plan: Plan
     settings: QuantizeSettings
+
+    def measured(self, stack: ExitStack, measuring: "Callable[[int, int], None]") -> Measured:
+        """What `quantize_draft` takes; where nothing is given, nothing is imported."""
+        if self.settings.traces is None and self.settings.input_scale is None:
+            return NOTHING_MEASURED
+        return self.found(stack, measuring).measured
 
     def found(self, stack: ExitStack, measuring: "Callable[[int, int], None]") -> "PlanInputs":
         """What the recipe needs, or what the algorithm does; there until the stack is left."""
@@ -221,9 +239,9 @@ class _Phases:
         bar: that shows them; there is none before the run begins.
     """
 
-    bar: Bar | None = None
+    bar: "Bar | None" = None
 
-    def __init__(self, plan: Plan, watch: Watch) -> None:
+    def __init__(self, plan: Plan, watch: "Watch") -> None:
         self._plan, self._watch = plan, watch
         self._left = sum(self._work(step) for step in plan.steps)
         self._written: set[str] = set()

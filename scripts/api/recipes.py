@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 from typing_extensions import override
 
-from ...quantize.drafts import FAMILIES
 from ...quantize.engines.contract import EngineName
-from ...quantize.engines.registry import choose
 from ...quantize.gpus import GPUS, architecture, gpu_name, gpu_names
 from ...recipes import Recipe, aliases, built_in_recipes, load_recipe, to_mapping
 from ...recipes.brief import Brief
@@ -95,6 +93,8 @@ def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
         RecipeError: there is no family of this name.
         CheckpointError: there is no GPU of this name.
     """
+    from ...quantize.drafts import FAMILIES
+
     arch = architecture(settings.arch) if settings.arch else None
     families = [each.name for each in FAMILIES]
     if settings.family is not None and settings.family not in families:
@@ -151,6 +151,8 @@ def _emulated(recipe: Recipe) -> tuple[str, ...]:
 
 def _why_none(settings: RecipesListSettings, arch: str | None) -> str:
     """Why nothing is listed: nobody executed the engine there, or it refuses every recipe."""
+    from ...quantize.engines.registry import choose
+
     asked = {"--engine": settings.engine, "--arch": settings.arch, "--family": settings.family}
     words = " ".join(f"{option} {value}" for option, value in asked.items() if value)
     known = choose(settings.engine) if settings.engine else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from . import reports
 from .record_settings import RecordSettings
@@ -139,6 +138,7 @@ def _how(settings: RecordSettings) -> _HowToRecord:
     from ...calibration.recording.decoding import Decoding
     from ...calibration.recording.target_shape import check_draft_fits
     from ...calibration.traces.target_tables import TargetTables
+    from ...quantize.drafts import read_config
     from ...quantize.stored.loading import load_draft
 
     device = resolve_device(settings.device)
@@ -197,6 +197,7 @@ def _by_transformers(
         too_long=fitted.too_long,
         dataset=fitted.dataset,
         on_progress=on_progress,
+        on_note=settings.watch.note,
     )
 
 

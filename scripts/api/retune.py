@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from ...quantize.files.command_line import running_argv
 from ...quantize.quantization_plan import make_plan
-from ...recipes import Recipe
 from . import reports
 from .arguments import (
     AllowZeroRows,
@@ -29,6 +28,7 @@ from .watch import SILENT, Bar, Watch
 if TYPE_CHECKING:
     from ...calibration.rounding.retune_draft import Side
     from ...calibration.rounding.validation import LearningProgress
+    from ...recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
     return report
 
 
-def retuned_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> Recipe:
+def retuned_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> "Recipe":
     """A recipe whose codes the target is to teach, from where it says that scales start."""
     recipe = named_recipe(reference, watch)
     algorithm = dataclasses.replace(recipe.algorithm, rounding="retuned")

@@ -5,9 +5,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ...quantize.drafts import Draft
 from ...quantize.engines.contract import EngineName
-from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, write_text
 from ...quantize.gpus import architecture
 from ...quantize.quantization_plan import make_plan
@@ -34,6 +32,8 @@ from .verb import verb
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
+    from ...quantize.drafts import Draft
+    from ...quantize.files.hub import DraftSource
     from ...validate.tuning.candidates import Candidates
 
 MAX_DROP = 0.01
@@ -180,8 +180,8 @@ def _recipes(settings: TuneSettings) -> list[Recipe]:
 
 def _candidates(
     settings: TuneSettings,
-    source: DraftSource,
-    draft: Draft,
+    source: "DraftSource",
+    draft: "Draft",
     recipes: list[Recipe],
     traces: "TraceFolder",
 ) -> "tuple[Candidates, TraceFolder]":

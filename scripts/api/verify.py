@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import override
 
-from ...quantize.drafts import read_draft
 from ...quantize.errors import CheckpointError, OutputError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.files.model_signature import SignatureReport, Signed, sign_folder, verify_signature
-from ...quantize.files.provenance import QuantizedProvenance
-from ...quantize.files.provenance_file import read_provenance
-from ...quantize.stored.declarations import declared_scheme
-from ...quantize.verify.audit import looks_quantized
 from ...recipes.brief import Brief
 from . import arguments
 from .option import Option
@@ -204,6 +199,8 @@ def _check_declaration(output: DraftSource) -> None:
     Raises:
         DeclarationError: it is not.
     """
+    from ...quantize.stored.declarations import declared_scheme
+
     with suppress(CheckpointError):
         declared_scheme(Checkpoint.open(output.folder))
 
@@ -214,6 +211,11 @@ def _check_sides(output: DraftSource, source: DraftSource) -> None:
     Raises:
         CheckpointError: they are, or it is not.
     """
+    from ...quantize.drafts import read_draft
+    from ...quantize.files.provenance import QuantizedProvenance
+    from ...quantize.files.provenance_file import read_provenance
+    from ...quantize.stored.looks_quantized import looks_quantized
+
     given = source.checkpoint()
     if looks_quantized(given):
         raise CheckpointError(

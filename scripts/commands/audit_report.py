@@ -1,10 +1,12 @@
 """How `draftquant inspect` shows a folder that is stored quantized."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...quantize.verify.audit import Audit, LinearAudit
 from ..console import megabytes, print_table, stdout, table
+
+if TYPE_CHECKING:
+    from ...quantize.verify.audit import Audit, LinearAudit
 
 _LOST = 0.75
 """Share of zero codes from which a half of a concat input is lost.
@@ -13,7 +15,7 @@ Gaussian halves that are 4 apart (`concat.HARMFUL_RATIO`) give this share under 
 """
 
 
-def print_audit(found: Audit, mapping: Mapping[str, Any]) -> None:
+def print_audit(found: "Audit", mapping: Mapping[str, Any]) -> None:
     """Print what the folder declares, a line per linear, then every fault.
 
     Args:
@@ -43,7 +45,7 @@ def print_audit(found: Audit, mapping: Mapping[str, Any]) -> None:
     _print_faults(found)
 
 
-def _forms(found: Audit) -> dict[str, int]:
+def _forms(found: "Audit") -> dict[str, int]:
     """The ways in which linears are stored, by suffix and dtype, and how many are stored so."""
     forms: dict[str, int] = {}
     for linear in found.linears:
@@ -53,7 +55,7 @@ def _forms(found: Audit) -> dict[str, int]:
     return forms
 
 
-def _print_linears(found: Audit) -> None:
+def _print_linears(found: "Audit") -> None:
     columns: tuple[str, ...] = (
         "shape",
         "bytes",
@@ -80,7 +82,7 @@ def _print_linears(found: Audit) -> None:
     )
 
 
-def _code_cells(linear: LinearAudit) -> list[str]:
+def _code_cells(linear: "LinearAudit") -> list[str]:
     codes = linear.codes
     if codes is None:
         return ["not decoded", *[""] * 6]
@@ -99,7 +101,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _print_halves(found: Audit) -> None:
+def _print_halves(found: "Audit") -> None:
     """The two halves of the concat input, where one scale covers both."""
     for linear in found.linears:
         halves = linear.codes.zero_halves if linear.codes else None
@@ -115,7 +117,7 @@ def _print_halves(found: Audit) -> None:
         )
 
 
-def _print_faults(found: Audit) -> None:
+def _print_faults(found: "Audit") -> None:
     out = stdout()
     if not found.faults:
         out.line(

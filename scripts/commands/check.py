@@ -5,13 +5,16 @@ With `--fix`, also what was repaired, and what the engine will do with the repai
 
 import argparse
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ...quantize.drafts.engine_traits import Stage
-from ...quantize.engines import EngineCheck
-from ...quantize.engines.contract import Verdict
 from ..api.check import Repaired, check
 from ..console import print_json, print_table, stdout, table
 from .verify import print_verification
+
+if TYPE_CHECKING:
+    from ...quantize.drafts.engine_traits import Stage
+    from ...quantize.engines import EngineCheck
+    from ...quantize.engines.contract import Verdict
 
 VERB = check
 EPILOG = (
@@ -19,14 +22,14 @@ EPILOG = (
     " source, 2 bad input, 3 UNKNOWN"
 )
 _COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNOWN": "yellow"}
-_VERDICTS: Mapping[Verdict, str] = {
+_VERDICTS: Mapping["Verdict", str] = {
     "LOADS": "{engine} loads this draft on {where}.",
     "LOADS BUT WRONG": "{engine} loads this draft on {where} without an error, and serves it"
     " wrongly: few of its tokens would be accepted.",
     "REFUSED": "{engine} ends with an error when it loads this draft on {where}.",
     "UNKNOWN": "it is not known what {engine} does with this draft on {where}.",
 }
-_WHEN: Mapping[Stage, str] = {
+_WHEN: Mapping["Stage", str] = {
     "config": " (reading config.json)",
     "init": " (building the model)",
     "load": " (loading the tensors)",
@@ -52,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     return report.exit_code
 
 
-def _print(answer: EngineCheck) -> None:
+def _print(answer: "EngineCheck") -> None:
     out = stdout()
     where = answer.gpu if answer.tp == 1 else f"{answer.tp} x {answer.gpu}"
     if answer.layers:

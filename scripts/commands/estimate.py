@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ...quantize.estimate.estimate_report import (
     PARTS,
@@ -10,10 +11,12 @@ from ...quantize.estimate.estimate_report import (
     multiplied_as,
     to_mapping,
 )
-from ...quantize.estimate.step_estimate import BreakEven, Candidate, Estimate
-from ...quantize.estimate.work import Machine
 from ..api.estimate import estimate
 from ..console import megabytes, print_json, print_table, stdout, table
+
+if TYPE_CHECKING:
+    from ...quantize.estimate.step_estimate import BreakEven, Candidate, Estimate
+    from ...quantize.estimate.work import Machine
 
 VERB = estimate
 UNLOADED = "†"
@@ -57,7 +60,7 @@ def print_report(report: EstimateReport) -> None:
         out.line(f"  {line}")
 
 
-def _print_parts(estimate: Estimate) -> None:
+def _print_parts(estimate: "Estimate") -> None:
     numbers = ("parameters", "share", "stored", "draft step reads", "drafting reads")
     found = table(
         f"Bytes of the draft's parts in {estimate.baseline.name}, at concurrency 1",
@@ -85,7 +88,7 @@ def _print_parts(estimate: Estimate) -> None:
     print_table(found)
 
 
-def _shares(estimate: Estimate) -> Iterator[str]:
+def _shares(estimate: "Estimate") -> Iterator[str]:
     """What recipes cannot reach, and what dropping or narrowing it would bring."""
     step = estimate.baseline.round.step
     layers = step.nbytes(1, "attention") + step.nbytes(1, "mlp")
@@ -160,7 +163,7 @@ def _print_times(report: EstimateReport) -> None:
         stdout().line(f"{UNLOADED} no stock engine is known to load it there (draftquant check)")
 
 
-def _print_break_even(report: EstimateReport, machine: Machine) -> None:
+def _print_break_even(report: EstimateReport, machine: "Machine") -> None:
     estimate, name = report.estimate, machine.gpu.name
     rows = {one: report.break_even(one, machine) for one in estimate.candidates}
     columns = [str(point.concurrency) for point in rows[estimate.baseline]]
@@ -192,7 +195,7 @@ def _print_break_even(report: EstimateReport, machine: Machine) -> None:
         stdout().line(f"{best.name} on {name} {_pays(rows[best])}", style="bold")
 
 
-def _mark(report: EstimateReport, candidate: Candidate, machine: Machine) -> str:
+def _mark(report: EstimateReport, candidate: "Candidate", machine: "Machine") -> str:
     if candidate is report.estimate.baseline or report.engines(candidate, machine.gpu):
         return ""
     return f" {UNLOADED}"
@@ -202,7 +205,7 @@ def _loss(loss: float) -> str:
     return f"{loss:.2%}" if loss > 0 else "no gain" if loss == 0 else f"slower by {-loss:.2%}"
 
 
-def _pays(points: tuple[BreakEven, ...]) -> str:
+def _pays(points: tuple["BreakEven", ...]) -> str:
     """In words: up to which loss it pays at the ends and in the middle."""
     good = [point for point in points if point.loss > 0]
     if not good:

@@ -1,12 +1,15 @@
 """`help`: the list of commands, or the help of one."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ..console import RESULTS
-from ..parsers import CommandParser
+
+if TYPE_CHECKING:
+    from ..parsers import CommandParser
 
 
-def add_arguments(parser: CommandParser) -> None:
+def add_arguments(parser: "CommandParser") -> None:
     """Names of a command and of a verb below it; none for the list."""
     parser.add_argument(
         "names", nargs="*", metavar="COMMAND", help="a command, and a verb below it (default: all)"

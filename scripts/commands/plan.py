@@ -1,13 +1,15 @@
 """`draftquant plan`: every tensor with rule, action and bytes; nothing is written."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...quantize.drafts.shared.mixture.names import of_any_expert
-from ...quantize.quantization_plan import Plan, Step
 from ..api.engine_verdicts import verdict_lines
 from ..api.plan import plan
 from ..console import print_json, print_table, stdout, table
+
+if TYPE_CHECKING:
+    from ...quantize.quantization_plan import Plan, Step
 
 VERB = plan
 
@@ -24,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def print_plan(plan: Plan) -> None:
+def print_plan(plan: "Plan") -> None:
     """Print a plan as a table with its sums."""
     recipe = plan.recipe
     mixed = len(recipe.formats) > 1
@@ -84,7 +86,7 @@ def print_plan(plan: Plan) -> None:
     )
 
 
-def _experts_as_one(plan: Plan) -> list[tuple[Step, int]]:
+def _experts_as_one(plan: "Plan") -> list[tuple["Step", int]]:
     """The steps, of routed experts that have all the same done to them the first, and how many."""
     counts: dict[tuple[Any, ...], int] = {}
     first: dict[tuple[Any, ...], Step] = {}
@@ -96,7 +98,7 @@ def _experts_as_one(plan: Plan) -> list[tuple[Step, int]]:
     return [(step, counts[kind]) for kind, step in first.items()]
 
 
-def _name(step: Step, count: int) -> str:
+def _name(step: "Step", count: int) -> str:
     """A tensor's name, of several experts with the number of them."""
     name = step.row.tensor.name
     return name if count == 1 else f"{of_any_expert(name)} (x{count})"

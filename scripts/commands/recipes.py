@@ -2,12 +2,12 @@
 
 import argparse
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import yaml
 
 from ...quantize.gpus import gpu_names
 from ...recipes import recipe_sha256, to_mapping
-from ...recipes.expectations import LoadsOn
 from ..api.recipes import (
     ListedRecipe,
     RecipesListSettings,
@@ -19,6 +19,9 @@ from ..api.recipes import (
 )
 from ..console import OnTerminal, print_document, print_json, print_table, stdout, table
 from .verbs import Below, Verbs, run_verb
+
+if TYPE_CHECKING:
+    from ...recipes.expectations import LoadsOn
 
 DEFAULT = "list"
 NOWHERE = "no engine without the draftquant plugin"
@@ -104,7 +107,7 @@ def _places(listed: ListedRecipe, asked: RecipesListSettings) -> str:
     return "; ".join(lines) or NOWHERE
 
 
-def _families(place: LoadsOn) -> str:
+def _families(place: "LoadsOn") -> str:
     """Those that it does not load, which are fewer."""
     absent = [name for name in loaded_families() if name not in place.family]
     return f" (not {', '.join(absent)})" if absent else ""

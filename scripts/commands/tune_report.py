@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from ...quantize.gpus import gpu_names
 from ...recipes.formats import NUMBER_FORMATS
-from ..api.tune import TuneSettings
 from ..console import print_table, stdout, table
 
 if TYPE_CHECKING:
     from ...validate.tuning.measured_mixtures import Point
     from ..api.reports import TuneReport
+    from ..api.tune import TuneSettings
 
 
 def print_report(report: "TuneReport") -> None:
@@ -47,7 +47,7 @@ def print_report(report: "TuneReport") -> None:
         stdout().line(f"not possible: {one.what}: {one.why}")
 
 
-def print_choice(settings: TuneSettings, report: "TuneReport") -> None:
+def print_choice(settings: "TuneSettings", report: "TuneReport") -> None:
     """What was chosen, and what comes next."""
     recipe = report.recipe
     judged = f"judged on {report.num_prompts} prompts"

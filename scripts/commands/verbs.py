@@ -3,11 +3,13 @@
 import argparse
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..api.verb import Verb
 from ..examples import EXAMPLES
 from ..parsers import CommandParser, sentence
+
+if TYPE_CHECKING:
+    from ..api.verb import Verb
 
 
 class Below(NamedTuple):

@@ -1,11 +1,14 @@
 """`draftquant verify`: re-read a quantized draft and compare it with its source."""
 
 import argparse
+from typing import TYPE_CHECKING
 
-from ...quantize.files.model_signature import SignatureReport
-from ...quantize.verify.folder_verification import VerifyReport
 from ..api.verify import verify
 from ..console import print_json, print_table, stdout, table
+
+if TYPE_CHECKING:
+    from ...quantize.files.model_signature import SignatureReport
+    from ...quantize.verify.folder_verification import VerifyReport
 
 VERB = verify
 
@@ -26,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if found.ok else 1
 
 
-def _print_signature(report: SignatureReport) -> None:
+def _print_signature(report: "SignatureReport") -> None:
     out = stdout()
     if report.ok:
         out.line(
@@ -40,7 +43,7 @@ def _print_signature(report: SignatureReport) -> None:
         out.line(f"  {fault}")
 
 
-def print_verification(report: VerifyReport) -> None:
+def print_verification(report: "VerifyReport") -> None:
     """Print the linears with their errors, then the verdict or every fault."""
     out = stdout()
     # Bounds are for folders of other tools: what a recipe of this package gives is known exactly.

@@ -97,8 +97,8 @@ class Variants:
 
     def _with_other_grids(self, seed: int) -> "DraftReplay":
         from ...calibration.linear_inputs.static_scales import calibrated_scales
-        from ...quantize.execute import Measured
         from ...quantize.files.hub import resolve_draft
+        from ...quantize.measured import Measured
         from ...quantize.quantize_draft import quantize_draft
         from ...quantize.stored.loading import load_draft
 

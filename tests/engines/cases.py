@@ -16,9 +16,9 @@ from typing import Any, Literal
 from broken import BROKEN
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe

@@ -16,6 +16,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +28,10 @@ from ...calibration.passes.batches import proposals_of_batch
 from ...calibration.passes.predictions import Proposals
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import whole_rows
+from ...quantize.files.digests import Digest, tensors_sha256
 from ...quantize.files.package_version import package_version
 from ...quantize.files.result_cache import ResultCache
+from ...quantize.files.workers import WORKERS
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.regular_file import open_stream
 
@@ -59,7 +62,7 @@ class Question:
         """By content."""
         return {
             "what": "proposals",
-            "draft": draft_sha256(self.draft),
+            "draft": draft_identity(self.draft),
             "traces": self.traces.sha256,
             "num_draft_tokens": self.num_draft_tokens,
             "temperature": self.temperature,
@@ -129,7 +132,7 @@ class ReplayCache:
         self.results.write(asked.key, b"".join(part.numpy().tobytes() for part in parts))
 
 
-def draft_sha256(draft: LoadedDraft) -> str:
+def draft_identity(draft: LoadedDraft) -> str:
     """Of all that a draft computes with, as it is held: no other place or name makes it another."""
     said = {
         "family": draft.family.name,
@@ -137,12 +140,17 @@ def draft_sha256(draft: LoadedDraft) -> str:
         "activations": dict(draft.activations),
         "dtype": str(draft.dtype),
     }
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode())
-    for name, weight in sorted(draft.weights.items()):
-        digest.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
-        for part in torch.split(weight.detach().reshape(-1), _BLOCK):
-            digest.update(part.cpu().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    names = [f"{name} {one.dtype} {list(one.shape)}" for name, one in draft.weights.items()]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        digests = dict(zip(names, pool.map(_digest, draft.weights.values()), strict=True))
+    return tensors_sha256(digests | {"computed as": json.dumps(said, sort_keys=True, default=repr)})
+
+
+def _digest(weight: Tensor) -> str:
+    digest = Digest()
+    for part in torch.split(weight.detach().reshape(-1), _BLOCK):
+        digest.update(part.cpu().view(torch.uint8).numpy().data)
+    return str(digest)
 
 
 def arithmetic(draft: LoadedDraft) -> dict[str, object]:
