@@ -184,10 +184,11 @@ class _Work:
     """How much a recording has computed of what it will at most, in tokens.
 
     A run of the target on few tokens takes about as long as one on `_LEAST` more: it reads all the
-    weights. Prompts that run together share that.
+    weights. Prompts that run together share that. Such runs are also the trial before.
     """
 
     _LEAST = 32
+    _TRIAL = 14 * _LEAST
 
     def __init__(
         self,
@@ -202,8 +203,8 @@ class _Work:
             length + limit * new
             for length, limit, new in zip(lengths, limits, self._new, strict=True)
         ]
-        self._left, self._told = 0.0, 0
-        self._total = max(1, round(sum(self._whole)))
+        self._left, self._told = float(self._TRIAL), 0
+        self._total = self._TRIAL + round(sum(self._whole))
         self._on_progress = on_progress
 
     def ran(self, rows: Sequence[RunningRow]) -> None:
