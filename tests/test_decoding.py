@@ -7,7 +7,13 @@ import pytest
 import torch
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.decoding import Decoding, TokenChooser, processed_logprobs
+from draftquant.calibration.recording.decoding import (
+    Decoding,
+    choose,
+    processed_logprobs,
+    prompt_draws,
+    prompt_seed,
+)
 from draftquant.calibration.recording.record_traces import record_traces
 from tied_pair import prompt_tokens, save_target
 from transformers import (
@@ -41,8 +47,9 @@ def test_draws_have_the_law_that_is_recorded() -> None:
 
     decoding = Decoding(temperature=3.0, top_p=0.95)
     rows = 20_000
-    chooser = TokenChooser(decoding, [(i,) for i in range(rows)])
-    chosen = chooser.choose(LOGITS[:1].expand(rows, -1))
+    logits = LOGITS[:1].expand(rows, -1)
+    draws = torch.cat([prompt_draws(decoding, (i,), 1) for i in range(rows)])
+    chosen = choose(decoding, logits, logits.argmax(-1), draws)
     logprobs = processed_logprobs(LOGITS[:1], decoding)[0]
     assert chosen.logprob is not None
     assert torch.equal(chosen.logprob, logprobs[chosen.token_ids])
@@ -54,21 +61,16 @@ def test_draws_have_the_law_that_is_recorded() -> None:
     assert stats.chisquare(found[kept], expected[kept] * rows / expected.sum()).pvalue > 1e-3
 
 
-def test_a_prompt_draws_alike_in_any_batch() -> None:
+def test_a_prompt_draws_by_its_own_numbers() -> None:
+    """One after the other, as many as are asked for; others for another prompt or seed."""
     decoding = Decoding(temperature=1.0, seed=3)
-    prompts = [(1, 2), (3, 4), (5, 6)]
-    together = TokenChooser(decoding, prompts).choose(LOGITS[:3]).token_ids
-    alone = [
-        TokenChooser(decoding, [prompt]).choose(LOGITS[i : i + 1]).token_ids
-        for i, prompt in enumerate(prompts)
-    ]
-    assert torch.equal(together, torch.cat(alone))
-    flat = torch.zeros((3, 10_000))
-    seeds = [
-        TokenChooser(Decoding(temperature=1.0, seed=s), prompts).choose(flat).token_ids
-        for s in (0, 1)
-    ]
-    assert not torch.equal(*seeds)
+    many = prompt_draws(decoding, (1, 2), 40)
+    assert torch.equal(prompt_draws(decoding, (1, 2), 7), many[:7])
+    stream = torch.Generator().manual_seed(prompt_seed(3, (1, 2)))
+    singly = [torch.rand(1, generator=stream, dtype=torch.float64) for _ in range(40)]
+    assert torch.equal(torch.cat(singly), many)
+    assert not torch.equal(prompt_draws(decoding, (1, 3), 40), many)
+    assert not torch.equal(prompt_draws(Decoding(temperature=1.0, seed=4), (1, 2), 40), many)
 
 
 @pytest.fixture(scope="module")

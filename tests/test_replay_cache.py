@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import draftquant.validate.counting.replay_cache as module
+import numpy as np
 import pytest
 import torch
 from draftquant.calibration.passes import batches as passes
@@ -239,7 +240,8 @@ Edit = Callable[[bytes], bytes]
 
 def other_token(kept: bytes) -> bytes:
     """Every proposal is another token: whichever prompt is replayed again, it is seen."""
-    return bytes(byte ^ (place % 4 == 0) for place, byte in enumerate(kept))
+    tokens = np.frombuffer(kept, np.int32)  # -1 where nothing was proposed
+    return np.where(tokens < 0, tokens, tokens ^ 1).astype(np.int32).tobytes()
 
 
 @pytest.mark.parametrize(

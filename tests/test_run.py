@@ -116,6 +116,7 @@ def test_two_runs_give_identical_bytes(tmp_path: Path, recipe: str) -> None:
     ("recipe", "backend"),
     [
         ("mi325x-w4a8", "quark"),
+        ("mi325x-w4a8-fp8", "quark"),
         ("int4-channel", "quark"),
         ("fp8-ptpc", "quark"),
         ("blackwell-fp8", "quark"),

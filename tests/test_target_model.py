@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording import target_model
+from draftquant.calibration.recording import row_independence, target_model
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.recording.target_model import (
     ON_CPU,
@@ -101,10 +101,10 @@ def test_a_target_that_does_not_fit_on_its_device(
     assert "spread it with --device-map auto, or record in a narrower --dtype" in str(caught.value)
 
 
-def test_features_leave_the_device_layer_by_layer(
+def test_features_leave_the_device_once_for_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a hook keeps of a layer is on the CPU before the next layer is run."""
+    """However many tokens and layers there are; and flags of ended rows are looked at."""
     moved: list[tuple[int, ...]] = []
     original = Tensor.cpu
 
@@ -112,11 +112,13 @@ def test_features_leave_the_device_layer_by_layer(
         moved.append(tuple(self.shape))
         return original(self, *arguments)
 
+    monkeypatch.setattr(row_independence, "_TRIED", ((2, 1), (2, 1), (2, 1)))
     monkeypatch.setattr(Tensor, "cpu", noted)
     recorded("eagle3-llama", tmp_path / "out")
-    # Per step: three layers, the argmax, and the token that was chosen.
-    assert moved[:5] == [(3, 48, 256)] * 3 + [(3, 48), (3,)]
-    assert moved[5:10] == [(3, 1, 256)] * 3 + [(3, 1), (3,)]
+    tokens = 3 * (48 + 8 - 1)
+    # The continuations, to see where they end; features, the argmax, the tokens that were chosen.
+    assert moved[-4:] == [(3, 48 + 8), (tokens, 3 * 256), (tokens,), (3 * 8,)]
+    assert sum(shape[-1:] == (3 * 256,) for shape in moved) == 1 + 2 * 2  # and of the trial
 
 
 def test_fused_features_are_those_of_a_compact_draft(tmp_path: Path) -> None:

@@ -101,65 +101,47 @@ class ChosenTokens:
     top_token_ids: Tensor | None
     top_logprobs: Tensor | None
 
-    def cpu(self) -> "ChosenTokens":
-        """The same on the CPU."""
-        return ChosenTokens(
-            token_ids=self.token_ids.cpu(),
-            logprob=_on_cpu(self.logprob),
-            top_token_ids=_on_cpu(self.top_token_ids),
-            top_logprobs=_on_cpu(self.top_logprobs),
-        )
+
+def prompt_draws(decoding: Decoding, token_ids: Sequence[int], count: int) -> Tensor:
+    """Numbers in [0, 1) by which the tokens of a prompt are drawn, [count] float64 on the CPU.
+
+    Each prompt has its own stream, so it is continued alike whatever it is batched with.
+    """
+    stream = torch.Generator().manual_seed(prompt_seed(decoding.seed, token_ids))
+    return torch.rand(count, generator=stream, dtype=torch.float64)
 
 
-def _on_cpu(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.cpu()
-
-
-class TokenChooser:
-    """Chooses the next tokens of some prompts, one call per position.
+def choose(decoding: Decoding, logits: Tensor, top1: Tensor, draws: Tensor | None) -> ChosenTokens:
+    """The next token of some sequences.
 
     Args:
-        decoding: how.
-        prompts: B prompts' token ids; each has its own stream of random numbers, so that a prompt
-            is continued alike whatever it is batched with.
+        decoding: how they are continued.
+        logits: [B, V] of the target, after the last token of each.
+        top1: [B] int64, the most likely token.
+        draws: [B] float64 on the same device, one of `prompt_draws` each; None where greedy.
     """
+    spec = decoding.logprob_spec
+    if spec is None:
+        return ChosenTokens(token_ids=top1, logprob=None, top_token_ids=None, top_logprobs=None)
+    logprobs = processed_logprobs(logits, decoding)
+    token_ids = top1 if draws is None else _drawn(logprobs, draws)
+    top = logprobs.topk(spec.num_top) if spec.num_top else None
+    return ChosenTokens(
+        token_ids=token_ids,
+        logprob=logprobs.gather(1, token_ids[:, None])[:, 0],
+        top_token_ids=top.indices if top else None,
+        top_logprobs=top.values if top else None,
+    )
 
-    def __init__(self, decoding: Decoding, prompts: Sequence[Sequence[int]]) -> None:
-        self._decoding = decoding
-        self._streams = [
-            torch.Generator().manual_seed(prompt_seed(decoding.seed, ids)) for ids in prompts
-        ]
 
-    def choose(self, logits: Tensor) -> ChosenTokens:
-        """The next token of every prompt.
-
-        Args:
-            logits: [B, V] of the target, after the last token of each.
-        """
-        decoding, spec = self._decoding, self._decoding.logprob_spec
-        if spec is None:
-            return ChosenTokens(
-                token_ids=logits.argmax(-1), logprob=None, top_token_ids=None, top_logprobs=None
-            )
-        logprobs = processed_logprobs(logits, decoding)
-        token_ids = self._drawn(logprobs) if decoding.sampled else logits.argmax(-1)
-        top = logprobs.topk(spec.num_top) if spec.num_top else None
-        return ChosenTokens(
-            token_ids=token_ids,
-            logprob=logprobs.gather(1, token_ids[:, None])[:, 0],
-            top_token_ids=top.indices if top else None,
-            top_logprobs=top.values if top else None,
-        )
-
-    def _drawn(self, logprobs: Tensor) -> Tensor:
-        """One token per row by inversion, [B]; float64, as a vocabulary has many small terms."""
-        cumulative = logprobs.double().exp().cumsum(-1)
-        uniform = [torch.rand(1, generator=s, dtype=torch.float64) for s in self._streams]
-        total = cumulative[:, -1:]
-        drawn = torch.cat(uniform).to(total.device)[:, None] * total
-        drawn = drawn.minimum(total.nextafter(torch.zeros_like(total)))
-        # The first token whose cumulative probability lies above the number: never one of zero.
-        return torch.searchsorted(cumulative, drawn, right=True)[:, 0]
+def _drawn(logprobs: Tensor, draws: Tensor) -> Tensor:
+    """One token per row by inversion, [B]; float64, as a vocabulary has many small terms."""
+    cumulative = logprobs.double().exp().cumsum(-1)
+    total = cumulative[:, -1:]
+    drawn = draws[:, None] * total
+    drawn = drawn.minimum(total.nextafter(torch.zeros_like(total)))
+    # The first token whose cumulative probability lies above the number: never one of zero.
+    return torch.searchsorted(cumulative, drawn, right=True)[:, 0]
 
 
 def processed_logprobs(logits: Tensor, decoding: Decoding) -> Tensor:

@@ -197,6 +197,7 @@ def _by_transformers(
         too_long=fitted.too_long,
         dataset=fitted.dataset,
         on_progress=on_progress,
+        on_note=settings.watch.note,
     )
 
 

@@ -1,0 +1,347 @@
+"""Continuing prompts with a target: rows leave the batch as they end, and new ones enter."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..prompts.prompt_file import Prompt
+from ..traces.prompt_trace import PromptTrace
+from .decoding import Decoding, choose, prompt_draws
+from .kept_rows import KeptRows, LeftRow
+from .recorded_target import Ran, RecordedTarget
+from .row_schedule import Together, Waiting, give_way
+
+MAX_LOGITS = 2**26
+"""Elements of one logits tensor while reading prompts: 256 MB in float32."""
+_LOOK_EVERY = {"cpu": 1}
+"""Runs between two looks at what has ended, by device: one that runs ahead would wait each time."""
+_LOOK_SELDOM = 8
+
+Fuse = Callable[[Tensor], Tensor]
+"""What a draft's fc makes of the features [n, width] of one prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """Prompts that are continued to their end.
+
+    Attributes:
+        traces: with their positions among the prompts.
+        wait: until they are on the CPU.
+    """
+
+    traces: tuple[tuple[int, PromptTrace], ...]
+    wait: Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningRow:
+    """A row: the prompt's position and length, the most new tokens, and those that it has."""
+
+    position: int
+    length: int
+    limit: int
+    num_new: int = 1
+    ended: bool = False
+
+    @property
+    def num_read(self) -> int:
+        """Tokens of it that the target has read."""
+        return self.length + self.num_new - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _OnDevice:
+    """The rows' state where the target runs, [R] each.
+
+    Attributes:
+        slot: of the kept rows.
+        at: tokens read, the entry of the next. last: the entry where an ended row stays.
+        first: the entry that the first new token is chosen from.
+        unread: the newest token. ended: there was an end of text.
+        draws: [R, limit + 1]; None where greedy.
+    """
+
+    slot: Tensor
+    at: Tensor
+    last: Tensor
+    first: Tensor
+    unread: Tensor
+    ended: Tensor
+    draws: Tensor | None
+
+    def select(self, rows: Tensor) -> "_OnDevice":
+        """The state of some rows."""
+        kept: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            state = getattr(self, field.name)
+            kept[field.name] = None if state is None else state[rows]
+        return _OnDevice(**kept)
+
+
+class Continuing:
+    """One run over some prompts.
+
+    Args:
+        target: with its hooks.
+        prompts: to continue.
+        limits: most new tokens of each.
+        decoding: how tokens are chosen.
+        together: what the target can run together.
+        batch_size: rows at most.
+        fuse: made of a prompt's features; None = they stay as they are.
+    """
+
+    def __init__(
+        self,
+        target: RecordedTarget,
+        prompts: Sequence[Prompt],
+        limits: Sequence[int],
+        decoding: Decoding,
+        *,
+        together: Together,
+        batch_size: int,
+        fuse: Fuse | None = None,
+    ) -> None:
+        self._target, self._prompts, self._limits = target, prompts, limits
+        self._decoding, self._together, self._fuse = decoding, together, fuse
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        self._waiting = Waiting(lengths, together, MAX_LOGITS // target.config.vocab_size)
+        self._batch_size = min(batch_size, len(prompts))
+        self._kept = KeptRows(
+            self._batch_size,
+            max(length + limit for length, limit in zip(lengths, limits, strict=True)),
+            width=target.width,
+            dtype=target.model.dtype,
+            spec=decoding.logprob_spec,
+            device=target.device,
+        )
+        self._ends = target.ends[:0] if decoding.ignore_eos else target.ends
+        self._ends_on_device = self._ends.to(target.device)
+        self._look_every = _LOOK_EVERY.get(target.device.type, _LOOK_SELDOM)
+        self._num_runs = 0
+        self.rows: list[RunningRow] = []
+        self.cache: Any = None
+
+    @torch.inference_mode()
+    def run(self, on_run: Callable[[Sequence[RunningRow]], None]) -> Iterator[Left]:
+        """Continue all of them.
+
+        Args:
+            on_run: hears of the rows whenever the target has run.
+        """
+        while self.rows or len(self._waiting):
+            if not self.rows:
+                self._open()
+                on_run(self.rows)
+            while not self._full_of_ended():
+                self._step()
+                on_run(self.rows)
+            ended = [r for r, row in enumerate(self.rows) if row.ended]
+            yield self._leave(ended)
+            self._refill(ended)
+
+    # ---- rows enter and leave
+
+    def _open(self) -> None:
+        """Fill all rows."""
+        groups = self._waiting.entering(self._batch_size)
+        count = sum(map(len, groups))
+        self.cache = None
+        self._slots = list(range(count))
+        zeros = torch.zeros(count, dtype=torch.int64, device=self._target.device)
+        draws = None
+        if self._decoding.sampled:
+            draws = zeros.new_zeros((count, max(self._limits) + 1), dtype=torch.float64)
+        self._state = _OnDevice(
+            slot=torch.arange(count, device=zeros.device),
+            at=zeros,
+            last=zeros.clone(),
+            first=zeros.clone(),
+            unread=zeros.clone(),
+            ended=zeros.bool(),
+            draws=draws,
+        )
+        self.rows = [RunningRow(position=-1, length=0, limit=0) for _ in range(count)]
+        self._enter(groups, list(range(count)))
+
+    def _enter(self, groups: Sequence[Sequence[int]], free: Sequence[int]) -> None:
+        places = iter(free)
+        for group in groups:
+            self._read(group, [next(places) for _ in group])
+
+    def _full_of_ended(self) -> bool:
+        ended = sum(row.ended for row in self.rows)
+        return ended > 0 and give_way(ended, len(self.rows), len(self._waiting), self._together)
+
+    def _leave(self, ended: Sequence[int]) -> Left:
+        """Copy what was recorded of rows that have ended."""
+        slots = [self._slots[r] for r in ended]
+        tokens = self._kept.continuations(slots)
+        entries = []
+        for r, one in zip(ended, tokens, strict=True):
+            first = self.rows[r].length - 1
+            new = one[first : first + self.rows[r].limit]
+            entries.append(slice(first, first + self._num_new_tokens(new)))
+        left = self._kept.leave(slots, entries, self._fuse)
+        traces = tuple(
+            (self.rows[r].position, self._trace(self.rows[r].position, one))
+            for r, one in zip(ended, left, strict=True)
+        )
+        if self._target.device.type != "cuda":
+            return Left(traces=traces, wait=lambda: None)
+        event = torch.cuda.current_stream(self._target.device).record_event()
+        return Left(traces=traces, wait=event.synchronize)
+
+    def _num_new_tokens(self, continuation: Tensor) -> int:
+        """Up to and with the first end-of-text token."""
+        ends = torch.isin(continuation, self._ends).nonzero()
+        return int(ends[0]) + 1 if len(ends) else len(continuation)
+
+    def _trace(self, position: int, left: LeftRow) -> PromptTrace:
+        prompt, chosen = self._prompts[position], left.chosen
+        return PromptTrace(
+            id=prompt.id,
+            category=prompt.category,
+            prompt_length=len(prompt.token_ids),
+            token_ids=torch.cat((torch.tensor(prompt.token_ids), chosen.token_ids)),
+            features=left.features,
+            target_top1=left.top1,
+            cluster=prompt.cluster,
+            token_logprob=chosen.logprob,
+            top_token_ids=chosen.top_token_ids,
+            top_logprobs=chosen.top_logprobs,
+        )
+
+    def _refill(self, ended: Sequence[int]) -> None:
+        """Read new prompts into rows that have left, or go on with the others."""
+        gone = set(ended)
+        staying = [r for r in range(len(self.rows)) if r not in gone]
+        if not staying:
+            self.rows = []
+            return
+        groups = self._waiting.entering(len(ended))
+        entering = ended[: sum(map(len, groups))]
+        if len(entering) < len(ended):
+            staying = sorted([*staying, *entering])
+            kept = torch.tensor(staying, device=self._target.device)
+            self.rows = [self.rows[r] for r in staying]
+            entering = [staying.index(r) for r in entering]
+            self._slots = [self._slots[r] for r in staying]
+            self._state = self._state.select(kept)
+            self.cache.keep(kept)
+        going = [row for r, row in enumerate(self.rows) if r not in set(entering)]
+        self.cache.trim(max(row.num_read for row in going))
+        self._enter(groups, entering)
+
+    # ---- the target runs
+
+    def _read(self, group: Sequence[int], rows: Sequence[int]) -> None:
+        """Read prompts, put them into rows, and choose the first token of each."""
+        from transformers import DynamicCache
+
+        target, device = self._target, self._target.device
+        prompts = [self._prompts[i].token_ids for i in group]
+        longest = max(map(len, prompts))
+        before = [longest - len(prompt) for prompt in prompts]  # columns of padding
+        token_ids = torch.tensor(
+            [[0] * pad + list(p) for pad, p in zip(before, prompts, strict=True)]
+        )
+        token_ids = token_ids.to(device)
+        columns = torch.arange(longest, device=device)
+        positions = columns - torch.tensor(before, device=device)[:, None]
+        padding = positions < 0 if any(before) else None
+        read = DynamicCache(config=target.model.config)
+        piece = max(1, MAX_LOGITS // (len(group) * target.config.vocab_size))
+        at = torch.tensor(rows, device=device)
+        for begin in range(0, longest, piece):
+            some, given = slice(begin, begin + piece), {}
+            if padding is not None:
+                given = {"attention_mask": (~padding[:, : some.stop]).long(),
+                         "position_ids": positions[:, some].clamp(min=0)}  # fmt: skip
+            ran = target.run(token_ids[:, some], read, given)
+            for i, (row, pad) in enumerate(zip(rows, before, strict=True)):
+                skipped = max(0, pad - begin)
+                if skipped < ran.top1.shape[1]:
+                    start, slot = begin + skipped - pad, self._slots[row]
+                    self._kept.read(slot, start, ran.features[i, skipped:], ran.top1[i, skipped:])
+        self._take(read, at, padding, longest)
+        for row, position, prompt in zip(rows, group, prompts, strict=True):
+            limit = self._limits[position]
+            self.rows[row] = RunningRow(position=position, length=len(prompt), limit=limit)
+            self._begin(row, prompt, limit)
+        self._choose(at, self._state.first[at], ran)
+        self._look()
+
+    def _take(self, read: Any, rows: Tensor, padding: Tensor | None, longest: int) -> None:
+        """Hold what the target remembers of prompts that it has read."""
+        if self._together == "equal lengths":
+            self.cache = read
+            return
+        from .slot_cache import SlotCache
+
+        if self.cache is None:
+            self.cache = SlotCache(read, len(self.rows))
+            self.cache.restart(longest)
+        self.cache.admit(read, rows, padding)
+
+    def _begin(self, row: int, prompt: Sequence[int], limit: int) -> None:
+        state, length = self._state, len(prompt)
+        state.at[row], state.first[row], state.last[row] = length, length - 1, length + limit - 1
+        state.ended[row] = False
+        if state.draws is not None:
+            state.draws[row, :limit] = prompt_draws(self._decoding, prompt, limit)
+
+    def _step(self) -> None:
+        """Run the target on the newest token of every row."""
+        state, given = self._state, {}
+        at = torch.minimum(state.at, state.last)
+        cache = self.cache
+        if self._together != "equal lengths":
+            cache, given = cache.cache, {"position_ids": at[:, None]}
+            mask = self._mask()
+            if mask is not None:
+                given["attention_mask"] = mask
+        ran = self._target.run(state.unread[:, None], cache, given)
+        self._kept.run(state.slot, at, ran.features[:, 0], ran.top1[:, 0])
+        self._choose(slice(None), at, ran)
+        state.at += 1
+        for row in self.rows:
+            row.num_new += 1
+        self._look()
+
+    def _mask(self) -> Tensor | None:
+        """What every row may see; None = all columns."""
+        columns = self.cache.num_columns
+        if all(row.num_read == columns for row in self.rows):
+            return None
+        first = (columns - self._state.at)[:, None]
+        seen: Tensor = torch.arange(columns + 1, device=first.device) >= first
+        if self.cache.one_mask and self._target.config._attn_implementation == "sdpa":
+            return seen[:, None, None]  # as transformers would make it, which a GPU would wait for
+        return seen.long()
+
+    def _choose(self, rows: Tensor | slice, at: Tensor, ran: Ran) -> None:
+        """Choose the next token of some rows, behind these entries."""
+        state, draws = self._state, None
+        if state.draws is not None:
+            number = (at - state.first[rows])[:, None]
+            draws = state.draws[rows].gather(1, number)[:, 0]
+        chosen = choose(self._decoding, ran.last_logits, ran.top1[:, -1], draws)
+        self._kept.chose(state.slot[rows], at, chosen)
+        state.unread[rows] = chosen.token_ids
+        if len(self._ends):
+            state.ended[rows] |= torch.isin(chosen.token_ids, self._ends_on_device)
+
+    def _look(self) -> None:
+        """Note which rows have ended: by their limit always, by an end of text now and then."""
+        self._num_runs += 1
+        for row in self.rows:
+            row.ended = row.ended or row.num_new >= row.limit
+        if len(self._ends) and self._num_runs % self._look_every == 0:
+            for row, ended in zip(self.rows, self._state.ended.tolist(), strict=True):
+                row.ended = row.ended or ended

@@ -1,0 +1,197 @@
+"""Prompts of any lengths recorded together: each one is as it is alone, for every kind of cache."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording import batch_plan, continuing
+from draftquant.calibration.recording.decoding import Decoding
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.recording.row_schedule import Together, Waiting, give_way
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from transformers import AutoConfig, AutoModelForCausalLM
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VOCAB, ENDS = 96, [5, 6, 7, 8]
+LENGTHS = (5, 17, 9, 12, 30, 3, 9, 21, 2)
+NEW = 10
+
+
+def prompts(lengths: tuple[int, ...] = LENGTHS) -> list[Prompt]:
+    stream = torch.Generator().manual_seed(1)
+    return [
+        Prompt(
+            id=f"p{i}",
+            category="all",
+            token_ids=tuple(torch.randint(6, VOCAB, (length,), generator=stream).tolist()),
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": ENDS,
+    "pad_token_id": None,
+}  # fmt: skip
+
+
+def made(folder: Path, kind: str = "llama", **changes: Any) -> Path:
+    """Random weights, large enough that what does not belong to a prompt would show."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | changes)).float()
+    for name, weight in model.named_parameters():
+        if weight.dim() >= 2:
+            torch.nn.init.normal_(weight, std=1.0 if "embed" in name else 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("together") / "target")
+
+
+@pytest.fixture(scope="module")
+def alone(target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[PromptTrace]:
+    return recorded(target, tmp_path_factory.mktemp("together") / "alone", batch_size=1)
+
+
+def recorded(target: Path, out: Path, **options: Any) -> list[PromptTrace]:
+    asked: dict[str, Any] = {"max_new_tokens": NEW, "aux_layer_ids": (0, 2), "batch_size": 4}
+    return list(record_traces(target, prompts(), out, **asked | options))
+
+
+def alike(found: list[PromptTrace], alone: list[PromptTrace], apart: float) -> None:
+    for one, own in zip(found, alone, strict=True):
+        assert one.token_ids.tolist() == own.token_ids.tolist()
+        assert one.target_top1.tolist() == own.target_top1.tolist()
+        largest = float(own.features.abs().max())
+        torch.testing.assert_close(one.features, own.features, rtol=0, atol=apart * largest)
+
+
+def test_rows_that_come_and_go_are_as_they_are_alone(
+    target: Path, alone: list[PromptTrace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of eight lengths in four rows; some texts end early, long prompts are read in pieces.
+
+    A GPU is asked now and then which rows have ended; they run on meanwhile.
+    """
+    notes: list[str] = []
+    monkeypatch.setattr(continuing, "MAX_LOGITS", 40 * VOCAB)
+    monkeypatch.setattr(continuing, "_LOOK_EVERY", {"cpu": 5})
+    found = recorded(target, tmp_path / "many", on_note=notes.append)
+    assert not notes
+    alike(found, alone, 1e-5)
+    assert {len(trace.continuation) < NEW for trace in found} == {True, False}
+
+
+def test_drawn_texts_are_those_drawn_alone(target: Path, tmp_path: Path) -> None:
+    decoding = Decoding(temperature=1.0, seed=3, num_top_logprobs=2)
+    found, alone = (
+        recorded(target, tmp_path / f"{size}", decoding=decoding, batch_size=size)
+        for size in (4, 1)
+    )
+    alike(found, alone, 1e-5)
+    for one, own in zip(found, alone, strict=True):
+        for name in ("token_logprob", "top_logprobs"):
+            torch.testing.assert_close(getattr(one, name), getattr(own, name), rtol=0, atol=1e-4)
+
+
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "head_dim": 8, **EXPERTS,
+}  # fmt: skip
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+KINDS: list[tuple[str, dict[str, Any], str | None]] = [
+    ("qwen3", {}, None),
+    ("mistral", {"sliding_window": 8}, None),
+    ("gemma3_text", {"sliding_window": 8}, None),
+    ("gpt_oss", {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}, None),
+    ("deepseek_v3", {**LATENT, "q_lora_rank": 16, "n_routed_experts": 4, "n_group": 2,
+                     "topk_group": 1, "first_k_dense_replace": 1}, None),
+    ("qwen3_next", {**LINEAR, **EXPERTS, "num_experts": 4,
+                    "shared_expert_intermediate_size": 16}, None),
+    ("kimi_linear", {**LATENT, "num_local_experts": 4, "n_group": 1, "topk_group": 1,
+                     "linear_head_dim": 8, "linear_num_heads": 4, "pad_token_id": 0,
+                     "layer_types": ["linear_attention", "full_attention"] * 2}, None),
+    ("llama", DYNAMIC, "its rotary angles depend on the longest text (dynamic)"),
+    ("mamba", {"state_size": 8}, "it takes no position_ids"),
+    ("falcon_h1", {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
+     "its cache has layers of the kind LinearAttentionAndFullAttentionLayer"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "changes", "why_not"), KINDS, ids=[kind for kind, *_ in KINDS])
+def test_every_kind_of_target(
+    kind: str, changes: dict[str, Any], why_not: str | None, tmp_path: Path
+) -> None:
+    made(tmp_path / "target", kind, **changes)
+    notes: list[str] = []
+    found = recorded(tmp_path / "target", tmp_path / "many", on_note=notes.append)
+    alike(found, recorded(tmp_path / "target", tmp_path / "one", batch_size=1), 1e-4)
+    said = "prompts of equal length alone are run together, because of this target: "
+    assert notes == ([] if why_not is None else [said + why_not])
+
+
+def test_a_target_whose_rows_are_not_independent_is_seen(
+    target: Path, alone: list[PromptTrace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masked nowhere, it sees what is in front of shorter rows; so only equal lengths run."""
+    monkeypatch.setattr(continuing.Continuing, "_mask", lambda _self: None)
+    notes: list[str] = []
+    found = recorded(target, tmp_path / "many", on_note=notes.append)
+    assert "because of this target: its hidden states differ by" in notes[0]
+    alike(found, alone, 1e-5)
+
+
+def test_memory_bounds_the_rows(
+    target: Path, alone: list[PromptTrace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(continuing, "MAX_LOGITS", 1)
+    monkeypatch.setattr(batch_plan, "MAX_LOGITS", 1)
+    # A token: 4 layers of keys and values, 2 heads of 16, in float32; features of 2 x 32, twice.
+    row = (40 + 40 // 4 + 64) * 4 * 2 * 2 * 16 * 4 + 40 * 2 * (2 * 32 * 4 + 16) + 24 * VOCAB
+    monkeypatch.setattr(batch_plan, "available_bytes", lambda _: int((2 * row + 100) / 0.9))
+    found = recorded(target, tmp_path / "two", on_note=notes.append)
+    assert notes[0].startswith("2 prompts are run together instead of 4: ")
+    alike(found, alone, 1e-5)
+
+
+# ---- who is read together, and when
+
+
+def entered(lengths: list[int], together: Together, free: int) -> list[list[int]]:
+    waiting = Waiting(lengths, together, max_tokens=60)
+    found = []
+    while len(waiting):
+        found += [[lengths[i] for i in group] for group in waiting.entering(free)]
+    return found
+
+
+def test_the_longest_enter_first_and_little_is_padding() -> None:
+    lengths = [7, 30, 8, 8, 29, 3, 8]
+    assert entered(lengths, "any lengths", 9) == [[30, 29], [8, 8, 8, 7], [3]]
+    assert entered(lengths, "equal prompts", 9) == [[30], [29], [8, 8, 8], [7], [3]]
+    assert entered(lengths, "equal lengths", 2) == [[30], [29], [8, 8], [8], [7], [3]]
+    assert entered([30, 30, 30], "any lengths", 9) == [[30, 30], [30]]  # 60 tokens at most
+
+
+def test_rows_give_way_when_enough_have_ended() -> None:
+    assert not give_way(3, 32, 5, "any lengths")
+    assert give_way(4, 32, 5, "any lengths")
+    assert not give_way(7, 32, 0, "equal prompts")  # nobody waits: the others would only move
+    assert give_way(8, 32, 0, "equal prompts")
+    assert not give_way(31, 32, 5, "equal lengths")
+    assert give_way(32, 32, 5, "equal lengths")
