@@ -128,6 +128,7 @@ def test_what_counts_is_the_same_and_the_rest_is_not_computed(
         assert run.rows["layers"] == all_rows["layers"]
 
 
+@pytest.mark.some(5)
 def test_the_largest_logits_by_parts_of_the_vocabulary(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

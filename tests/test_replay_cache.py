@@ -202,7 +202,8 @@ def test_every_part_of_the_key_counts(
     torch.set_num_threads(1)
     for where, value in (
         (module, "code_sha256"), (module, "package_version"),
-        (torch.backends.cpu, "get_cpu_capability"),
+        (torch.backends.cpu, "get_cpu_capability"), (module, "_processor"),
+        (torch, "get_float32_matmul_precision"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(where, value, lambda *_: "another")

@@ -152,7 +152,7 @@ def seconds_beside(job: Job, python: str) -> tuple[float, float, bool]:
     took, said = [], []
     for each in (python, sys.executable):
         with tempfile.TemporaryDirectory() as kept:
-            call = ("env", f"XDG_CACHE_HOME={kept}", each, "-m", "draftquant.scripts.cli", *words)
+            call = ("env", f"DRAFTQUANT_CACHE={kept}", each, "-m", "draftquant.scripts.cli", *words)
             taken = run_measured(*call)
         if taken.status:
             raise BenchError(each, " / ".join(taken.last_lines), fix="run it there by hand")

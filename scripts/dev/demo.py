@@ -54,6 +54,7 @@ def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
     pair = Path(os.path.relpath(pair))
     draft, target = str(pair / "draft"), str(pair / "target")
     traces, calibration = str(work / "traces"), str(work / "calibration")
+    os.environ["DRAFTQUANT_CACHE"] = str(work / "cache")  # nothing of the demo stays elsewhere
     _run("inspect", draft)
     _run("plan", draft, "--recipe", RECIPES["fp8"])
     # With the target's tables, so that a draft without embedding and head needs the traces alone.

@@ -131,7 +131,8 @@ def replay_drafts(
     for position, trace, proposed in _proposed(
         drafts, traces, batches, num_draft_tokens, temperature, known, on_progress
     ):
-        reference[position] = proposed[0]
+        if kept_in is not None:
+            reference[position] = proposed[0]
         by_position[position] = prompt_text(trace)
         features.add(trace)
         probability.add(trace)
