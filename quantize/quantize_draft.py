@@ -50,6 +50,8 @@ class QuantizeReport(Brief):
         balanced: name of a norm -> k, where the norm was divided by 2^k.
         few_inputs: expert -> the number of its inputs in the traces, where these were too few for
             the recipe's algorithm; its weights were rounded to nearest.
+        damping: linear -> share of the mean of its inputs' second moments that was added to their
+            diagonal, where GPTQ needed more than the usual 0.01.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
         warnings: what the command line prints as warnings.
@@ -62,6 +64,7 @@ class QuantizeReport(Brief):
     dropped: Mapping[str, str]
     balanced: Mapping[str, int]
     few_inputs: Mapping[str, int]
+    damping: Mapping[str, float]
     loads: tuple[EngineCheck, ...] = ()
     lints: tuple[Lint, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -250,6 +253,7 @@ class _Quantization(Rewrite[VerifyReport]):
             few_inputs=self.few_inputs(),
             calibration_prompts=measured.prompts.sha256,
             calibration_sketches=measured.prompts.sketches,
+            gptq=measured.statistics.factors if measured.statistics else None,
             learned=measured.found.origin if measured.found else None,
             retuning=self.retuning,
             card=True,
@@ -266,6 +270,7 @@ class _Quantization(Rewrite[VerifyReport]):
 
     def report(self, found: VerifyReport) -> QuantizeReport:
         """What was written, of what verification found."""
+        statistics = self.measured.statistics
         return QuantizeReport(
             out=self.out,
             plan=self.plan,
@@ -274,6 +279,7 @@ class _Quantization(Rewrite[VerifyReport]):
             dropped=self.dropped,
             balanced=self.balanced,
             few_inputs=self.few_inputs(),
+            damping=statistics.factors.damping if statistics else {},
         )
 
 

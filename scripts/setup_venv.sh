@@ -4,22 +4,26 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
 
 # setup_venv EXTRA...: make .venv hold draftquant (editable) with these extras of pyproject.toml.
-# A stamp per extra holds the hash of what it was installed from, so a second call costs nothing.
+# A stamp per extra holds the hash of what it was installed from, so a second call costs nothing;
+# without extras (stamp "none") any of them will do.
 setup_venv() {
   local python extras hash extra missing=0
   hash="$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" | sha256sum | cut -d ' ' -f 1)"
   for extra in "$@"; do
     [[ "$(cat "$VENV/.installed-$extra" 2>/dev/null)" == "$hash" ]] || missing=1
   done
+  if (($# == 0)) && ! cat "$VENV"/.installed-* 2>/dev/null | grep -qx "$hash"; then
+    missing=1
+  fi
   if ((missing)); then
     if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
       python="$(find_python)"
       "$python" -m venv "$VENV"
     fi
     extras="$(IFS=, && echo "$*")"
-    echo "Setting up .venv with draftquant[$extras] (a few minutes the first time)" >&2
-    "$VENV/bin/python" -m pip install -qq -c "$ROOT/constraints.txt" -e "$ROOT[$extras]"
-    for extra in "$@"; do
+    echo "Setting up .venv with draftquant${extras:+[$extras]} (a few minutes the first time)" >&2
+    "$VENV/bin/python" -m pip install -qq -c "$ROOT/constraints.txt" -e "$ROOT${extras:+[$extras]}"
+    for extra in "${@:-none}"; do
       echo "$hash" >"$VENV/.installed-$extra"
     done
   fi

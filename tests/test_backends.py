@@ -243,6 +243,33 @@ def test_the_lock_file_of_a_build_that_was_killed_is_removed(tmp_path: Path) -> 
         assert not lock.exists()
 
 
+def test_quarks_search_parses_only_files_that_name_what_it_seeks() -> None:
+    """And nobody else's parsing changes, nor does anything afterwards."""
+    sought = "@use_experts_implementation\nclass A: ..."
+    script = f"import ast; found = [len(ast.parse(t).body) for t in ('x = 1', {sought!r})]"
+    quark: dict[str, Any] = {"__name__": "quark.torch.utils.llm.module_replacement.quark_experts"}
+    other: dict[str, Any] = {"__name__": "other"}
+    with quark_import._parsing_what_names_experts():
+        exec(script, quark)
+        exec(script, other)
+    assert quark["found"] == [0, 1]
+    assert other["found"] == [1, 1]
+    exec(script, quark)
+    assert quark["found"] == [1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.vendor
+@needs("quark")
+@pytest.mark.usefixtures("quark_imported")
+def test_quark_knows_the_experts_that_a_whole_search_finds() -> None:
+    from quark.torch.utils.llm.module_replacement import PREPROCESS_REGISTRY, quark_experts
+
+    found = quark_experts._find_decorated_experts_classes()
+    assert len(found) > 50
+    assert set(found) <= set(PREPROCESS_REGISTRY)
+
+
 @pytest.mark.slow
 @pytest.mark.vendor
 @needs("quark")

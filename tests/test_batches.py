@@ -2,21 +2,25 @@
 
 import dataclasses
 import itertools
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes import batches, draft_inputs
-from draftquant.calibration.passes.batches import batches_of, proposals_of_batch
+from draftquant.calibration.passes.batches import batches_of, proposals_of_batch, read_ahead
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.predictions import draft_proposals
+from draftquant.calibration.passes.predictions import NOTHING, draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import TraceEntry
+from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.validate.counting.rounds import recorded_tokens
 from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
 PAIRS = Path(__file__).parent / "pairs"
@@ -116,7 +120,10 @@ def test_hidden_states_of_a_batch_are_those_of_single_prompts(traces: TraceFolde
             first_row=trace.prompt_length - 1,
             num_draft_tokens=3,
         )
-        assert torch.equal(found[i].token_ids, expected.token_ids)
+        right = expected.token_ids == recorded_tokens(trace, expected.token_ids)
+        reached = torch.cat((torch.ones(len(right), 1), right[:, :-1].cumprod(dim=1)), dim=1)
+        counted = torch.where(reached.bool(), expected.token_ids, NOTHING)
+        assert torch.equal(found[i].token_ids, counted)
         assert found[i].recorded_logprobs is expected.recorded_logprobs is None
 
 
@@ -159,6 +166,11 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
     monkeypatch.setattr("draftquant.validate.counting.trace_replay.proposals_of_batch", noted)
     replay_drafts([draft, whole], traces, num_draft_tokens=3)
     assert sizes == [1] * 2 * NUM_PROMPTS
+    batch = [traces.load(traces.manifest.prompts[0])]
+    found = [
+        original(one, traces, batch, num_draft_tokens=3)[0].token_ids for one in (draft, whole)
+    ]
+    assert [bool((ids == NOTHING).any()) for ids in found] == [True, False]
 
 
 def test_a_batch_of_prompts_too_short_for_a_round(traces: TraceFolder) -> None:
@@ -176,3 +188,31 @@ def test_a_batch_of_prompts_too_short_for_a_round(traces: TraceFolder) -> None:
         for batch in ([short], [short, trace])
     )
     assert alone.shape == beside.shape == (0, 3)
+
+
+def test_the_next_batch_is_read_while_one_is_worked_on() -> None:
+    events = [threading.Event() for _ in range(5)]
+
+    class Traces:
+        class manifest:  # noqa: N801 - an attribute
+            prompts = (*range(4), "damaged")
+
+        @staticmethod
+        def load(prompt: Any) -> PromptTrace:
+            if prompt == "damaged":
+                raise TraceError("p4", "is damaged", fix="record again")
+            events[prompt].set()
+            ids = torch.arange(5 + prompt)
+            return PromptTrace(id=f"p{prompt}", category="", prompt_length=2, token_ids=ids,
+                               features=ids[1:, None].bfloat16(), target_top1=ids[1:])  # fmt: skip
+
+    read = read_ahead(cast(TraceFolder, Traces), [[0, 2], [1], [3], [4]], torch.device("cpu"))
+    first = next(read)
+    assert [trace.id for trace in first] == ["p0", "p2"]
+    assert first.token_ids.tolist() == [[0, 1, 2, 3, 4, 4, 4], [0, 1, 2, 3, 4, 5, 6]]
+    assert first.features[0, :, 0].tolist() == [1, 2, 3, 4, 4, 4]
+    assert events[1].wait(10)  # nobody has asked for it
+    assert not events[3].is_set()
+    assert [[trace.id for trace in next(read)] for _ in "xx"] == [["p1"], ["p3"]]
+    with pytest.raises(TraceError, match="is damaged"):
+        next(read)

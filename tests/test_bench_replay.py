@@ -1,6 +1,7 @@
 """The benchmark of replay and recording, on a pair that is 64 times narrower."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,19 @@ INPUTS = Inputs(drafts=(Path("a"), Path("b")), traces=Path("t"), target=Path("m"
 def test_both_dtypes_are_timed_with_one_prompt_and_with_all() -> None:
     jobs = plan_jobs(INPUTS, device="cpu", tokens=64, prompts=4, record=True)
     assert [job.name for job in jobs] == [
-        "replay float32, one prompt at a time",
-        "replay float32, prompts together",
-        "replay bfloat16, one prompt at a time",
-        "replay bfloat16, prompts together",
+        "replay float32, K = 3, one prompt at a time",
+        "replay float32, K = 3, prompts together",
+        "replay bfloat16, K = 3, one prompt at a time",
+        "replay bfloat16, K = 3, prompts together",
         "record bfloat16, one prompt at a time",
         "record bfloat16, prompts together",
         "record float32, prompts together",
     ]
     assert [job.options["batch_size"] for job in jobs] == [1, None, 1, None, 1, 4, 4]
     assert {job.options["device"] for job in jobs} == {"cpu"}
-    assert len(plan_jobs(INPUTS, device="cpu", tokens=64, prompts=4, record=False)) == 4
+    few = plan_jobs(INPUTS, device="cpu", tokens=64, prompts=4, record=False,
+                    num_draft_tokens=(3, 7), dtypes=("bfloat16",), sizes=(None,))  # fmt: skip
+    assert [job.options["num_draft_tokens"] for job in few] == [3, 7]
 
 
 def test_the_target_is_as_wide_as_the_real_one() -> None:
@@ -42,8 +45,8 @@ def test_the_target_is_as_wide_as_the_real_one() -> None:
 def test_a_small_pair_is_made_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [str(tmp_path), "--divide", "64", "--prompts", "2", "--tokens", "24", "--record"]
-    assert main([*asked, "--device", "cpu", "--json"]) == 0
+    small = [str(tmp_path), "--divide", "64", "--prompts", "2", "--tokens", "48"]
+    assert main([*small, "--record", "--device", "cpu", "--json"]) == 0
     found = [Measurement(**one) for one in json.loads(capsys.readouterr().out)]
     assert len(found) == 7
     for one in found:
@@ -52,15 +55,19 @@ def test_a_small_pair_is_made_and_measured(
         assert one.load_seconds > 0
         assert one.peak_rss_bytes > 100 * 2**20
         replays = one.name.startswith("replay")
-        assert one.tokens == (2 * (24 + 25) if replays else 2 * 24)
+        assert one.tokens == (2 * 2 * 48 if replays else 2 * 48)
         assert (one.estimated_bytes is not None) == replays
+        assert one.cpu_seconds > 0
+        assert (one.share_of_gemm is not None) == replays
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {
-        "kimi-k2.5-eagle3-64", "kimi-k2.5-eagle3-64-mi325x-w4a8", "traces-64-2x24", "target-64",
+        "kimi-k2.5-eagle3-64", "kimi-k2.5-eagle3-64-mi325x-w4a8", "traces-64-2x48", "target-64",
     }  # fmt: skip
-    monkey = [str(tmp_path), "--divide", "64", "--prompts", "2", "--tokens", "24"]
-    assert main(monkey) == 0  # what is there already is used again
+    few = [*small, "--dtype", "float32", "--batch-size", "0"]
+    assert main(few) == 0  # what is there already is used again
     assert "replay on auto" in capsys.readouterr().out
+    assert main([*few, "--beside", sys.executable]) == 0
+    assert "equal" in capsys.readouterr().out
 
 
 def test_a_measurement_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from draftquant.quantize.errors import LayoutError, PlanError
 from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.files.provenance import GptqFactors
 from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
@@ -400,6 +401,7 @@ def test_gptq_of_a_head_comes_closer_in_outputs(source: Path, tmp_path: Path) ->
             asked.extend(modules)
 
         too_few: Mapping[str, int] = {}
+        factors = GptqFactors(dtype="float32")
 
         def second_moments(self, modules: Any) -> Mapping[str, InputMoments]:
             widths = {m: 256 if m.endswith(("q_proj", "k_proj", "v_proj", "down_proj")) else 128

@@ -274,6 +274,17 @@ def test_the_dtype_that_scales_of_a_format_have_may_be_said(
     assert scheme_of(out) == before
 
 
+def test_the_one_group_may_have_any_name(source: Path, tmp_path: Path) -> None:
+    """llm-compressor 0.14 calls it by its preset."""
+    out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
+    before = scheme_of(out)
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    groups = config["quantization_config"]["config_groups"]
+    groups["W4A16"] = groups.pop("group_0")
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert scheme_of(out) == before
+
+
 @pytest.mark.parametrize(
     "quantization",
     [

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from draftquant.calibration.errors import DeviceError
-from draftquant.calibration.passes import devices, draft_inputs
+from draftquant.calibration.passes import counted_rows, devices, draft_inputs
 from draftquant.calibration.passes.batches import proposals_of_batch
 from draftquant.calibration.passes.devices import available_bytes, peak_bytes, resolve_device
 from draftquant.calibration.traces.prompt_trace import PromptTrace
@@ -111,14 +112,14 @@ def test_the_peak_of_this_process_is_in_bytes() -> None:
 
 @pytest.fixture
 def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks at values, which fake tensors have none of."""
+    """What looks at values, which fake tensors have none of: every other row goes on."""
     for module in (
         "quantize.drafts.kinds.chain",
         "quantize.drafts.kinds.block",
-        "calibration.passes.predictions",
     ):
         monkeypatch.setattr(f"draftquant.{module}.finite", lambda values, *_: values)
     monkeypatch.setattr(draft_inputs, "_check_embedded", lambda *_: None)
+    monkeypatch.setattr(counted_rows, "_read", lambda flags: np.arange(len(flags)) % 3 < 2)
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def on_other(case: Any, on_input: Any, mode: FakeTensorMode) -> LoadedDraft:
         weights=weights,
         quantized=(),
         linears=(),
-        activations="none",
+        activations={},
         forward=case.family.forward(case.geometry, weights, on_input),
         fusion_sha256="",
         dtype=torch.float32,

@@ -102,7 +102,7 @@ def test_inconclusive_beyond_the_limit_asks_for_a_better_draft() -> None:
                 "Keep the inputs in BF16 and round the FP4 weights by GPTQ: a recipe file of seven"
                 " lines, docs/acceptance.md",
                 "Take a wider format, FP8: draftquant quantize BF16 --recipe blackwell-fp8-mla"
-                " --backend torch --out OUT",
+                " --out OUT",
                 "Take the recipe blackwell-nvfp4-learned, whose rounding is calibrated on traces:"
                 " draftquant quantize BF16 --recipe blackwell-nvfp4-learned --traces CALIBRATION"
                 " --out OUT",

@@ -124,9 +124,11 @@ def test_damping_rises_until_there_is_a_factor() -> None:
     """What no inputs give, but rounding may: eigenvalues below zero."""
     w, weights = gaussian(8, 64).bfloat16(), FORMATS["int4"]
     for least, damping in ((0.5, 0.01), (-0.05, 0.1), (-0.5, 1.0)):
-        moments = InputMoments(torch.diag(torch.tensor([least, *[1.0] * 63])), name="a.q_proj")
+        used: list[float] = []
+        mean = torch.diag(torch.tensor([least, *[1.0] * 63]))
+        moments = InputMoments(mean, on_factor=used.append)
         get_backend("torch", gptq("absmax")).quantize(w, weights, None, moments)
-        assert moments.damping == damping
+        assert used == [damping]
     for precise, fix in ((False, "--precise"), (True, "calibrate on more")):
         moments = InputMoments(
             torch.diag(torch.tensor([-2.0, *[1.0] * 63])), name="a.q_proj", precise=precise
@@ -196,9 +198,35 @@ def test_a_draft_is_quantized_verified_and_loaded(
     assert record["recipe"]["backend"] == "torch"
     assert record["recipe"]["algorithm"]["rounding"] == "gptq"
     assert len(record["calibration_prompts"]) == 4
+    assert record["gptq"] == {"dtype": "float32"}
     weights = {name: load_draft(tmp_path / name).weights for name in ("a", "absmax")}
     changed = [n for n in weights["a"] if not torch.equal(weights["a"][n], weights["absmax"][n])]
     assert sorted(changed) == sorted(f"{n}.weight" for n in load_draft(tmp_path / "a").linears)
+
+
+def test_more_damping_and_float64_are_recorded(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    factor = torch.linalg.cholesky_ex
+
+    def fails_once(moments: Tensor, out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of matrices that nothing but the first damping was added to."""
+        found = factor(moments, out=out)
+        done.append(moments.dtype)
+        return (found[0], found[1].fill_(1)) if len(done) == 1 else (found[0], found[1])
+
+    done: list[torch.dtype] = []
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", fails_once)
+    arguments = ("--recipe", "int4-channel", "--algorithm", "gptq", "--precise", *traced(folder))
+    assert quantize(folder, tmp_path / "out", *arguments) == 0
+    assert "3 linear(s) have no Cholesky factor" in " ".join(capsys.readouterr().err.split())
+    assert set(done) == {torch.float64}
+    record = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
+    raised = {f"layers.0.self_attn.{name}_proj": 0.1 for name in "qkv"}
+    assert record["gptq"] == {"dtype": "float64", "damping": raised}
 
 
 def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Second moments of what linears read, against every input written down, in float64."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import block_pair
@@ -8,7 +9,7 @@ import pytest
 import tied_pair
 import torch
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.linear_inputs import second_moments
+from draftquant.calibration.linear_inputs import second_moments, trace_runs
 from draftquant.calibration.linear_inputs.second_moments import BLOCK_ROW_STRIDE, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
@@ -120,6 +121,35 @@ def test_moments_are_the_mean_over_all_inputs(
         assert found.shape == (x.shape[1], x.shape[1])
         assert (found - exact).abs().max() <= 1e-5 * exact.abs().max(), name
         assert torch.equal(found, found.T)
+
+
+def test_prompts_of_equal_lengths_run_together(
+    kind: str, folder: Path, traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 5, 3, 4 and 2 tokens and as many behind them: none; of the same prompt twice, both."""
+    draft, entries = loaded(folder, kind), traces.manifest.prompts
+    twice = TraceFolder(traces.folder, replace(traces.manifest, prompts=(*entries, *entries)))
+    monkeypatch.setattr(trace_runs, "MAX_TOKENS", 2 * max(entry.num_tokens for entry in entries))
+    batches = []
+    for together in (True, False):
+        seen: list[int] = []
+        forward = draft.family.forward(draft.geometry, draft.weights, lambda _name, x: x)
+        run_over_traces(
+            forward,
+            draft,
+            twice,
+            num_draft_tokens=K[kind],
+            together=together,
+            on_pass=lambda one, seen=seen: seen.append(len(one.hidden)),  # type: ignore[misc]
+        )
+        batches.append(seen)
+    assert set(batches[0]) == {2}
+    assert set(batches[1]) == {1}
+    inputs = written_down(draft, twice, K[kind], torch.clone)
+    for name, x in written_down(draft, traces, K[kind], torch.clone).items():
+        assert len(inputs[name]) == 2 * len(x)
+        exact = x.T @ x
+        assert (inputs[name].T @ inputs[name] - 2 * exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
 def test_linears_that_read_the_same_share_a_file(

@@ -74,6 +74,10 @@ def test_there_are_recipes_and_all_are_built_in() -> None:
     assert built_in_recipes() == tuple(sorted(path.stem for path in FILES))
 
 
+def test_no_recipe_waits_for_a_toolkit_or_needs_one() -> None:
+    assert {load_recipe(name).backend for name in built_in_recipes()} == {"torch"}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_recipe_plans_on_the_tiny_draft(path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path)

@@ -131,7 +131,8 @@ def test_what_a_backend_does_not_carry_is_told_with_the_line(tmp_path: Path) -> 
 def test_a_backend_changed_by_extending_is_judged_with_what_it_extends(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "extends: blackwell-nvfp4\nname: mine\nalgorithm: {rounding: learned}\n", encoding="utf-8"
+        "extends: blackwell-nvfp4\nname: mine\nbackend: modelopt\nalgorithm: {rounding: learned}\n",
+        encoding="utf-8",
     )
     with pytest.raises(RecipeFileError, match="only draftquant's own backend"):
         load_recipe(path)

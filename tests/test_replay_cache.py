@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import draftquant.validate.counting.replay_cache as module
+import numpy as np
 import pytest
 import torch
 from draftquant.calibration.passes import batches as passes
@@ -201,7 +202,8 @@ def test_every_part_of_the_key_counts(
     torch.set_num_threads(1)
     for where, value in (
         (module, "code_sha256"), (module, "package_version"),
-        (torch.backends.cpu, "get_cpu_capability"),
+        (torch.backends.cpu, "get_cpu_capability"), (module, "_processor"),
+        (torch, "get_float32_matmul_precision"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(where, value, lambda *_: "another")
@@ -239,7 +241,8 @@ Edit = Callable[[bytes], bytes]
 
 def other_token(kept: bytes) -> bytes:
     """Every proposal is another token: whichever prompt is replayed again, it is seen."""
-    return bytes(byte ^ (place % 4 == 0) for place, byte in enumerate(kept))
+    tokens = np.frombuffer(kept, np.int32)  # -1 where nothing was proposed
+    return np.where(tokens < 0, tokens, tokens ^ 1).astype(np.int32).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.execute import execute
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.provenance import GptqFactors
 from draftquant.quantize.measured import Measured
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.outputs import opened
@@ -69,6 +70,7 @@ class Recorded:
         self.measured.append(sorted(modules))
 
     too_few: Mapping[str, int] = {}
+    factors = GptqFactors(dtype="float32")
 
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
         assert set(modules) <= set(self.measured[-1]), "asked for before it was measured"

@@ -34,15 +34,23 @@ def tune(pair: RoundingPair, out: Path, *arguments: str) -> int:
 
 
 def test_the_recipe_makes_the_draft_that_was_measured(
-    pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair: RoundingPair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Bytes and acceptance length of the chosen mixture, by the recipe file alone."""
+    """Bytes and acceptance length of the chosen mixture, by the recipe file alone.
+
+    Of all that was replayed, the unquantized draft's replay is kept.
+    """
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
     out, plot = tmp_path / "tuned.yaml", tmp_path / "path.svg"
     mixed = ("--recipe", "int4-channel", "fp8-ptpc")
     whole = sum(row.tensor.nbytes for row in pair.plan(load_recipe("fp8-ptpc")).draft.rows)
     budget = ("--budget", str(whole * 0.97), "--plot", str(plot), "--json")
     assert tune(pair, out, *SERVED, *mixed, *budget) == 0
     found = json.loads(capsys.readouterr().out)
+    assert len(list((tmp_path / "cache").glob("*.entry"))) == 1
     assert [one["bytes"] for one in found["points"]] == sorted(o["bytes"] for o in found["points"])
     assert len(found["points"]) > 3
     for unit, each in found["costs"].items():  # 1 - overlap: finer formats differ less

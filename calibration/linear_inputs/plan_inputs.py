@@ -93,6 +93,7 @@ def measured_inputs(
     num_draft_tokens: int,
     spool: Path,
     static: StaticScales | None = None,
+    precise: bool = False,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     on_stage_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> PlanInputs:
@@ -105,6 +106,7 @@ def measured_inputs(
         num_draft_tokens: K, as it will be served.
         spool: existing folder for second moments; see `MomentsAlongTraces`.
         static: scales that are given and not measured.
+        precise: see `InputMoments`.
         on_progress: called with (work done, work) while scales are measured.
         on_stage_progress: called so while the moments of a stage are.
 
@@ -119,12 +121,15 @@ def measured_inputs(
         )
     statistics = None
     if need_of(plan) == "second_moments":
+        rounding = served_rounding(plan, static, draft.device)
         statistics = MomentsAlongTraces(
             balanced_draft(draft, plan),
             traces,
             num_draft_tokens=num_draft_tokens,
             spool=spool,
-            rounding=served_rounding(plan, static, draft.device),
+            rounding=rounding,
+            together=rounding.rounds_alone,
+            precise=precise,
             on_progress=on_stage_progress,
         )
     return PlanInputs(static=static, statistics=statistics, prompts=seen_prompts(traces))

@@ -24,10 +24,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...quantize.algorithms import InputMoments, Statistics
+from ...quantize.algorithms.input_moments import DAMPINGS
 from ...quantize.drafts.forward import OnInput
 from ...quantize.drafts.fused import fused_group
 from ...quantize.drafts.kinds.block import BlockForward
 from ...quantize.drafts.shared.mixture.names import is_expert
+from ...quantize.files.provenance import GptqFactors
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..traces.trace_folder import TraceFolder
@@ -52,6 +54,8 @@ class MomentsAlongTraces(Statistics):
         num_draft_tokens: K, as it will be served.
         spool: existing folder for the matrices, 4 in^2 bytes each.
         rounding: how the inputs are rounded when served; what it returns is measured and goes on.
+        together: several prompts may be rounded at once; see `run_over_traces`.
+        precise: see `InputMoments`.
         on_progress: called with (work done, work).
     """
 
@@ -63,11 +67,15 @@ class MomentsAlongTraces(Statistics):
         num_draft_tokens: int,
         spool: Path,
         rounding: OnInput = lambda _name, x: x,
+        together: bool = True,
+        precise: bool = False,
         on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
         self._draft, self._traces, self._spool = draft, traces, spool
         self._num_draft_tokens = num_draft_tokens
         self._rounding, self._on_progress = rounding, on_progress
+        self._together, self._precise = together, precise
+        self._damping: dict[str, float] = {}
         self._leaders: dict[str, str] = {}
         self._groups: list[tuple[str, ...]] = []
         self._at: int | None = None
@@ -97,6 +105,16 @@ class MomentsAlongTraces(Statistics):
             if is_expert(leader) and leader in self._seen and self._seen[leader] < least[leader]
         }
 
+    @property
+    @override
+    def factors(self) -> GptqFactors:
+        raised = {leader: d for leader, d in self._damping.items() if d != DAMPINGS[0]}
+        leaders = self._leaders.items()
+        return GptqFactors(
+            dtype="float64" if self._precise else "float32",
+            damping={name: raised[leader] for name, leader in leaders if leader in raised},
+        )
+
     def _measure_group(self, number: int) -> None:
         """Run over the traces for the matrices of one group; those of the one before go."""
         for leader in self._groups[self._at] if self._at is not None else ():
@@ -117,6 +135,7 @@ class MomentsAlongTraces(Statistics):
             self._traces,
             num_draft_tokens=self._num_draft_tokens,
             row_stride=BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1,
+            together=self._together,
             on_progress=self._on_progress,
         )
         for leader in self._groups[number]:
@@ -148,7 +167,17 @@ class MomentsAlongTraces(Statistics):
 
     def _mapped(self, leader: str) -> InputMoments:
         mean = np.load(self._file(leader), mmap_mode="c")  # copy on write: torch wants writable
-        return InputMoments(torch.from_numpy(mean), self._draft.device, name=leader)
+
+        def found(damping: float) -> None:
+            self._damping[leader] = damping
+
+        return InputMoments(
+            torch.from_numpy(mean),
+            self._draft.device,
+            precise=self._precise,
+            name=leader,
+            on_factor=found,
+        )
 
 
 class _Sum:

@@ -1,6 +1,7 @@
 """Prompts that go through a draft together: which ones, and how shorter ones are filled up."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -9,7 +10,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
 from ..traces.trace_folder import TraceFolder
-from .draft_inputs import filled_up, first_hidden_of_batch
+from .draft_inputs import TraceBatch, first_hidden_of_batch
 from .predictions import Proposals, batch_proposals
 
 MAX_TOKENS = 4096
@@ -58,6 +59,31 @@ def work_of(entries: Sequence[TraceEntry], num_draft_tokens: int) -> int:
     return len(entries) * (tokens + rows * (num_draft_tokens - 1))
 
 
+def read_ahead(
+    traces: TraceFolder, batches: Sequence[Sequence[int]], device: torch.device
+) -> Iterator[TraceBatch]:
+    """Read batches one after the other, each while a caller works on the one before.
+
+    Args:
+        traces: the folder.
+        batches: positions of prompts, see `batches_of`.
+        device: of the drafts that read them.
+
+    Raises:
+        TraceError: the traces are damaged; once the batches before were given.
+    """
+    prompts = traces.manifest.prompts
+
+    def read(positions: Sequence[int]) -> TraceBatch:
+        return TraceBatch([traces.load(prompts[position]) for position in positions], device)
+
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        coming = [reader.submit(read, positions) for positions in batches[:1]]
+        for i in range(len(batches)):
+            coming += [reader.submit(read, positions) for positions in batches[i + 1 : i + 2]]
+            yield coming.pop(0).result()
+
+
 def proposals_of_batch(
     draft: LoadedDraft,
     traces: TraceFolder,
@@ -67,6 +93,10 @@ def proposals_of_batch(
     temperature: float | None = None,
 ) -> list[Proposals]:
     """What a draft proposes along several prompts: for each what `draft_proposals` gives.
+
+    Up to the first proposal of a row that is not accepted, that is: what would come behind it does
+    not count, and is left out wherever no other row needs it. One scale for the inputs of a whole
+    call needs all of them.
 
     Prompts are filled up behind with their own last token and features: nothing looks ahead, and
     what is filled up is finite wherever the prompt is.
@@ -88,17 +118,16 @@ def proposals_of_batch(
     """
     own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
     rows = range(min(one.start for one in own), max(one.stop for one in own))
-    hidden = first_hidden_of_batch(draft, traces, batch)
-    longest = hidden.shape[1] + 1
-    token_ids = torch.stack([filled_up(trace.token_ids, longest) for trace in batch])
+    together = TraceBatch.of(batch, draft.device)
     proposed = batch_proposals(
         draft.forward,
-        hidden,
-        token_ids.to(hidden.device),
+        first_hidden_of_batch(draft, traces, together),
+        together.token_ids,
         rows=rows,
         num_draft_tokens=num_draft_tokens,
         temperature=temperature,
         block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
+        counted=own if draft.rounds_alone else None,
     ).cpu()
     return [
         proposed.of_sequence(i, slice(one.start - rows.start, one.stop - rows.start))

@@ -5,9 +5,11 @@ is an error here.
 """
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ...quantize.drafts.forward import DraftForward
 from ...quantize.drafts.geometry import Geometry
@@ -131,17 +133,63 @@ def first_hidden_of_batch(
     Raises:
         TraceError: the draft has no embedding of a token.
     """
-    for trace in batch:
-        _check_embedded(draft, trace.token_ids, traces)
-    longest = max(trace.num_tokens for trace in batch) - 1
+    _check_embedded(draft, torch.cat([trace.token_ids for trace in batch]), traces)
+    together = TraceBatch.of(batch, draft.device)
     if not draft.geometry.reads_features:
-        return torch.empty(len(batch), longest, 0, device=draft.device, dtype=draft.dtype)
-    features = torch.stack([filled_up(trace.features, longest) for trace in batch])
-    features = features.to(draft.device, draft.dtype)
+        shape = (len(batch), together.features.shape[1], 0)
+        return torch.empty(shape, device=draft.device, dtype=draft.dtype)
+    features = together.features.to(draft.dtype)
     if traces.manifest.features.kind == "fused":
         return features
     with torch.no_grad():
         return (forward or draft.forward).fuse(features)
+
+
+class TraceBatch(Sequence[PromptTrace]):
+    """Prompts that go through drafts together, and what drafts read of them, on their device.
+
+    Args:
+        prompts: at least one. The shorter ones are filled up behind with their last row.
+        device: of the drafts. A GPU is not waited for.
+
+    Attributes:
+        token_ids: [B, N] int64, N tokens of the longest.
+        features: [B, N - 1, width] in the dtype of the traces.
+    """
+
+    def __init__(self, prompts: Sequence[PromptTrace], device: torch.device) -> None:
+        self._prompts = tuple(prompts)
+        longest = max(trace.num_tokens for trace in prompts)
+        ids = [filled_up(trace.token_ids, longest) for trace in prompts]
+        features = [filled_up(trace.features, longest - 1) for trace in prompts]
+        self.token_ids = _moved(torch.stack(ids), device)
+        self.features = _moved(torch.stack(features), device)
+
+    @classmethod
+    def of(cls, prompts: Sequence[PromptTrace], device: torch.device) -> "TraceBatch":
+        """The same, where it is one already."""
+        return prompts if isinstance(prompts, cls) else cls(prompts, device)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @overload
+    def __getitem__(self, index: int) -> PromptTrace: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PromptTrace]: ...
+
+    @override
+    def __getitem__(self, index: int | slice) -> PromptTrace | Sequence[PromptTrace]:
+        return self._prompts[index]
+
+
+def _moved(values: Tensor, device: torch.device) -> Tensor:
+    """To a device; a GPU copies by itself what lies in pinned memory, in order with its work."""
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def filled_up(rows: Tensor, length: int) -> Tensor:

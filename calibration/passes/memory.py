@@ -194,7 +194,8 @@ class _DraftOnDisk:
             rows = len(batch) * min(tokens, BLOCK_ROWS)
             scores = min(3 * MAX_SCORES, 3 * len(batch) * g.num_attention_heads * tokens**2)
             logits = min(MAX_LOGITS, rows * g.draft_vocab_size)
-            read = features.width * (2 * FEATURE_DTYPES[features.dtype][0].itemsize + wide)
+            # Of this batch and the next one, as read and as filled up; and widened.
+            read = features.width * (4 * FEATURE_DTYPES[features.dtype][0].itemsize + wide)
             held = every * (read + 2 * g.hidden_size * wide)
             held += rows * per_row + (every * g.num_layers + rows * num_draft_tokens) * keys
             most = max(most, held + (scores + 2 * logits + MAX_WIDENED) * wide)

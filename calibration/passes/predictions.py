@@ -1,15 +1,23 @@
-"""What a draft proposes along a trace, and how much it can propose."""
+"""What a draft proposes along a trace, and how much it can propose.
 
+What counts of a row are its proposals up to the first wrong one. A caller that counts says which
+rows it counts, and then nothing behind a wrong proposal is computed that others do not need.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, DraftPass, finite, whole_rows
+from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
 from ...quantize.drafts.geometry import Geometry
+from .counted_rows import CountedRows
 
 MAX_LOGITS = 2**26
 """Elements of the logits of one part of the rows: 256 MB in float32."""
+NOTHING = -1
+"""Stands for a proposal that was not computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +26,10 @@ class Proposals:
 
     Attributes:
         token_ids: [R, K] int64, its most likely tokens, in the target's vocabulary: row i, column j
-            is for position first_row + i + 2 + j.
+            is for position first_row + i + 2 + j. `NOTHING` where that is not counted.
         recorded_logprobs: [R, K] float32, its log-probabilities of the tokens recorded there,
-            -infinity for those that it cannot propose; None where no temperature is given.
+            -infinity for those that it cannot propose, and where that is not counted; None where no
+            temperature is given.
     """
 
     token_ids: Tensor
@@ -114,6 +123,7 @@ def batch_proposals(
     num_draft_tokens: int,
     temperature: float | None = None,
     block_rows: int = BLOCK_ROWS,
+    counted: Sequence[range] | None = None,
 ) -> Proposals:
     """`draft_proposals` of the same rows of several sequences.
 
@@ -125,6 +135,8 @@ def batch_proposals(
         num_draft_tokens: K.
         temperature: see `draft_proposals`.
         block_rows: see `DraftForward.passes`.
+        counted: of each sequence the rows, among `rows`, whose proposals are counted up to the
+            first one that can never be accepted; None = every proposal of every row.
 
     Returns:
         [B, R, K] each.
@@ -133,36 +145,64 @@ def batch_proposals(
         ForwardError: the draft computes NaN or infinity.
     """
     shape = (len(token_ids), len(rows), num_draft_tokens)
-    best = token_ids.new_empty(shape)
-    logprobs = None if temperature is None else hidden.new_empty(shape, dtype=torch.float32)
-    to_draft = None if temperature is None else draft_ids_of(forward, token_ids)
+    best = token_ids.new_full(shape, NOTHING)
+    logprobs = None
+    if temperature is not None:
+        logprobs = hidden.new_full(shape, -torch.inf, dtype=torch.float32)
+    chooser = _Chooser(forward, token_ids, temperature)
+    looked_at = CountedRows(counted)
     for one in forward.passes(
         hidden,
         token_ids,
         rows=rows,
         num_draft_tokens=num_draft_tokens,
         block_rows=block_rows,
+        alive=looked_at.alive,
     ):
         at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
-        depths = slice(one.depths.start, one.depths.stop)
         after = token_ids[:, one.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
-        recorded = after[:, : len(one.rows), depths]
-        together = max(1, MAX_LOGITS // forward.num_logits)
-        parts = zip(
-            torch.split(one.hidden.flatten(0, -2), together),
-            torch.split(recorded.flatten(), together),
-            strict=True,
-        )
-        likely, drawn = [], []
-        for some, tokens in parts:
-            logits = forward.logits(some)
-            likely.append(_argmax(forward, logits, one))
-            if temperature is not None and to_draft is not None:
-                drawn.append(_logprobs_of(to_draft[tokens], logits, temperature))
-        best[:, at, depths] = torch.cat(likely).view(recorded.shape)
-        if logprobs is not None:
-            logprobs[:, at, depths] = torch.cat(drawn).view(recorded.shape)
+        for depth in one.depths:
+            if not looked_at.any_in(one, depth):
+                break
+            states = looked_at.states(one, depth)
+            recorded = looked_at.of(after[:, : len(one.rows), depth])
+            top, likely, drawn = chooser.choose(states, recorded)
+            looked_at.put(best[:, at, depth], likely)
+            if logprobs is not None and drawn is not None:
+                looked_at.put(logprobs[:, at, depth], drawn)
+            possible = likely == recorded if drawn is None else drawn > -torch.inf
+            looked_at.go_on(one, states=states, top=top, possible=possible)
     return Proposals(token_ids=best, recorded_logprobs=logprobs)
+
+
+class _Chooser:
+    """What a draft proposes from hidden states of one depth, the logits of some rows at a time."""
+
+    def __init__(self, forward: DraftForward, token_ids: Tensor, temperature: float | None) -> None:
+        self._forward = forward
+        self._temperature = temperature
+        self._draft_ids = None if temperature is None else draft_ids_of(forward, token_ids)
+
+    def choose(self, states: Tensor, recorded: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """[n] each: the largest logits, their tokens, and log-probabilities of recorded tokens.
+
+        Args:
+            states: [n, W].
+            recorded: [n] int64, of the target's vocabulary, as the tokens that are returned.
+        """
+        if self._draft_ids is None or self._temperature is None:
+            top, draft_ids = self._forward.largest_logits(states, MAX_LOGITS)
+            return top, self._forward.to_target(draft_ids), None
+        together = max(1, MAX_LOGITS // self._forward.num_logits)
+        tops, likely, drawn = [], [], []
+        parts = zip(torch.split(states, together), torch.split(recorded, together), strict=True)
+        for some, tokens in parts:
+            logits = self._forward.logits(some)
+            top, draft_ids = logits.max(-1)
+            tops.append(top)
+            likely.append(self._forward.to_target(draft_ids))
+            drawn.append(_logprobs_of(self._draft_ids[tokens], logits, self._temperature))
+        return torch.cat(tops), torch.cat(likely), torch.cat(drawn)
 
 
 def draft_ids_of(forward: DraftForward, token_ids: Tensor) -> Tensor:
@@ -186,13 +226,6 @@ def _logprobs_of(draft_ids: Tensor, logits: Tensor, temperature: float) -> Tenso
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     logprobs = wide.float().log_softmax(-1).gather(-1, draft_ids.clamp(min=0)[..., None])[..., 0]
     return logprobs.masked_fill(draft_ids < 0, -torch.inf)
-
-
-def _argmax(forward: DraftForward, logits: Tensor, one: DraftPass) -> Tensor:
-    """[R] target-vocabulary ids; NaN and infinity are maximal, and refused."""
-    best, draft_ids = logits.max(-1)
-    finite(best, f"draft rows {one.rows[0]} to {one.rows[-1]}", "logits")
-    return forward.to_target(draft_ids)
 
 
 def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[str, str] | None:

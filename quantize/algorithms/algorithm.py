@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from ...recipes.schema import WeightFormat
-from ..files.provenance import LearnedRounding
+from ..files.provenance import GptqFactors, LearnedRounding
 from ..numerics.quantized_weight import QuantizedWeight
 from .input_moments import InputMoments
 
@@ -45,6 +45,10 @@ class Statistics(Protocol):
     @property
     def too_few(self) -> Mapping[str, int]:
         """Experts' linears that too few tokens were routed to -> how many; of those asked for."""
+
+    @property
+    def factors(self) -> GptqFactors:
+        """How the factors of the moments were found, where an algorithm asked for them."""
 
 
 class FoundCodes(Protocol):

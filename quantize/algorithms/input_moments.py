@@ -1,7 +1,7 @@
 """What is known of the inputs of a linear: their second moments, and the factor that GPTQ needs."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,12 +27,10 @@ class Feedback:
             carry least come first here, and are rounded last.
         factor: [in_features, in_features] float32 in that order, lower triangular: the outputs'
             squared error is the sum over columns c of (E factor)_c^2, to which columns >= c add.
-        damping: that it was found with, one of `DAMPINGS`.
     """
 
     order: Tensor
     factor: Tensor
-    damping: float
 
 
 class InputMoments:
@@ -43,6 +41,7 @@ class InputMoments:
         device: on which its factor is found, and columns are rounded.
         precise: find the factor in float64, not float32: four times the time, twice the memory.
         name: of a linear that reads them, for messages.
+        on_factor: called with the damping that a factor was found with.
     """
 
     def __init__(
@@ -52,11 +51,13 @@ class InputMoments:
         *,
         precise: bool = False,
         name: str = "a linear",
+        on_factor: Callable[[float], None] = lambda _damping: None,
     ) -> None:
         self.mean = mean
         self.device = device or mean.device
         self.precise = precise
         self.name = name
+        self._on_factor = on_factor
         self._threads = torch.get_num_threads()
         self._feedback: Feedback | None = None
 
@@ -64,11 +65,6 @@ class InputMoments:
     def squares(self) -> Tensor:
         """[in_features] float32, the mean squares of the inputs."""
         return self.mean.diagonal()
-
-    @property
-    def damping(self) -> float | None:
-        """With which the factor was found; None before."""
-        return None if self._feedback is None else self._feedback.damping
 
     @contextmanager
     def all_threads(self) -> Iterator[None]:
@@ -91,10 +87,8 @@ class InputMoments:
         """
         if self._feedback is None:
             order = self.mean.diagonal().argsort(stable=True, descending=True).flip(0)
-            factor, damping = self._factor(order)
-            self._feedback = Feedback(
-                order=order.to(self.device), factor=factor.float(), damping=damping
-            )
+            factor = self._factor(order).float()
+            self._feedback = Feedback(order=order.to(self.device), factor=factor)
         return self._feedback
 
     @cached_property
@@ -107,20 +101,22 @@ class InputMoments:
         Raises:
             BackendError: the moments have no factor.
         """
-        factor, _ = self._factor(torch.arange(len(self.mean), device=self.mean.device))
+        factor = self._factor(torch.arange(len(self.mean), device=self.mean.device))
         return factor.T.contiguous().mul_(len(factor) ** 0.5).float().cpu()
 
-    def _factor(self, order: Tensor) -> tuple[Tensor, float]:
-        """L, lower triangular, with L Lᵀ the damped moments in an order; and the damping."""
+    def _factor(self, order: Tensor) -> Tensor:
+        """L, lower triangular, with L Lᵀ the damped moments in an order."""
         for damping in DAMPINGS:
             moments = self._ordered(order)
             average = moments.diagonal().mean()
             moments.diagonal().add_(torch.where(average > 0, damping * average, 1.0))
             columns = moments.T  # symmetric; as LAPACK has it, so that nothing is copied
             info = torch.empty((), dtype=torch.int32, device=self.device)
+            factor: Tensor
             factor, info = torch.linalg.cholesky_ex(columns, out=(columns, info))
             if int(info) == 0:
-                return factor, damping
+                self._on_factor(damping)
+                return factor
         raise BackendError(
             self.name,
             f"GPTQ finds no Cholesky factor of the second moments of its inputs, in"

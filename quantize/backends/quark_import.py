@@ -6,8 +6,11 @@ reads environment variables while it is imported, and writes a log to stderr.
 torch guards that build by a file, `lock`, and waits for ever where a process was killed before it
 removed its own. Ours is built in a folder of its own under a lock of the kernel's, which ends with
 its process: a `lock` found there belongs to nobody.
+
+While it is imported, Quark parses all models of transformers, in search of one decorator.
 """
 
+import ast
 import contextlib
 import fcntl
 import logging
@@ -17,6 +20,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +28,7 @@ from ..errors import BackendError
 from .vendor import process_state
 
 EXTENSION = "quark_hw_emulation_stable_abi"
+_SOUGHT = "use_experts_implementation"
 
 
 def require_build_tools() -> None:
@@ -73,11 +78,32 @@ def quark_process_state() -> Iterator[None]:
         logging.disable(max(disabled, logging.INFO))
         try:
             if "quark.torch" not in sys.modules:
-                with _alone_in(folder):
+                with _alone_in(folder), _parsing_what_names_experts():
                     import quark.torch  # noqa: F401
             yield
         finally:
             logging.disable(disabled)
+
+
+@contextlib.contextmanager
+def _parsing_what_names_experts() -> Iterator[None]:
+    """Quark's search gets an empty tree for a file without the decorator's name, as for most.
+
+    To parse them all takes 8 s, two thirds of the import. What it finds is the same.
+    """
+    parse = ast.parse
+
+    def parse_less(source: Any, *more: Any, **named: Any) -> Any:
+        asking = sys._getframe(1).f_globals.get("__name__", "")
+        if asking.endswith(".quark_experts") and _SOUGHT not in source:
+            return ast.Module(body=[], type_ignores=[])
+        return parse(source, *more, **named)
+
+    ast.parse = parse_less
+    try:
+        yield
+    finally:
+        ast.parse = parse
 
 
 def _path_with_ninja() -> str:

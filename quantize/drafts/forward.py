@@ -6,17 +6,18 @@ width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ..errors import ForwardError
 from .geometry import Geometry
-from .maths import target_ids
+from .maths import Product, largest_of, sum_of, target_ids
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be
@@ -26,6 +27,10 @@ multiplied by the weight. Rounds activations, or observes them."""
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """Attention over whatever keys the caller keeps: (layer, q [B,H,T,D], k [B,KV,T,D], v [B,KV,T,D'],
 softmax scale) -> [B,H,T,D']."""
+
+Alive = Callable[[], Tensor | None]
+"""Asked when a caller has looked at a pass: which of its rows may be drafted deeper, [n] int64
+indices into its hidden states with their first two axes as one; None = all."""
 
 BLOCK_ROWS = 256
 """Rows, or slots of blocks, that are evaluated together."""
@@ -40,13 +45,17 @@ class DraftPass:
     Attributes:
         rows: R rows of the trace, evenly spaced.
         depths: D successive draft steps.
+        where: the same in words, for errors.
         hidden: [B, R, D, W], from which `DraftForward.logits` predicts the tokens of the target's
-            positions row + 2 + depth.
+            positions row + 2 + depth; [1, n, D, W] where only some rows were drafted so deep.
+        kept: [n] int64, which ones: indices in the B * R rows, sequence after sequence. None = all.
     """
 
     rows: range
     depths: range
+    where: str
     hidden: Tensor
+    kept: Tensor | None = None
 
 
 class DraftForward(ABC):
@@ -76,6 +85,17 @@ class DraftForward(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
 
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """The largest logits and their draft ids, of equal ones the first, both [n].
+
+        Args:
+            hidden: [n, W].
+            most: logits that are held at once at most, those of a row excepted.
+        """
+        together = max(1, most // self.num_logits)
+        found = [self.logits(some).max(-1) for some in torch.split(hidden, together)]
+        return torch.cat([top for top, _ in found]), torch.cat([ids for _, ids in found])
+
     def scores(self, hidden: Tensor) -> Tensor:
         """The logits before any token is ruled out, finite everywhere: what may be learned."""
         return self.logits(hidden)
@@ -97,6 +117,7 @@ class DraftForward(ABC):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         """Draft from some rows of a trace, teacher-forced along the recorded tokens.
 
@@ -113,14 +134,34 @@ class DraftForward(ABC):
             num_draft_tokens: K, at least 1 and no more than the draft can propose.
             block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes
                 the result by rounding only.
+            alive: which rows the caller goes on to look at, who then checks that what it looks at
+                is finite; None = all. Rows that others need, or that come in one pass with others,
+                are drafted whatever it says. An input may not be rounded by what other rows hold.
 
         Yields:
-            Passes that together hold every one of `rows` at every depth 0 .. K - 1 once; the next
-            one is computed when it is asked for.
+            Passes that together hold every one of `rows` at every depth 0 .. K - 1 once, but for
+            those that `alive` left out; the next one is computed when it is asked for.
 
         Raises:
             ForwardError: the draft computes NaN or infinity.
         """
+
+
+class ProductLogits(DraftForward):
+    """A draft whose logits are products, which can be told from a part of the vocabulary."""
+
+    @abstractmethod
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        """Whose sum the logits of hidden states [..., W] are."""
+
+    @override
+    def logits(self, hidden: Tensor) -> Tensor:
+        return sum_of(self.products(hidden))
+
+    @override
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        # Each part of the weights is widened once for all rows.
+        return largest_of(self.products(hidden), most)
 
 
 def whole_rows(num_tokens: int, num_draft_tokens: int, *, first_row: int) -> range:
@@ -173,7 +214,12 @@ def _raise_first(checks: list[_Check]) -> None:
     if not checks or bool(torch.stack([fine for fine, _, _ in checks]).all()):
         return
     where, what = next((where, what) for fine, where, what in checks if not bool(fine))
-    raise ForwardError(
+    raise not_finite(where, what)
+
+
+def not_finite(where: str, what: str) -> ForwardError:
+    """What is raised where something is NaN or infinite."""
+    return ForwardError(
         where,
         f"{what} are NaN or infinite",
         fix="check the draft's weights and scales for NaN and infinity",

@@ -7,6 +7,8 @@ attention run in at least float32, as in engines. Everything may be differentiat
 weights and inputs.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
@@ -44,6 +46,46 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     rows = max(1, MAX_WIDENED // weight.shape[1])
     parts = [F.linear(x, part.to(wide)) for part in torch.split(weight, rows)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+Product = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs [..., in_features], a weight [out_features, in_features] and a bias: x weight^T + bias."""
+
+
+def sum_of(products: Sequence[Product]) -> Tensor:
+    """The sum of products of as many outputs, [..., out_features]."""
+    found = [_with_bias(linear(x, weight), bias) for x, weight, bias in products]
+    return sum(found[1:], start=found[0])
+
+
+def largest_of(products: Sequence[Product], most: int) -> tuple[Tensor, Tensor]:
+    """The largest outputs of `sum_of` and where they stand, of equal ones the first, both [n].
+
+    Some outputs at a time, for all rows: a narrow weight is widened once.
+
+    Args:
+        products: of n rows each.
+        most: outputs that are held at once at most, those of one column excepted.
+    """
+    count, width = len(products[0][0]), max(weight.shape[1] for _, weight, _ in products)
+    outputs = len(products[0][1])
+    step = max(1, min(MAX_WIDENED // width, most // max(1, count)))
+    top = ids = torch.empty(0)
+    for start in range(0, outputs, step):
+        at = slice(start, start + step)
+        parts = [(x, w[at], None if b is None else b[at]) for x, w, b in products]
+        values, places = sum_of(parts).max(-1)
+        if start == 0:
+            top, ids = values, places
+            continue
+        larger = (values > top) | values.isnan()  # as max, which holds NaN for the largest
+        ids = torch.where(larger & ~top.isnan(), places + start, ids)
+        top = torch.where(larger, values, top)
+    return top, ids
+
+
+def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
+    return product if bias is None else product + bias.to(product.dtype)
 
 
 def embedding(token_ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:

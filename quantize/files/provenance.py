@@ -172,6 +172,20 @@ class LearnedRounding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GptqFactors:
+    """How the Cholesky factors were computed by which GPTQ makes up for errors.
+
+    Attributes:
+        dtype: of the computation.
+        damping: linear -> what was added to the diagonal of its inputs' second moments, as a share
+            of its mean, where the usual 0.01 was too little. By canonical names.
+    """
+
+    dtype: Literal["float32", "float64"]
+    damping: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedProvenance(_Digested):
     """Of a folder that `quantize` wrote.
 
@@ -185,6 +199,8 @@ class QuantizedProvenance(_Digested):
         input_scale_origin: where they came from; None = not said, "" = there are none.
         calibration_prompts, calibration_sketches: of the prompts that the run looked at, by which
             the gate knows them whatever they are called: see `SeenPrompts`.
+        gptq: how the factors of GPTQ were computed; None = there are none, or float64 by an older
+            version.
         learned, retuning: how codes were learned, how the target taught them; None where not.
         made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
             run's.
@@ -213,6 +229,7 @@ class QuantizedProvenance(_Digested):
     few_inputs: Mapping[str, int] = field(default_factory=dict)
     calibration_prompts: tuple[str, ...] = ()
     calibration_sketches: Sketches | None = None
+    gptq: GptqFactors | None = None
     learned: LearnedRounding | None = None
     retuning: Retuning | None = None
     made_by: MadeBy | None = None

@@ -57,6 +57,11 @@ class InputRounding:
         self._scales = scales
         self._before = before
 
+    @property
+    def rounds_alone(self) -> bool:
+        """A token's inputs are rounded whatever other tokens are rounded in the same call."""
+        return "tensor-dynamic" not in self._activations.values()
+
     def __call__(self, name: str, x: Tensor) -> Tensor:
         """The input `x` of the linear `name` as its kernel reads it."""
         if self._before is not None:

@@ -7,6 +7,7 @@ torch. Everything works on blocks of rows, so memory stays bounded.
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from .layouts.scheme import FP8_DTYPE, NIBBLES_PER_WORD, PackMethod
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
+_INT4 = {0: (*range(8), *range(-8, 0)), 8: tuple(range(-8, 8))}
+"""Values of the 16 nibbles by the offset that is added to a code before its low bits are taken."""
 COLUMN_OF_NIBBLE = {"order": (0, 1, 2, 3, 4, 5, 6, 7), "reorder": (0, 2, 4, 6, 1, 3, 5, 7)}
 """Nibble i (bits 4i .. 4i+3) of word c holds column 8c + COLUMN_OF_NIBBLE[pack_method][i]."""
 
@@ -47,6 +50,32 @@ E8M0_BIAS = 127
 E4M3 = _e4m3_table()
 E2M1: Floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """The 16 values of FP4. Source: OCP Microscaling specification 1.0, table 5."""
+Words = npt.NDArray[np.uint32]
+Pairs = npt.NDArray[np.uint64]
+
+
+@cache
+def _e4m3_pairs() -> Pairs:
+    """The two values of every two bytes, as one element: so that one look-up decodes both."""
+    both = np.arange(2**16)
+    return _joined(E4M3[both & 255], E4M3[both >> 8])
+
+
+@cache
+def _nibble_pairs(values: tuple[float, ...]) -> Pairs:
+    """The same of the two halves of every byte; `values` are those of four bits."""
+    table, octets = np.array(values, np.float32), np.arange(256)
+    return _joined(table[octets & 15], table[octets >> 4])
+
+
+def _joined(first: Floats, second: Floats) -> Pairs:
+    joined: Pairs = np.stack([first, second], axis=1).view(np.uint64).reshape(-1)
+    return joined
+
+
+def _look_up(pairs: Pairs, elements: npt.NDArray[np.unsignedinteger], out: Floats) -> None:
+    """Both values of every element; no index is out of range, "raise" would copy `out`."""
+    np.take(pairs, elements.reshape(-1), out=out.reshape(-1).view(np.uint64), mode="clip")
 
 
 def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int) -> Bytes:
@@ -99,7 +128,9 @@ def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
     elif dtype in ("F16", "F32"):
         flat[:] = block.view(np.float16 if dtype == "F16" else np.float32)
     elif dtype == FP8_DTYPE:
-        np.take(E4M3, block, out=flat, mode="wrap")  # "raise" would copy through a buffer
+        even = block.size & ~1
+        _look_up(_e4m3_pairs(), block[:even].view(np.uint16), flat[:even])
+        flat[even:] = E4M3[block[even:]]
     else:
         raise ValueError(f"{dtype} holds no floating-point values")
     return out
@@ -127,14 +158,37 @@ def unpack_int4(
     rows, per_row = words.shape
     if out is None:
         out = np.empty((rows, per_row * NIBBLES_PER_WORD), np.float32)
-    # Flipping its sign bit turns a two's complement nibble into code + 8.
-    bits = words.view(np.uint32) if offset else words.view(np.uint32) ^ np.uint32(0x88888888)
-    octets = bits.view(np.uint8).reshape(rows, per_row, 4)
-    halves = octets & 15, octets >> 4
-    codes = np.empty((rows, per_row, NIBBLES_PER_WORD), np.uint8)
+    bits = ordered(words.view(np.uint32), pack_method)
+    _look_up(_nibble_pairs(_INT4[offset]), bits.view(np.uint8), out)
+    return out
+
+
+def ordered(words: Words, pack_method: str) -> Words:
+    """Packed words with column 8c + i in nibble i, whatever it was in."""
+    if pack_method == "order":
+        return words
+    # Bytes 0 1 2 3 -> 0 2 1 3, then the same of the nibbles of each half.
+    return _exchanged(_exchanged(words, 8, 0x0000FF00), 4, 0x00F000F0)
+
+
+def unpack_int4_columns(words: npt.NDArray[np.int32], pack_method: str, *, offset: int) -> Floats:
+    """INT4 codes of words along the outputs: [inputs, words] -> [8 * words, inputs], as above."""
+    across = np.ascontiguousarray(words.T).view(np.uint32)
+    nibbles = np.empty((len(across), NIBBLES_PER_WORD, across.shape[1]), np.uint32)
     for nibble, column in enumerate(COLUMN_OF_NIBBLE[pack_method]):
-        codes[..., column] = halves[nibble % 2][..., nibble // 2]
-    return np.subtract(codes.reshape(rows, -1), np.float32(8), out=out)
+        np.right_shift(across, np.uint32(4 * nibble), out=nibbles[:, column])
+    np.bitwise_and(nibbles, np.uint32(15), out=nibbles)
+    if not offset:
+        np.bitwise_xor(nibbles, np.uint32(8), out=nibbles)  # two's complement is now code + 8
+    codes = nibbles.astype(np.float32).reshape(-1, across.shape[1])
+    return np.subtract(codes, np.float32(8), out=codes)
+
+
+def _exchanged(words: Words, distance: int, mask: int) -> Words:
+    """The bits under the mask change places with those that lie `distance` higher."""
+    different = (words ^ words >> np.uint32(distance)) & np.uint32(mask)
+    exchanged: Words = words ^ different ^ different << np.uint32(distance)
+    return exchanged
 
 
 def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
@@ -147,9 +201,7 @@ def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
     rows, pairs = stored.shape
     if out is None:
         out = np.empty((rows, 2 * pairs), np.float32)
-    values = out.reshape(rows, pairs, 2)
-    values[..., 0] = E2M1[stored & 15]
-    values[..., 1] = E2M1[stored >> 4]
+    _look_up(_nibble_pairs(tuple(E2M1.tolist())), stored, out)
     return out
 
 

@@ -20,6 +20,7 @@ from .decoded_numbers import (
     read_rows,
     read_whole,
     scale_values,
+    unpack_int4_columns,
 )
 from .layouts import DeclaredScheme
 from .layouts.scheme import NIBBLES_PER_WORD
@@ -100,16 +101,16 @@ class StoredLinear:
 
         `out`, if given, is a contiguous array of that shape; it is used where it can be.
         """
-        decode = DECODERS[self._scheme.weight_dtype]
         if self._words is not None:
             first, last = rows.start // NIBBLES_PER_WORD, -(-rows.stop // NIBBLES_PER_WORD)
-            words = np.ascontiguousarray(self._words[:, first:last])
-            columns = decode(words.view(np.uint8), self._nibbles, None)
+            method, offset = self._nibbles
+            columns = unpack_int4_columns(self._words[:, first:last], str(method), offset=offset)
             start = rows.start - first * NIBBLES_PER_WORD
-            return np.ascontiguousarray(columns[:, start : start + len(rows)].T)
+            return columns[start : start + len(rows)]
         by_row = stored.reshape(len(rows), -1)
         bits = NUMBER_FORMATS[self._scheme.weight_dtype].bits
         padded = by_row.shape[1] * 8 != self._in_features * bits
+        decode = DECODERS[self._scheme.weight_dtype]
         codes = decode(by_row, self._nibbles, None if padded else out)
         return codes[:, : self._in_features]
 

@@ -1,6 +1,8 @@
 """What judges the codes of one linear, block by block; and the judge that asks the least."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +10,27 @@ from typing_extensions import override
 
 from ..stored.decoded_numbers import Bytes, Floats
 from .verify_report import Fault
+
+
+class Block:
+    """A block of rows of a linear; its arrays are reused for the next one.
+
+    Attributes:
+        first_row: of the block.
+        w: [rows, in_features], the source weight.
+        stored: the bytes of its codes, those of all rows where codes are transposed.
+    """
+
+    def __init__(
+        self, first_row: int, w: Floats, stored: Bytes, decode: Callable[[], Floats]
+    ) -> None:
+        self.first_row, self.w, self.stored = first_row, w, stored
+        self._decode = decode
+
+    @cached_property
+    def codes(self) -> Floats:
+        """[rows, in_features], decoded; whoever knows them otherwise sets them before."""
+        return self._decode()
 
 
 class Judge(ABC):
@@ -23,15 +46,8 @@ class Judge(ABC):
     max_error: float | None = None
 
     @abstractmethod
-    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        """Judge a block of rows; its arrays are reused afterwards.
-
-        Args:
-            first_row: of the block.
-            w: [rows, in_features], the source weight.
-            codes: [rows, in_features], decoded.
-            stored: the bytes that they were decoded from, all rows' where codes are transposed.
-        """
+    def add(self, block: Block) -> None:
+        """Judge a block of rows."""
 
     @abstractmethod
     def faults(self, name: str) -> list[Fault]:
@@ -59,12 +75,14 @@ class Numbers(Judge):
         self.first = (0, 0)
 
     @override
-    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        self._count(first_row, np.isnan(codes))
+    def add(self, block: Block) -> None:
+        self._count(block.first_row, np.isnan(block.codes))
 
     def _count(self, first_row: int, wrong: npt.NDArray[np.bool_]) -> None:
+        if not wrong.any():
+            return
         bad = np.argwhere(wrong)
-        if len(bad) and not self.wrong:
+        if not self.wrong:
             self.first = first_row + int(bad[0, 0]), int(bad[0, 1])
         self.wrong += len(bad)
 
@@ -77,9 +95,10 @@ class CarriedNumbers(Numbers):
     """Every F8_E4M3 code is one of INT4: a whole number from -8 to 7, and no -0."""
 
     @override
-    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
+    def add(self, block: Block) -> None:
+        codes = block.codes
         good = (codes >= -8) & (codes <= 7) & (codes == np.rint(codes))
-        self._count(first_row, ~(good & ~((codes == 0) & np.signbit(codes))))
+        self._count(block.first_row, ~(good & ~((codes == 0) & np.signbit(codes))))
 
     @override
     def faults(self, name: str) -> list[Fault]:

@@ -6,6 +6,7 @@ scales must be is said by a rule: see `rules`.
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,10 +20,11 @@ from ..stored.decoded_numbers import Bytes, Floats, floats, read_rows
 from ..stored.layouts.scheme import NIBBLES_PER_WORD
 from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
 from ..stored.parts import scale_suffix
-from .code_judge import Buffers, CarriedNumbers, Judge, Numbers
+from .code_judge import Block, Buffers, CarriedNumbers, Judge, Numbers
 from .compensated_codes import Near
 from .foreign_codes import MOST_COMPENSATED, AboutNearest, NearestOrCompensated
 from .foreign_scales import about_absmax_faults, int4_scale_rule
+from .magnitudes import Bits, group_absmax, magnitudes, values_of
 from .nearest_codes import Nearest
 from .retuned_codes import Retuned
 from .rules import Rule
@@ -31,7 +33,6 @@ from .scales_by_absmax import INT4_SMALLEST_SCALE, whole_scale
 from .verify_report import Compared, Fault, LinearFinding, OnBytes, blocks_of
 
 _BLOCK = 2**17  # weights: a few float32 arrays of a block fit the cache of a core
-_PAIRWISE = 128  # groups smaller than this are reduced pair by pair: short loops are slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,7 @@ def compare_linear(
     judge = _judge(output, own, module, linear, expected, whole, buffers)
     errors = _Pass(scheme, linear, tensor, expected, judge, buffers)
     digests = Digest(algorithm), Digest(algorithm)
-    for rows in blocks_of(tensor.shape[0], max(1, _BLOCK // max(1, tensor.shape[1]))):
+    for rows in blocks_of(tensor.shape[0], _rows_of_block(tensor, scheme)):
         a = read_rows(source, tensor, rows.start, rows.stop)
         b = linear.bytes_of(rows)
         digests[0].update(a.data)
@@ -141,6 +142,12 @@ def compare_linear(
             found.linear = replace(found.linear, found=f"scales {scales}, {codes} codes")
         found.absmax = float(errors.absmax.max())
     return found
+
+
+def _rows_of_block(tensor: TensorInfo, scheme: DeclaredScheme) -> int:
+    """Of transposed codes whole words."""
+    rows = max(1, _BLOCK // max(1, tensor.shape[1]))
+    return -(-rows // NIBBLES_PER_WORD) * NIBBLES_PER_WORD if scheme.transposed else rows
 
 
 def _width(tensor: TensorInfo, scheme: DeclaredScheme, rule: Rule) -> int:
@@ -181,7 +188,7 @@ def _judge(
     scale, first = linear.scale, None
     if scheme.first_stage is not None:
         scale, first = stored_scales(output, scheme, module), whole
-    elif scheme.number.global_scale and whole is not None:
+    elif whole is not None and scheme.number.global_scale and whole != global_scale(output, module):
         scale = stored_scales(output, scheme, module) * whole
     nearest = Nearest(scheme, scale, first, buffers, carried=carried)
     if rule.codes == "nearest":
@@ -244,6 +251,7 @@ class _Pass:
         # That of a whole matrix was looked for before, where it is demanded exactly.
         self._needs_absmax = expected.largest is None or scheme.granularity != "tensor"
         self._group = scheme.group_size or self._columns
+        self._square_rows = self._group if scheme.granularity == "block" else 0
         self.absmax = np.zeros((rows, -(-self._columns // self._group)), np.float32)
         self._padding = 0
         self._square_error = 0.0
@@ -256,17 +264,34 @@ class _Pass:
         if self._exponent:
             half = w[:, : self._columns // 2]
             np.multiply(half, np.float32(2.0**self._exponent), out=half)
-        codes = self._codes(rows, stored)
         with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
             if self._needs_absmax:
-                self.absmax[rows.start : rows.stop] = group_absmax(w, self._group)
-            self._judge.add(rows.start, w, codes, stored)
+                bits: Bits = w.view(np.uint32)
+                if not self._exponent and self._dtype != "F32":
+                    bits = source.view(np.uint16).reshape(shape)
+                self.absmax[rows.start : rows.stop] = self._absmax_of(rows, bits)
+            block = Block(rows.start, w, stored, partial(self._codes, rows, stored))
+            self._judge.add(block)
             scale = spread(self._linear.scale_of(rows), self._group_size, self._columns)
-            # The judge is done with its quotients: one array less in the cache.
-            lost = np.multiply(codes, scale, out=self._buffers.get("x", shape))
+            # The judge is done with the codes: one array less in the cache.
+            lost = np.multiply(block.codes, scale, out=block.codes)
             np.subtract(w, lost, out=lost)
             self._square_error += _sum_of_squares(lost)
             self._square += _sum_of_squares(w)
+
+    def _absmax_of(self, rows: range, bits: Bits) -> Floats:
+        """Of groups of each row; of squares the largest of all their rows that are in the block."""
+        dtype = self._dtype if bits.dtype == np.uint16 else "F32"
+        if not self._square_rows:
+            return values_of(group_absmax(bits, self._group), dtype)
+        found = np.empty((len(rows), self.absmax.shape[1]), np.float32)
+        first = 0
+        while first < len(rows):
+            stop = first + self._square_rows - (rows.start + first) % self._square_rows
+            largest = magnitudes(bits[first:stop]).max(axis=0, keepdims=True)
+            found[first:stop] = values_of(group_absmax(largest, self._group), dtype)
+            first = stop
+        return found
 
     def _codes(self, rows: range, stored: Bytes) -> Floats:
         """The codes without the padding of packed words, which is counted where it is not zero."""
@@ -296,22 +321,10 @@ class _Pass:
 
 
 def _sum_of_squares(x: Floats) -> float:
-    """In float32 along rows, in float64 over them."""
-    return float(np.einsum("ij,ij->i", x, x).sum(dtype=np.float64))
+    """In float32 over some thousand elements, in float64 over these sums.
 
-
-def group_absmax(w: Floats, group: int) -> Floats:
-    """Largest magnitude of every `group` inputs of a row; the last group may be shorter."""
-    rows, columns = w.shape
-    if columns % group:
-        starts = np.arange(0, columns, group)
-        largest: Floats = np.maximum.reduceat(np.abs(w), starts, axis=1)
-        return largest
-    if group < _PAIRWISE and not group & (group - 1):
-        largest = np.abs(w)
-        while largest.shape[1] * group > columns:
-            largest = np.maximum(largest[:, 0::2], largest[:, 1::2])
-        return largest
-    parts = w.reshape(rows, -1, group)
-    absmax: Floats = np.maximum(parts.max(axis=2), -parts.min(axis=2))
-    return absmax
+    BLAS would take more than one thread for longer ones.
+    """
+    flat, step = x.reshape(-1), 8192
+    parts = (flat[first : first + step] for first in range(0, flat.size, step))
+    return sum(float(np.dot(part, part)) for part in parts)

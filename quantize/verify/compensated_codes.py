@@ -8,9 +8,9 @@ order, of another linear or under other scales are off by several times that.
 import numpy as np
 from typing_extensions import override
 
-from ..stored.decoded_numbers import Bytes, Floats
+from ..stored.decoded_numbers import Floats
 from ..stored.linear import StoredLinear, spread
-from .code_judge import Buffers, Judge, Numbers
+from .code_judge import Block, Buffers, Judge, Numbers
 from .nearest_codes import Nearest
 from .verify_report import Fault
 
@@ -48,9 +48,10 @@ class Near(Judge):
         self._lost, self._least = 0.0, 0.0
 
     @override
-    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        self._numbers.add(first_row, w, codes, stored)
+    def add(self, block: Block) -> None:
+        self._numbers.add(block)
         self.wrong = self._numbers.wrong
+        first_row, w, codes = block.first_row, block.w, block.codes
         rows = range(first_row, first_row + len(w))
         scale = spread(self._linear.scale_of(rows), self._group_size, w.shape[1])
         lost = self._squares(w, codes, scale)

@@ -7,9 +7,9 @@ import numpy as np
 from typing_extensions import override
 
 from ..stored.declarations import DeclaredScheme
-from ..stored.decoded_numbers import Bytes, Floats
+from ..stored.decoded_numbers import Floats
 from ..stored.linear import StoredLinear, spread
-from .code_judge import Buffers, Judge
+from .code_judge import Block, Buffers, Judge
 from .compensated_codes import Near
 from .rounded_values import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
 from .verify_report import Fault
@@ -54,7 +54,8 @@ class AboutNearest(Judge):
         self._worst = (0, 0, 0.0, 0.0)  # row, column, w/scale, code
 
     @override
-    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
+    def add(self, block: Block) -> None:
+        first_row, w, codes = block.first_row, block.w, block.codes
         x, error = (self._buffers.get(name, w.shape) for name in ("x", "error"))
         own = self._linear.scale_of(range(first_row, first_row + len(w)))
         with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
@@ -155,12 +156,12 @@ class NearestOrCompensated(Judge):
         self._count = 0
 
     @override
-    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
+    def add(self, block: Block) -> None:
         before = self._nearest.wrong
-        self._nearest.add(first_row, w, codes, stored)
-        self._count += codes.size
+        self._nearest.add(block)
+        self._count += block.w.size
         if self._nearest.wrong > before:
-            self._near.add(first_row, w, codes, stored)
+            self._near.add(block)
         sound = self.compensated
         self.wrong = 0 if sound else self._nearest.wrong
         self.max_error = None if sound else self._nearest.max_error

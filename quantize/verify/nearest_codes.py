@@ -8,16 +8,20 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from ..stored.declarations import DeclaredScheme
-from ..stored.decoded_numbers import Bytes, Floats
+from ..stored.decoded_numbers import Bytes, Floats, ordered
 from ..stored.linear import spread
-from .code_judge import Buffers, Judge
-from .rounded_values import e2m1_rounded, e4m3_rounded
+from .code_judge import Block, Buffers, Judge
+from .rounded_values import e2m1_rounded, e4m3_rounded, int4_words, sign_bytes
 from .verify_report import Fault
 
 INT4_MIN, INT4_MAX = np.float32(-8), np.float32(7)
 NEGATIVE_ZERO = 8
 """The code of -0 in FP4."""
 E4M3_NEGATIVE_ZERO = 0x80
+_HALF_STEP = np.uint32(1 << 19)
+"""Half of what neighbouring values of F8_E4M3 are apart, as bit patterns of float32."""
+_SIGN_BITS = np.uint32(0x88888888)
+"""Of the eight nibbles of a word: flipping them adds 8 to each."""
 
 
 class Nearest(Judge):
@@ -51,29 +55,81 @@ class Nearest(Judge):
         self._worst = (0, 0, 0.0, 0.0, 0.0)  # row, column, weight, code, nearest
 
     @override
-    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        x = self._buffers.get("x", w.shape)
+    def add(self, block: Block) -> None:
+        x = self._buffers.get("x", block.w.shape)
         with np.errstate(all="ignore"):  # a weight that is no number has scales that are faults
-            nearest = self.values(first_row, w, x)
-        fp8 = self._scheme.number.is_fp8
-        # Bits tell -0 from 0, and no NaN is the nearest to anything.
-        different = nearest.view(np.uint32) != codes.view(np.uint32) if fp8 else nearest != codes
+            if self._scheme.number.is_fp8:
+                self._add_fp8(block, x)
+                return
+            nearest = self.values(block.first_row, block.w, x)
+            if self._is_stored(nearest, block):
+                block.codes = nearest
+                return
+        different = nearest != block.codes
         if self._carried:
-            different |= stored.reshape(w.shape) == E4M3_NEGATIVE_ZERO
-        if self._scheme.number.is_fp4:
-            different |= self._wrong_zeros(w, nearest, stored)
+            different |= block.stored.reshape(x.shape) == E4M3_NEGATIVE_ZERO
+        if self._scheme.number.is_fp4 and not self._right_signs(block):
+            different |= self._wrong_zeros(block.w, nearest, block.stored)
         count = int(np.count_nonzero(different))
-        if count and not self.wrong:
-            row, column = divmod(int(different.argmax()), w.shape[1])
-            found = (float(array[row, column]) for array in (w, codes, nearest))
-            self._worst = (first_row + row, column, *found)
+        if count:
+            at = divmod(int(different.argmax()), x.shape[1])
+            self._found(count, block, at, float(nearest[at]))
+
+    def _found(self, count: int, block: Block, at: tuple[int, int], nearest: float) -> None:
+        """So many more codes are wrong; the first of the block stands at a row and column."""
+        if not self.wrong:
+            row, column = block.first_row + at[0], at[1]
+            self._worst = (row, column, float(block.w[at]), float(block.codes[at]), nearest)
         self.wrong += count
+
+    def _is_stored(self, nearest: Floats, block: Block) -> bool:
+        """True if the codes were packed as they are stored, bit for bit; then nothing is decoded.
+
+        Of a NaN no byte says that it is none.
+        """
+        scheme = self._scheme
+        packed = scheme.number.is_integer and not self._carried and not scheme.transposed
+        if not packed or nearest.shape[1] % 8 or np.isnan(nearest.max()):
+            return False
+        words = int4_words(nearest, self._buffers.get("codes", nearest.shape))
+        stored = ordered(block.stored.view(np.uint32), str(scheme.pack_method))
+        flipped = _SIGN_BITS if scheme.layout.nibble_offset else np.uint32(0)
+        return bool(np.array_equal(words, stored ^ flipped))
+
+    def _add_fp8(self, block: Block, x: Floats) -> None:
+        """Weight / scale against the codes' values, as bit patterns; what is doubtful exactly.
+
+        Neighbouring values are 2^20 patterns apart at least: all but the subnormal ones exactly so.
+        Half way between two values lies half way between their patterns, since the lower one is no
+        further from the upper one than the next power of two. So less than 2^19 patterns around a
+        value there is no other that is as near. Another sign, also of zero, is further away.
+        """
+        w, codes = block.w, block.codes
+        scale = self._scale_of(block.first_row, w)
+        patterns = np.divide(w, scale, out=x).view(np.int32)
+        np.subtract(patterns, codes.view(np.int32), out=patterns)
+        away = np.abs(patterns, out=patterns).view(np.uint32)  # -2^31 stays as it is
+        mask = self._buffers.get("step", w.shape).reshape(-1).view(np.bool_)[: w.size]
+        doubtful = np.flatnonzero(np.greater_equal(away.reshape(-1), _HALF_STEP, out=mask))
+        if not len(doubtful):
+            return
+        found, exact = codes.reshape(-1)[doubtful], w.reshape(-1)[doubtful]
+        exact = exact / _at(scale, doubtful, w.shape[1])
+        nearest = np.copysign(e4m3_rounded(exact), exact)
+        wrong = np.flatnonzero(nearest.view(np.uint32) != found.view(np.uint32))
+        if len(wrong):
+            row, column = divmod(int(doubtful[wrong[0]]), w.shape[1])
+            self._found(len(wrong), block, (row, column), float(nearest[wrong[0]]))
+
+    def _scale_of(self, first_row: int, w: Floats) -> Floats:
+        """By which a block is divided, of INT4 the inverse; broadcasts to the block."""
+        rows = slice(None) if len(self._scale) == 1 else slice(first_row, first_row + len(w))
+        return spread(self._scale[rows], self._scheme.group_size, w.shape[1])
 
     def values(self, first_row: int, w: Floats, x: Floats) -> Floats:
         """The nearest codes' values, in `x`, which is another array than `w`."""
         scheme, step = self._scheme, self._buffers.get("step", w.shape)
-        rows = slice(None) if len(self._scale) == 1 else slice(first_row, first_row + len(w))
-        scale = spread(self._scale[rows], scheme.group_size, w.shape[1])
+        scale = self._scale_of(first_row, w)
         if scheme.number.is_integer:
             if self._first_scale is not None:
                 w = e4m3_rounded(np.divide(w, self._first_scale, out=x), out=x, step=step)
@@ -82,6 +138,14 @@ class Nearest(Judge):
         np.divide(w, scale, out=x)
         rounded = e4m3_rounded if scheme.number.is_fp8 else e2m1_rounded
         return rounded(x, out=x, step=step)
+
+    def _right_signs(self, block: Block) -> bool:
+        """True if no FP4 zero can have the wrong sign: see `_wrong_zeros`."""
+        stored = block.stored
+        if self._scheme.number.powers_of_two:
+            low, high = stored & np.uint8(0x0F), stored & np.uint8(0xF0)
+            return not ((low == NEGATIVE_ZERO).any() or (high == NEGATIVE_ZERO << 4).any())
+        return bool(np.array_equal(sign_bytes(block.w < 0), stored & np.uint8(0x88)))
 
     def _wrong_zeros(self, w: Floats, nearest: Floats, stored: Bytes) -> npt.NDArray[np.bool_]:
         """FP4 zeros of the wrong sign: NVFP4 keeps that of the weight, MXFP4 has no -0."""
@@ -104,3 +168,11 @@ class Nearest(Judge):
             f" weight {w:.6g}, whose nearest is {nearest:g}"
         )
         return [Fault(where=name, expected="the quantized values nearest to weight/scale", got=got)]
+
+
+def _at(scale: Floats, places: npt.NDArray[np.intp], columns: int) -> Floats:
+    """The scales, [1, 1], [rows, 1] or [rows, columns], at flat indices of a block."""
+    if scale.size == 1:
+        return scale.reshape(-1)
+    found: Floats = scale.reshape(-1)[places if scale.shape[1] > 1 else places // columns]
+    return found

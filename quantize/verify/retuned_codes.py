@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
-from ..stored.decoded_numbers import Bytes, Floats
+from ..stored.decoded_numbers import Floats
 from ..stored.linear import StoredLinear, spread
-from .code_judge import Buffers, Judge, Numbers
+from .code_judge import Block, Buffers, Judge, Numbers
 from .verify_report import Fault
 
 MIN_COSINE = 0.8
@@ -66,9 +66,10 @@ class Retuned(Judge):
         self._linear, self._group_size, self._buffers = linear, group_size, buffers
 
     @override
-    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
-        self._numbers.add(first_row, w, codes, stored)
+    def add(self, block: Block) -> None:
+        self._numbers.add(block)
         self.wrong = self._numbers.wrong
+        first_row, w, codes = block.first_row, block.w, block.codes
         rows = range(first_row, first_row + len(w))
         scale = spread(self._linear.scale_of(rows), self._group_size, w.shape[1])
         served = np.multiply(codes, scale, out=self._buffers.get("lost", w.shape))

@@ -15,6 +15,7 @@ from .scales_by_absmax import absmax_scales, smallest_scales, whole_scale, whole
 from .verify_report import Fault, blocks_of
 
 _BLOCK = 2**21  # bytes
+_SCALES = 2**16  # those of small groups are a sixteenth as many as weights: a few at a time
 
 
 def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.float32:
@@ -83,17 +84,27 @@ def scale_faults(
     tensor = output.tensors[f"{module}.{scale_suffix(scheme)}"]
     stored = stored_scales(output, scheme, module)
     size = scheme.group_size or 1 if scheme.granularity == "block" else 1
-    largest = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
-    with np.errstate(all="ignore"):  # what is not finite equals nothing, or is a fault before
-        wanted = absmax_scales(largest, scheme, dtype or tensor.dtype, whole)
-        least = smallest_scales(largest, scheme, dtype or tensor.dtype, whole)
-    wrong = ~((stored >= least) & (stored <= wanted)) if rule == "clipped" else stored != wanted
-    if not wrong.any():
+    count, first = 0, None
+    for rows in blocks_of(len(stored), max(1, _SCALES // max(1, stored.shape[1]))):
+        own = absmax[rows.start * size : rows.stop * size]
+        largest = np.maximum.reduceat(own, np.arange(0, len(own), size), axis=0)
+        some = stored[rows.start : rows.stop]
+        with np.errstate(all="ignore"):  # what is not finite equals nothing, or is a fault before
+            wanted = absmax_scales(largest, scheme, dtype or tensor.dtype, whole)
+            wrong = some != wanted
+            if rule == "clipped":
+                least = smallest_scales(largest, scheme, dtype or tensor.dtype, whole)
+                wrong = ~((some >= least) & (some <= wanted))
+        if wrong.any() and first is None:
+            row, group = map(int, np.argwhere(wrong)[0])
+            first = rows.start + row, some[row, group], wanted[row, group]
+        count += int(np.count_nonzero(wrong))
+    if first is None:
         return []
-    row, group = map(int, np.argwhere(wrong)[0])
-    says = f"{_words(scheme)} ({wanted[row, group]:.9g})"
+    row, got_scale, wanted_scale = first
+    says = f"{_words(scheme)} ({wanted_scale:.9g})"
     expected = says if rule == "absmax" else f"1/4 to 1 of {says}"
-    got = f"{int(wrong.sum())} other(s), first {stored[row, group]:.9g} at row {row * size}"
+    got = f"{count} other(s), first {got_scale:.9g} at row {row * size}"
     return [Fault(where=tensor.name, expected=expected, got=got)]
 
 

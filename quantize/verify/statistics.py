@@ -16,8 +16,8 @@ from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import E2M1, E4M3, Bytes, Floats
 from ..stored.linear import StoredLinear
 from ..stored.parts import scale_suffix
-from .codes import group_absmax
 from .dequantized_verification import row_blocks
+from .magnitudes import group_absmax
 from .verify_report import Fault
 
 _INT4: Floats = np.arange(-8, 8, dtype=np.float32)
@@ -133,7 +133,8 @@ class _Codes:
         self._counts += np.bincount(index, minlength=len(self._bins))
         half = self._in_features // 2
         self._zeros += [np.count_nonzero(part == 0) for part in (codes[:, :half], codes[:, half:])]
-        peaks = self.peaks[rows.start : rows.stop] = group_absmax(codes, self._group)
+        bits = group_absmax(codes.view(np.uint32), self._group)
+        peaks = self.peaks[rows.start : rows.stop] = bits.view(np.float32)
         if self._first_nan is None and np.isnan(peaks).any():
             row, column = map(int, np.argwhere(np.isnan(codes))[0])
             self._first_nan = rows.start + row, column

@@ -151,6 +151,9 @@ TableIds = Annotated[
         several="commas",
     ),
 ]
+Precise = Annotated[
+    bool, Option("compute the factors of GPTQ in float64 (default: float32, in half the time)")
+]
 AllowZeroRows = Annotated[
     bool, Option("accept all-zero rows in weights (default: they are refused)")
 ]

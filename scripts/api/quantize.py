@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ class QuantizeSettings(Settings):
         float | None, Option("use this static activation scale for all linears", "SCALE")
     ] = None
     num_draft_tokens: arguments.NumDraftTokens = None
+    precise: arguments.Precise = False
     device: arguments.Device = "auto"
     target: arguments.Target = None
     allow_zero_rows: arguments.AllowZeroRows = False
@@ -117,6 +118,8 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             on_stage=phases.begin,
             on_verified=bar.set,
         )
+    if report.damping:
+        watch.warning(raised_damping(report.damping))
     if left := lints_left(settings.draft, lints, fix_config=fix_config):
         watch.warning(left)
     return dataclasses.replace(report, loads=verdicts, lints=lints)
@@ -131,6 +134,16 @@ def looks_like_a_target(draft: "Draft") -> str | None:
         f"{draft.checkpoint.folder.name} is a whole language model ({size:.2f} GB,"
         f" {draft.geometry.num_layers} layers): right if a server drafts with it, beside a larger"
         " target; if it is the target itself, give the folder of its draft instead"
+    )
+
+
+def raised_damping(damping: Mapping[str, float]) -> str:
+    """Said where second moments had no factor with the damping that is usual."""
+    name, most = max(damping.items(), key=lambda item: item[1])
+    return (
+        f"GPTQ: the second moments of the inputs of {len(damping)} linear(s) have no Cholesky"
+        f" factor with 0.01 of their mean on the diagonal; more was added (up to {most:g}, {name}),"
+        " so errors are made up for less there\n  calibrate on more prompts, or try --precise"
     )
 
 
@@ -192,6 +205,7 @@ class _Inputs:
                 num_draft_tokens=num_draft_tokens,
                 spool=Path(spool),
                 static=constant,
+                precise=settings.precise,
                 on_progress=bar.set,
                 on_stage_progress=measuring,
             )

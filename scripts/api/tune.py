@@ -19,6 +19,7 @@ from .arguments import (
     Device,
     NoCache,
     NumDraftTokens,
+    Precise,
     Target,
     TargetLayers,
     share,
@@ -89,6 +90,7 @@ class TuneSettings(Settings):
         Option("draw acceptance against size into this file (.svg, .png or .pdf)", "FILE"),
     ] = None
     num_draft_tokens: NumDraftTokens = None
+    precise: Precise = False
     device: Device = "auto"
     target: Target = None
     target_layers: TargetLayers = None
@@ -210,6 +212,7 @@ def _candidates(
         num_draft_tokens=num_draft_tokens,
         shared=shared,
         allow_zero_rows=settings.allow_zero_rows,
+        precise=settings.precise,
         fix_config=settings.fix_config,
     )
     return candidates, judging

@@ -106,6 +106,7 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "dropped": dict(report.dropped),
         "balanced": dict(report.balanced),
         "few_inputs": dict(report.few_inputs),
+        "damping": dict(report.damping),
         "lints": [one.name for one in report.lints],
         "warnings": list(report.warnings),
         "seconds": seconds,

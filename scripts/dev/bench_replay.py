@@ -1,17 +1,23 @@
 """Tokens per second and memory of recording and replay, on a draft pair of real size, in one run.
 
     python -m draftquant.scripts.dev.bench_replay WORKDIR [--draft NAME] [--recipe R] [--record]
-                                              [--device auto] [--prompts 4] [--tokens 64] [--json]
+                                              [--device auto] [--prompts 4] [--tokens 64] [-k 3 7]
+                                              [--dtype bfloat16] [--beside PYTHON] [--json]
 
-Each measurement is a process of its own. The pair and its traces, of random weights, text and
-features, are made once and stay in WORKDIR: nothing is accepted, and the work is that of a real
-pair. Ratios are to the first row, float32 one prompt at a time. `--record` records with a target of
-two layers of the same width.
+Each measurement is a process of its own. The pair of random weights and traces of which it is right
+about a share (see `real_shapes.traces`) are made once and stay in WORKDIR. Ratios are to the first
+row, float32 one prompt at a time. "of GEMM" is the share of the time that one large product would
+take for the same multiplications. `--record` records with a target of two layers of the same width.
+
+`--beside` runs the same replays with the draftquant of another Python and tells the processor's
+seconds of both, of whole processes, with nothing kept from one to the next; they are told to differ
+if their counts do.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,8 +30,11 @@ from .measured_process import BenchError, measured, run_measured
 from .real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 from .replay_jobs import NEW_TOKENS
 
+DTYPES = ("float32", "bfloat16")
 CHILD = "import sys; from draftquant.scripts.dev.replay_jobs import run_job; run_job(sys.argv[1])"
-COLUMNS = ("tokens", "seconds", "tokens/s", "ratio", "load s", "peak GB", "estimate GB")
+COLUMNS = ("tokens", "seconds", "tokens/s", "ratio", "CPU s", "of GEMM", "accepted", "load s",
+           "peak GB", "estimate GB")  # fmt: skip
+SIZES = (1, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,9 @@ class Measurement:
     Attributes:
         tokens: of all prompts, replayed by every draft or recorded.
         seconds: of replaying or recording alone. load_seconds: of loading before it.
+        cpu_seconds: of the whole process, of all its threads.
+        share_of_gemm: how much of its time a replay would take at the rate of one large product.
+        acceptance_length: of the first draft.
         peak_rss_bytes: of the process. estimated_bytes: of the replay, by its headers.
         peak_gpu_bytes: None on a CPU.
         error: last lines of stderr where it failed; its figures then mean nothing.
@@ -53,6 +65,9 @@ class Measurement:
     tokens: int = 0
     seconds: float = 0.0
     load_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    share_of_gemm: float | None = None
+    acceptance_length: float | None = None
     peak_rss_bytes: int = 0
     estimated_bytes: int | None = None
     peak_gpu_bytes: int | None = None
@@ -69,17 +84,28 @@ class Inputs:
     out: Path
 
 
-def plan_jobs(inputs: Inputs, *, device: str, tokens: int, prompts: int, record: bool) -> list[Job]:
+def plan_jobs(
+    inputs: Inputs,
+    *,
+    device: str,
+    tokens: int,
+    prompts: int,
+    record: bool,
+    num_draft_tokens: Sequence[int] = (3,),
+    dtypes: Sequence[str] = DTYPES,
+    sizes: Sequence[int | None] = SIZES,
+) -> list[Job]:
     """Both dtypes, one prompt at a time and together."""
     replay = {"drafts": [*map(str, inputs.drafts)], "traces": str(inputs.traces), "device": device}
     jobs = [
         Job(
-            name=f"replay {dtype}, {_together(size)}",
+            name=f"replay {dtype}, K = {k}, {_together(size)}",
             kind="replay",
-            options=replay | {"dtype": dtype, "batch_size": size},
+            options=replay | {"dtype": dtype, "batch_size": size, "num_draft_tokens": k},
         )
-        for dtype in ("float32", "bfloat16")
-        for size in (1, None)
+        for k in num_draft_tokens
+        for dtype in dtypes
+        for size in sizes
     ]
     recorded = {"target": str(inputs.target), "out": str(inputs.out), "device": device,
                 "prompts": prompts, "prompt_length": tokens - NEW_TOKENS}  # fmt: skip
@@ -106,7 +132,33 @@ def measure(job: Job) -> Measurement:
     if taken.status:
         return Measurement(name=job.name, error=" / ".join(taken.last_lines))
     found = json.loads(taken.stdout.splitlines()[-1])
-    return Measurement(name=job.name, peak_rss_bytes=taken.peak_bytes, **found)
+    return Measurement(
+        name=job.name, cpu_seconds=taken.cpu_seconds, peak_rss_bytes=taken.peak_bytes, **found
+    )
+
+
+def seconds_beside(job: Job, python: str) -> tuple[float, float, bool]:
+    """Processor's seconds of a replay by another draftquant and by this; whether counts are equal.
+
+    Raises:
+        BenchError: one of them failed.
+    """
+    options = job.options
+    words = ["replay", *options["drafts"], "--traces", options["traces"], "--json", "-k",
+             str(options["num_draft_tokens"]), "--dtype", options["dtype"],
+             "--device", options["device"]]  # fmt: skip
+    if options["batch_size"] is not None:
+        words += ["--batch-size", str(options["batch_size"])]
+    took, said = [], []
+    for each in (python, sys.executable):
+        with tempfile.TemporaryDirectory() as kept:
+            call = ("env", f"DRAFTQUANT_CACHE={kept}", each, "-m", "draftquant.scripts.cli", *words)
+            taken = run_measured(*call)
+        if taken.status:
+            raise BenchError(each, " / ".join(taken.last_lines), fix="run it there by hand")
+        took.append(taken.cpu_seconds)
+        said.append(taken.stdout)
+    return took[0], took[1], said[0] == said[1]
 
 
 def make_inputs(chosen: argparse.Namespace) -> Inputs:
@@ -151,6 +203,7 @@ def print_measurements(measurements: Sequence[Measurement], device: str) -> None
                 found.row(m.name, "failed", *[""] * (len(COLUMNS) - 1))
                 continue
             rate, first = m.tokens / m.seconds, rows[0].tokens / (rows[0].seconds or 1)
+            share, length = m.share_of_gemm, m.acceptance_length
             estimate = m.estimated_bytes
             found.row(
                 m.name,
@@ -158,6 +211,9 @@ def print_measurements(measurements: Sequence[Measurement], device: str) -> None
                 f"{m.seconds:.1f}",
                 f"{rate:.1f}",
                 f"{rate / first:.2f}" if first else "",
+                f"{m.cpu_seconds:.1f}",
+                "" if share is None else f"{share:.0%}",
+                "" if length is None else f"{length:.2f}",
                 f"{m.load_seconds:.1f}",
                 f"{(m.peak_gpu_bytes or m.peak_rss_bytes) / 1e9:.2f}",
                 "" if estimate is None else f"{estimate / 1e9:.2f}",
@@ -177,7 +233,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--record", action="store_true", help="record too: 4 GB more in WORKDIR")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:I")
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=64, help="of each prompt, at least 24")
+    parser.add_argument("--tokens", type=int, default=64, help="of each prompt, at least 48")
+    parser.add_argument("-k", "--num-draft-tokens", type=int, nargs="+", default=[3])
+    parser.add_argument("--dtype", nargs="+", default=[*DTYPES], choices=DTYPES)
+    parser.add_argument("--batch-size", type=int, nargs="+", choices=(0, 1), default=[1, 0],
+                        help="1 = one prompt at a time, 0 = prompts together")  # fmt: skip
+    parser.add_argument("--beside", metavar="PYTHON", help="of another draftquant to compare with")
     parser.add_argument("--divide", type=int, default=1, help="a smaller pair, for a quick try")
     parser.add_argument("--json", action="store_true", help="print every measurement as JSON")
     return parser
@@ -198,14 +259,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DraftQuantError as exc:
         print_error(exc)
         return 2
-    measurements = []
-    for job in plan_jobs(
+    jobs = plan_jobs(
         inputs,
         device=chosen.device,
         tokens=chosen.tokens,
         prompts=chosen.prompts,
         record=chosen.record,
-    ):
+        num_draft_tokens=chosen.num_draft_tokens,
+        dtypes=chosen.dtype,
+        sizes=[size or None for size in chosen.batch_size],
+    )
+    if chosen.beside is not None:
+        return _beside([job for job in jobs if job.kind == "replay"], chosen.beside, chosen.json)
+    measurements = []
+    for job in jobs:
         progress.line(job.name)
         measurements.append(measure(job))
     if chosen.json:
@@ -216,6 +283,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for m in failed:
         progress.line(f"{m.name} failed: {m.error}")
     return 1 if failed else 0
+
+
+def _beside(jobs: Sequence[Job], python: str, as_json: bool) -> int:
+    """Print the seconds of both; 1 where counts differ or one failed."""
+    rows = []
+    found = table("CPU seconds of whole processes", "run", "other", "this", "ratio", "counts",
+                  right=("other", "this", "ratio"))  # fmt: skip
+    for job in jobs:
+        stderr().line(job.name)
+        try:
+            other, this, equal = seconds_beside(job, python)
+        except BenchError as exc:
+            print_error(exc)
+            return 1
+        rows.append({"name": job.name, "other": other, "this": this, "equal": equal})
+        said = "equal" if equal else "differ"
+        found.row(job.name, f"{other:.1f}", f"{this:.1f}", f"{other / this:.2f}", said)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(found)
+    return 0 if all(row["equal"] for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The demo: quantize the shipped pair three times, and let the gate judge each draft.
 
 `./scripts/demo` sets everything up and runs this. Each step is one `draftquant` command, printed as
-a user would type it; everything runs offline, in a folder that is removed at the end. The first
-draft is computed by torch, the other two by AMD Quark and NVIDIA ModelOpt, where these run.
+a user would type it; everything runs offline, in a folder that is removed at the end.
 """
 
 import argparse
@@ -13,8 +12,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from ...quantize.backends import get_backend
-from ...quantize.errors import BackendError
 from ...recipes import load_recipe
 from ...validate.report.document import read_report
 from ...validate.report.judged_again import Judgement
@@ -57,6 +54,7 @@ def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
     pair = Path(os.path.relpath(pair))
     draft, target = str(pair / "draft"), str(pair / "target")
     traces, calibration = str(work / "traces"), str(work / "calibration")
+    os.environ["DRAFTQUANT_CACHE"] = str(work / "cache")  # nothing of the demo stays elsewhere
     _run("inspect", draft)
     _run("plan", draft, "--recipe", RECIPES["fp8"])
     # With the target's tables, so that a draft without embedding and head needs the traces alone.
@@ -67,7 +65,7 @@ def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
     for name, recipe in RECIPES.items():
         needed = ("--traces", calibration) if load_recipe(recipe).needs_input_scales else ()
         options = ("--out", quantized[name], "--fix-config", *needed)
-        _run("quantize", draft, "--recipe", recipe, *_backend(recipe), *options)
+        _run("quantize", draft, "--recipe", recipe, *options)
     for folder in quantized.values():
         _run("verify", folder, "--against", draft)
     _run("check", quantized["fp8"], "--engine", "vllm", "--arch", "h200")
@@ -77,19 +75,6 @@ def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
         written = ("--report", str(reports[name]), "--html", str(work / f"{name}.html"))
         _run("gate", draft, folder, "--traces", traces, *written, expected=VERDICTS)
     return {name: read_report(path).judgement for name, path in reports.items()}
-
-
-def _backend(recipe: str) -> tuple[str, ...]:
-    """`--backend torch` where the vendor toolkit cannot run here (Quark needs a C++ compiler)."""
-    chosen = load_recipe(recipe)
-    try:
-        get_backend(chosen.backend, chosen.algorithm).check(chosen.weights)
-    except BackendError as exc:
-        stdout().line("")
-        what = f"{exc.what}: draftquant computes the same bits with torch instead"
-        stdout().line(what, style="yellow")
-        return ("--backend", "torch")
-    return ()
 
 
 def _run(*arguments: str, expected: tuple[int, ...] = (0,)) -> None:

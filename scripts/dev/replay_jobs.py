@@ -1,22 +1,32 @@
 """What one process of `bench_replay` does: replay, record, or make what is run."""
 
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..api.arguments import ComputeDtype
 
-PROMPT_LENGTH = 16
-"""Of the traces that are made; shorter than their text."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ...quantize.stored.loading import LoadedDraft
+
 NEW_TOKENS = 8
 """Of a recording: each reads all weights of the target once."""
 
 
 def _replay(
-    drafts: Sequence[str], traces: str, device: str, dtype: ComputeDtype, batch_size: int | None
+    drafts: Sequence[str],
+    traces: str,
+    device: str,
+    dtype: ComputeDtype,
+    batch_size: int | None,
+    num_draft_tokens: int,
 ) -> Mapping[str, Any]:
     import torch
 
@@ -33,21 +43,24 @@ def _replay(
     opened = TraceFolder.open(Path(traces))
     start = time.perf_counter()
     loaded = load_for_replay(drafts, opened, settings)
-    middle = time.perf_counter()
-    replay_drafts(
+    counters = [_Multiplications(draft) for draft in loaded.drafts]
+    middle, used = time.perf_counter(), time.process_time()
+    found = replay_drafts(
         loaded.drafts,
         opened,
-        num_draft_tokens=3,
+        num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
         max_tokens=loaded.max_tokens,
     )
-    end = time.perf_counter()
+    end, used = time.perf_counter(), time.process_time() - used
+    needed = sum(counter.count for counter in counters)
+    on_gpu = loaded.device.type != "cpu"
     estimate = estimate_replay(
         [Path(draft) for draft in drafts],
         opened,
         dtype=getattr(torch, dtype),
         device=loaded.device,
-        num_draft_tokens=3,
+        num_draft_tokens=num_draft_tokens,
         batch_size=batch_size,
     )
     return {
@@ -55,8 +68,43 @@ def _replay(
         "seconds": end - middle,
         "load_seconds": middle - start,
         "estimated_bytes": estimate.total,
-        "peak_gpu_bytes": None if loaded.device.type == "cpu" else peak_bytes(loaded.device),
+        "peak_gpu_bytes": peak_bytes(loaded.device) if on_gpu else None,
+        "share_of_gemm": needed
+        * _seconds_each(dtype, loaded.device)
+        / (end - middle if on_gpu else used),
+        "acceptance_length": found[0].counts.mean_acceptance_length,
     }
+
+
+class _Multiplications:
+    """Counts the multiplications of a draft's linears, head and fc among them, as they are made."""
+
+    def __init__(self, draft: "LoadedDraft") -> None:
+        self.count = 0
+        self._draft, self._before = draft, draft.forward.on_input
+        draft.forward.on_input = self._seen
+
+    def _seen(self, name: str, x: "Tensor") -> "Tensor":
+        weight = self._draft.weights.get(f"{name}.weight")  # none of its own: a tied head
+        if weight is None:
+            weight = self._draft.weights["embed_tokens.weight"]
+        self.count += math.prod(x.shape[:-1]) * weight.numel()
+        return self._before(name, x)
+
+
+def _seconds_each(dtype: str, device: "torch.device") -> float:
+    """Of one multiplication in a large product: of the processor on a CPU, else by the clock."""
+    import torch
+    from torch.nn import functional
+
+    x, weight = (torch.randn(4096, 2048, device=device, dtype=getattr(torch, dtype)) for _ in "xw")
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    taken = []
+    for _ in range(4):
+        begun = clock()
+        float(functional.linear(x, weight)[0, 0])
+        taken.append(clock() - begun)
+    return min(taken) / (4096 * 4096 * 2048)
 
 
 def _record(
@@ -104,45 +152,9 @@ def _record(
 
 
 def _make_traces(draft: str, out: str, prompts: int, tokens: int) -> Mapping[str, Any]:
-    """Random text and features, as long as the job says; each prompt one token longer."""
-    import torch
+    from .real_shapes.traces import TraceSize, write_traces
 
-    from ...calibration.passes.draft_inputs import default_aux_layer_ids
-    from ...calibration.traces.manifest import FeatureSpec, TargetIdentity
-    from ...calibration.traces.prompt_trace import PromptTrace
-    from ...calibration.traces.writer import trace_output
-    from ...quantize.drafts import read_draft
-    from ...quantize.files.checkpoint import Checkpoint
-
-    g, num_layers = read_draft(Checkpoint.open(Path(draft))).geometry, 61
-    generator = torch.Generator().manual_seed(0)
-    identity = TargetIdentity(
-        name="random",
-        config_sha256=None,
-        weights_sha256=None,
-        num_layers=num_layers,
-        vocab_size=g.vocab_size,
-    )
-    spec = FeatureSpec(
-        kind="aux",
-        width=g.num_aux_layers * g.target_hidden_size,
-        dtype="bfloat16",
-        aux_layer_ids=g.aux_layer_ids or default_aux_layer_ids(num_layers),
-        fusion_sha256=None,
-    )
-    with trace_output(Path(out), identity, spec) as writer:
-        for i in range(prompts):
-            ids = torch.randint(g.vocab_size, (tokens + i,), generator=generator)
-            features = torch.randn((tokens + i - 1, spec.width), generator=generator)
-            trace = PromptTrace(
-                id=f"p{i}",
-                category="all",
-                prompt_length=PROMPT_LENGTH,
-                token_ids=ids,
-                features=features.bfloat16(),
-                target_top1=ids[1:],
-            )
-            writer.add(trace, position=i)
+    write_traces(Path(draft), Path(out), TraceSize(prompts=prompts, tokens=tokens, seed=0))
     return {}
 
 

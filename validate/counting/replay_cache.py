@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ PROMPTS_PER_PROOF = 32
 _ROOT = Path(__file__).parents[2]
 _COMPUTING = ("recipes", "quantize", "calibration", "validate/counting")
 _BLOCK = 2**26  # elements copied from a device at a time
+_SOME = 2**16  # bytes of what Linux says of its processors: the first one is among them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +161,22 @@ def arithmetic(draft: LoadedDraft) -> dict[str, object]:
     On the CPU the number of threads does so too: of 7,168 columns two threads sum halves.
     """
     if draft.device.type == "cpu":
-        device = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+        device = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
         device += f", {torch.get_num_threads()} threads"
     else:
         device = torch.cuda.get_device_name(draft.device)
-    return {"torch": torch.__version__, "device": device}
+    precision = torch.get_float32_matmul_precision()
+    return {"torch": torch.__version__, "device": device, "float32 products": precision}
+
+
+def _processor() -> str:
+    """As Linux calls it; kernels of one instruction set still differ by it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        return "cpu"
+    with open_stream(cpuinfo) as stream:
+        name = re.search(rb"^model name\s*:(.*)$", stream.read(_SOME), re.MULTILINE)
+    return name[1].decode("ascii", "replace").strip() if name else "cpu"
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from ...calibration.passes.batches import (
     MAX_TOKENS,
     batches_of,
     proposals_of_batch,
+    read_ahead,
     work_of,
 )
 from ...calibration.passes.draft_inputs import check_trace_fits
@@ -130,7 +131,8 @@ def replay_drafts(
     for position, trace, proposed in _proposed(
         drafts, traces, batches, num_draft_tokens, temperature, known, on_progress
     ):
-        reference[position] = proposed[0]
+        if kept_in is not None:
+            reference[position] = proposed[0]
         by_position[position] = prompt_text(trace)
         features.add(trace)
         probability.add(trace)
@@ -268,8 +270,8 @@ def _proposed(
     prompts = traces.manifest.prompts
     work = [work_of([prompts[i] for i in positions], num_draft_tokens) for positions in batches]
     done, total = 0, sum(work) * (len(drafts) - (known is not None))
-    for positions, own_work in zip(batches, work, strict=True):
-        batch = [traces.load(prompts[position]) for position in positions]
+    read = read_ahead(traces, batches, drafts[0].device)
+    for positions, own_work, batch in zip(batches, work, read, strict=True):
         found = [] if known is None else [[known[position] for position in positions]]
         for draft in drafts[len(found) :]:
             proposals = proposals_of_batch(

@@ -4,7 +4,6 @@ A way out is a sentence, or a sentence and a command: "Judge them: draftquant ga
 in capitals stand for what only the reader knows.
 """
 
-from ...recipes.library import built_in_recipes, load_recipe
 from ..counting.paired_change import RequiredPrompts
 from .anomalies import Background
 from .interim_analysis import Look
@@ -109,11 +108,8 @@ def _promise(recipe: str) -> str:
 
 
 def _options(recipe: str) -> str:
-    """With the backend that every installation has; a vendor's toolkit may be absent."""
     traces = " --traces CALIBRATION" if recipe.endswith(_NEEDS_TRACES) else ""
-    known = recipe in built_in_recipes()
-    backend = " --backend torch" if known and load_recipe(recipe).backend != "torch" else ""
-    return f" --recipe {recipe}{backend}{traces} --out OUT"
+    return f" --recipe {recipe}{traces} --out OUT"
 
 
 def _is_learned(recipe: str) -> bool:

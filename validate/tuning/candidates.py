@@ -61,7 +61,7 @@ class Candidates:
         calibration: for static scales and algorithms that look at inputs; None if none does.
         num_draft_tokens: K.
         shared: the target's tables, for drafts that ship none.
-        allow_zero_rows, fix_config: see `quantize_draft`.
+        allow_zero_rows, fix_config: see `quantize_draft`. precise: see `InputMoments`.
     """
 
     draft: Draft
@@ -73,6 +73,7 @@ class Candidates:
     num_draft_tokens: int
     shared: Mapping[str, Tensor] | None = None
     allow_zero_rows: bool = False
+    precise: bool = False
     fix_config: bool = False
 
     def plan(self, mixture: Mixture, name: str = NAME) -> Plan:
@@ -164,6 +165,7 @@ class Candidates:
             self.calibration,
             num_draft_tokens=self.num_draft_tokens,
             spool=spool,
+            precise=self.precise,
         )
 
 

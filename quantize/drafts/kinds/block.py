@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..forward import BLOCK_ROWS, MAX_SCORES, Attend, DraftForward, DraftPass, finite, positions
+from ..forward import (
+    BLOCK_ROWS,
+    MAX_SCORES,
+    Alive,
+    Attend,
+    DraftForward,
+    DraftPass,
+    finite,
+    positions,
+)
 
 
 class BlockForward(DraftForward):
@@ -76,6 +85,7 @@ class BlockForward(DraftForward):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         num_context = rows[-1] + 1 if rows else 0
         attention = BlockAttention(self, hidden[:, :num_context])
@@ -92,7 +102,8 @@ class BlockForward(DraftForward):
             yield DraftPass(
                 rows=chosen,
                 depths=range(num_draft_tokens),
-                hidden=finite(x, where).view(*ids.shape[:2], *x.shape[1:]),
+                where=where,
+                hidden=(x if alive else finite(x, where)).view(*ids.shape[:2], *x.shape[1:]),
             )
 
 

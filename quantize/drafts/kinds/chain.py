@@ -6,6 +6,10 @@ t + 1 + j at position t + j, attends to the depth-0 rows up to t and to its own 
 recorded ones for as long as every earlier depth was right, and only then does a later depth count.
 
 Rows are evaluated in blocks, so attention scores stay bounded however long the trace is.
+
+Where an earlier depth was wrong, a row need not be drafted deeper. No chain looks at another one's
+deeper rows, so the linears multiply the rows that are left, of all sequences as one; attention, a
+small share, sees them at their old places.
 """
 
 from abc import abstractmethod
@@ -16,7 +20,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..forward import BLOCK_ROWS, MAX_SCORES, Attend, DraftForward, DraftPass, finite, positions
+from ..forward import (
+    BLOCK_ROWS,
+    MAX_SCORES,
+    Alive,
+    Attend,
+    DraftForward,
+    DraftPass,
+    finite,
+    positions,
+)
 
 Keys = tuple[Tensor, Tensor]
 """Keys [B, KV, S, D] and values [B, KV, S, D'] of S rows."""
@@ -60,28 +73,48 @@ class ChainForward(DraftForward):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         num_rows = rows[-1] + 1 if rows else 0
         attention = ChainAttention(num_rows)
 
-        def step(at: range, depth: int, x: Tensor) -> Tensor:
-            attention.begin(at, depth)
+        def step(at: range, depth: int, x: Tensor, kept: Tensor | None) -> Tensor:
+            attention.begin(at, depth, kept)
             read = range(at.start + depth, at.stop + depth, at.step)
             tokens = token_ids[:, read.start + 1 : read.stop + 1 : read.step]
+            places = positions(read, x.device)
+            if kept is not None:
+                tokens, places = tokens.flatten()[kept][None], places[kept % len(at)]
             if depth > 0:
                 tokens, x = self.later_input(tokens, x)
-            x = self.step(tokens, x, positions(read, x.device), attention)
-            return finite(x, f"draft step {depth + 1}")
+            x = self.step(tokens, x, places, attention)
+            return x if alive else finite(x, _named(depth))
 
         for start in range(0, num_rows, block_rows):
             block = range(start, min(start + block_rows, num_rows))
             chains = rows[bisect_left(rows, block.start) : bisect_left(rows, block.stop)]
-            x = step(block, 0, hidden[:, block.start : block.stop])
+            kept: Tensor | None = None
+            x = step(block, 0, hidden[:, block.start : block.stop], kept)
             x = x[:, chains.start - start : chains.stop - start : chains.step]
             for depth in range(num_draft_tokens if chains else 0):
+                if depth > 0 and alive and (left := alive()) is not None:
+                    x = x.flatten(0, 1)[left][None]
+                    kept = left if kept is None else kept[left]
+                if not x.shape[1]:
+                    break
                 if depth > 0:
-                    x = step(chains, depth, x)
-                yield DraftPass(rows=chains, depths=range(depth, depth + 1), hidden=x[:, :, None])
+                    x = step(chains, depth, x, kept)
+                yield DraftPass(
+                    rows=chains,
+                    depths=range(depth, depth + 1),
+                    where=_named(depth),
+                    hidden=x[:, :, None],
+                    kept=kept,
+                )
+
+
+def _named(depth: int) -> str:
+    return f"draft step {depth + 1}"
 
 
 class ChainAttention:
@@ -98,17 +131,20 @@ class ChainAttention:
         self._context: dict[int, list[Keys]] = {}
         self._own: dict[int, list[Keys]] = {}
         self._rows, self._depth = range(0), 0
+        self._kept: Tensor | None = None
 
-    def begin(self, rows: range, depth: int) -> None:
-        """Announce the rows and the depth of the next step."""
-        self._rows, self._depth = rows, depth
+    def begin(self, rows: range, depth: int, kept: Tensor | None = None) -> None:
+        """Announce rows and depth of the next step, and which are left: see `DraftPass.kept`."""
+        self._rows, self._depth, self._kept = rows, depth, kept
         if depth == 0:
             self._own = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of the announced rows."""
-        kept = self._context if self._depth == 0 else self._own
-        kept.setdefault(layer, []).append((k, v))
+        """Attention of the announced rows; those that are not left are zeros, and nobody's."""
+        if self._kept is not None:
+            q, k, v = (self._at_their_places(x, layer) for x in (q, k, v))
+        known = self._context if self._depth == 0 else self._own
+        known.setdefault(layer, []).append((k, v))
         context, own = self._context[layer], self._own.get(layer, [])
         most = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * self._num_rows))
         parts = []
@@ -117,7 +153,23 @@ class ChainAttention:
             chain = [(key[:, :, at], value[:, :, at]) for key, value in own]
             rows = self._rows[at]
             parts.append(_attend(q[:, :, at], context, chain, rows, scale, self._window))
-        return torch.cat(parts, dim=2)
+        mixed = torch.cat(parts, dim=2)
+        if self._kept is None:
+            return mixed
+        sequence, row = self._places()
+        return mixed[sequence, :, row].transpose(0, 1)[None]
+
+    def _at_their_places(self, x: Tensor, layer: int) -> Tensor:
+        """[1, H, n, D] of the rows that are left -> [B, H, T, D]."""
+        batch = self._context[layer][0][0].shape[0]
+        placed = x.new_zeros((batch, x.shape[1], len(self._rows), x.shape[3]))
+        sequence, row = self._places()
+        placed[sequence, :, row] = x[0].transpose(0, 1)
+        return placed
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        assert self._kept is not None  # or nobody asks
+        return self._kept // len(self._rows), self._kept % len(self._rows)
 
 
 def _attend(

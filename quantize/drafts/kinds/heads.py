@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from typing_extensions import override
 
-from ..forward import BLOCK_ROWS, DraftForward, DraftPass, finite
+from ..forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, finite
 
 
 class HeadsForward(DraftForward):
@@ -37,10 +37,23 @@ class HeadsForward(DraftForward):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         for start in range(0, len(rows), block_rows):
             chosen = rows[start : start + block_rows]
             states = hidden[:, chosen.start : chosen.stop : chosen.step]
+            kept: Tensor | None = None
             for depth in range(num_draft_tokens):
-                x = finite(self.propose(states, depth), f"draft head {depth + 1}")
-                yield DraftPass(rows=chosen, depths=range(depth, depth + 1), hidden=x[:, :, None])
+                if depth > 0 and alive and (left := alive()) is not None:
+                    states = states.flatten(0, 1)[left][None]
+                    kept = left if kept is None else kept[left]
+                if not states.shape[1]:
+                    break
+                x, where = self.propose(states, depth), f"draft head {depth + 1}"
+                yield DraftPass(
+                    rows=chosen,
+                    depths=range(depth, depth + 1),
+                    where=where,
+                    hidden=(x if alive else finite(x, where))[:, :, None],
+                    kept=kept,
+                )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..forward import BLOCK_ROWS, DraftForward, DraftPass, finite, positions
+from ..forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, finite, positions
 from .chain import ChainAttention, ChainForward
 
 
@@ -35,6 +35,10 @@ class StagedForward(DraftForward):
         return self._of(hidden).logits(hidden[..., :-1])
 
     @override
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        return self._of(hidden).largest_logits(hidden[..., :-1], most)
+
+    @override
     def head_input(self, hidden: Tensor) -> Tensor:
         # [..., W + 1], all of one module.
         return self._of(hidden).head_input(hidden[..., :-1])
@@ -51,6 +55,7 @@ class StagedForward(DraftForward):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         num_rows = rows[-1] + 1 if rows else 0
         attentions = [ChainAttention(num_rows, self.window) for _ in range(num_draft_tokens)]
@@ -65,9 +70,11 @@ class StagedForward(DraftForward):
                 x = self.modules[depth].step(
                     tokens, x, positions(block, x.device), attentions[depth]
                 )
-                finite(x, f"draft step {depth + 1}")
+                where = f"draft step {depth + 1}"
+                x = x if alive else finite(x, where)
                 if drafting:
                     given = x[:, own]
                     number = torch.full_like(given[..., :1], depth)
                     out = torch.cat((given, number), dim=-1)[:, :, None]
-                    yield DraftPass(rows=drafting, depths=range(depth, depth + 1), hidden=out)
+                    at = range(depth, depth + 1)
+                    yield DraftPass(rows=drafting, depths=at, where=where, hidden=out)

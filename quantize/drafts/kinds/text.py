@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..forward import BLOCK_ROWS, DraftPass
+from ..forward import BLOCK_ROWS, Alive, DraftPass
 from .chain import ChainForward
 
 
@@ -31,6 +31,7 @@ class TextForward(ChainForward):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         before = torch.cat((token_ids[:, :1], token_ids), dim=1)  # the first of them is never read
         nothing = token_ids.new_empty((*token_ids.shape, 0))
@@ -40,6 +41,7 @@ class TextForward(ChainForward):
             rows=_moved(rows, 1),
             num_draft_tokens=num_draft_tokens,
             block_rows=block_rows,
+            alive=alive,
         )
         for one in longer:
             yield replace(one, rows=_moved(one.rows, -1))

@@ -220,9 +220,13 @@ def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, in
 
 
 def only_group(keys: ObjectReader) -> ObjectReader:
-    """The one entry of `config_groups`, which must target every Linear."""
+    """The one entry of `config_groups`, which must target every Linear.
+
+    Its name means nothing: llm-compressor 0.14 writes that of the preset, such as FP8_DYNAMIC.
+    """
     groups = keys.section("config_groups")
-    group = groups.section("group_0")
+    names = groups.names()
+    group = groups.section(names[0] if len(names) == 1 else "group_0")
     groups.finish()
     if group.strings("targets") != ("Linear",):
         raise not_understood(

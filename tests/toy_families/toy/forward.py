@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import BLOCK_ROWS, DraftForward, DraftPass, finite
+from ...forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, finite
 from ...maths import embedding, linear, rms_norm
 from .geometry import ToyGeometry
 
@@ -32,6 +32,7 @@ class ToyForward(DraftForward):
         rows: range,
         num_draft_tokens: int,
         block_rows: int = BLOCK_ROWS,
+        alive: Alive | None = None,
     ) -> Iterator[DraftPass]:
         for start in range(0, len(rows), block_rows):
             chosen = rows[start : start + block_rows]
@@ -39,9 +40,12 @@ class ToyForward(DraftForward):
             for depth in range(num_draft_tokens):
                 first, last = chosen.start + 1 + depth, chosen.stop + 1 + depth
                 state = self._step(token_ids[:, first : last : chosen.step], state)
-                finite(state, f"recurrent step {depth + 1}")
+                where = f"recurrent step {depth + 1}"
                 yield DraftPass(
-                    rows=chosen, depths=range(depth, depth + 1), hidden=state[:, :, None]
+                    rows=chosen,
+                    depths=range(depth, depth + 1),
+                    where=where,
+                    hidden=(state if alive else finite(state, where))[:, :, None],
                 )
 
     @override

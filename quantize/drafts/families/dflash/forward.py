@@ -3,21 +3,21 @@
 Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/model.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend, OnInput
+from ...forward import Attend, OnInput, ProductLogits
 from ...kinds.block import BlockForward
-from ...maths import embedding, linear, rotate
+from ...maths import Product, embedding, rotate
 from ...rope import check_replayed
 from ...shared.module_forward import ModulesForward, gated_mlp
 from .geometry import DFlashGeometry
 
 
-class DFlashForward(ModulesForward, BlockForward):
+class DFlashForward(ModulesForward, BlockForward, ProductLogits):
     """One DFlash draft over weights given by canonical name.
 
     A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
@@ -65,8 +65,8 @@ class DFlashForward(ModulesForward, BlockForward):
         return x[:, 1 - token_ids.shape[1] :]
 
     @override
-    def logits(self, hidden: Tensor) -> Tensor:
-        return linear(self.head_input(hidden), self.weights["lm_head.weight"])
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        return [(self.head_input(hidden), self.weights["lm_head.weight"], None)]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend
+from ...forward import Attend, DraftForward
 from ...maths import embedding, linear
 from ..dflash.forward import DFlashForward
 from .geometry import DFlash2Geometry
@@ -50,6 +50,11 @@ class DFlash2Forward(DFlashForward):
         offered = unary.topk(self.geometry.selector_top_k, dim=-1).indices
         scores = self._scores(hidden, unary)
         return torch.full_like(scores, -torch.inf).scatter(-1, offered, scores.gather(-1, offered))
+
+    @override
+    def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        # No part of the vocabulary tells which tokens are candidates.
+        return DraftForward.largest_logits(self, hidden, most)
 
     @override
     def scores(self, hidden: Tensor) -> Tensor:

@@ -5,12 +5,14 @@ which scores a pool of tokens unless --speculative-domino-candidate-pool-size is
 training, it is the whole vocabulary.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
-from ...maths import embedding, linear
+from ...maths import Product, embedding, linear
 from ..dflash.forward import DFlashForward
 from .geometry import DominoGeometry
 
@@ -39,9 +41,9 @@ class DominoForward(DFlashForward):
         return torch.cat((hidden, correction.masked_fill(uncorrected[:, None], 0)), dim=-1)
 
     @override
-    def logits(self, hidden: Tensor) -> Tensor:
+    def products(self, hidden: Tensor) -> Sequence[Product]:
         correction = hidden[..., self.geometry.hidden_size :]
-        return super().logits(hidden) + linear(correction, self.weights["embed_proj.2.weight"])
+        return [*super().products(hidden), (correction, self.weights["embed_proj.2.weight"], None)]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:

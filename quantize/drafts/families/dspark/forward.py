@@ -4,11 +4,13 @@ Sources: vLLM 0.33 `qwen3_dspark.py` and `spec_decode/dspark/speculator.py` (van
 SGLang 0.5.23 `models/dspark.py`, SpecForge `modeling/draft/dspark.py`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...maths import embedding, linear
+from ...maths import Product, embedding, linear
 from ..dflash.forward import DFlashForward
 from .geometry import DSparkGeometry
 
@@ -39,10 +41,10 @@ class DSparkForward(DFlashForward):
         return torch.cat((h, self._corrections(h, e)), dim=-1)
 
     @override
-    def logits(self, hidden: Tensor) -> Tensor:
-        own = linear(self.head_input(hidden), self.weights["lm_head.weight"])
+    def products(self, hidden: Tensor) -> Sequence[Product]:
         corrections = hidden[..., self.geometry.hidden_size :]
-        return own + linear(corrections, self.weights[f"{_HEAD}markov_w2.weight"])
+        head = self.weights[f"{_HEAD}markov_w2.weight"]
+        return [*super().products(hidden), (corrections, head, None)]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:

@@ -5,17 +5,20 @@ likely token of every head; `medusa/model/medusa_model.py` of FasterDecoding/Med
 engine draws a tree of candidates from the same logits.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
+from ...forward import ProductLogits
 from ...kinds.heads import HeadsForward
-from ...maths import linear
+from ...maths import Product, linear
 from .geometry import MedusaGeometry
 
 
-class MedusaForward(HeadsForward):
+class MedusaForward(HeadsForward, ProductLogits):
     """Medusa heads over weights given by canonical name.
 
     Head i makes of the state x_0 = h of position t, with x_{j+1} = x_j + silu(W_ij x_j + b_ij),
@@ -36,8 +39,9 @@ class MedusaForward(HeadsForward):
         return torch.cat((x, x.new_full((*x.shape[:-1], 1), depth)), dim=-1)
 
     @override
-    def logits(self, hidden: Tensor) -> Tensor:
-        return linear(self.head_input(hidden), self.weights[f"{self._head(hidden)}.weight"])
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        head = self.weights[f"{self._head(hidden)}.weight"]
+        return [(self.head_input(hidden), head, None)]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:

@@ -3,21 +3,21 @@
 Sources: vLLM 0.33 `llama_eagle3.py`, SGLang 0.5.23 `llama_eagle3.py`, SpecForge `llama3_eagle.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend, OnInput
+from ...forward import Attend, OnInput, ProductLogits
 from ...kinds.chain import ChainForward
-from ...maths import embedding
+from ...maths import Product, embedding
 from ..attention.forward import Attention
 from ..module_forward import ModulesForward, gated_mlp
 from .geometry import Eagle3Geometry
 
 
-class Eagle3Forward(ModulesForward, ChainForward):
+class Eagle3Forward(ModulesForward, ChainForward, ProductLogits):
     """One EAGLE-3 draft over weights given by canonical name.
 
     Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden
@@ -69,8 +69,8 @@ class Eagle3Forward(ModulesForward, ChainForward):
         return self.norm("norm", x) if self.geometry.norm_output else x
 
     @override
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.kept_linear("lm_head", self.head_input(hidden))
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        return [(self.head_input(hidden), self.weights["lm_head.weight"], None)]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:

@@ -4,22 +4,22 @@ Sources: `eagle/model/cnets1.py` of SafeAILab/EAGLE @cb7e084; `llama_eagle.py`, 
 `qwen2.py` and `qwen3.py` of vLLM 0.33 and SGLang 0.5.23.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend, OnInput
+from ...forward import Attend, OnInput, ProductLogits
 from ...kinds.chain import ChainForward
 from ...kinds.text import TextForward
-from ...maths import embedding, linear
+from ...maths import Product, embedding
 from ..attention.forward import LlamaAttention
 from ..module_forward import ModulesForward, gated_mlp
 from .geometry import LlamaGeometry
 
 
-class LlamaForward(ModulesForward, ChainForward):
+class LlamaForward(ModulesForward, ChainForward, ProductLogits):
     """Layers over weights given by canonical name; x + o(attention(norm x)), then the MLP alike."""
 
     geometry: LlamaGeometry
@@ -33,10 +33,10 @@ class LlamaForward(ModulesForward, ChainForward):
         )
 
     @override
-    def logits(self, hidden: Tensor) -> Tensor:
+    def products(self, hidden: Tensor) -> Sequence[Product]:
         # A tied head is the embedding.
         head = self.weights.get("lm_head.weight", self.weights["embed_tokens.weight"])
-        return linear(self.head_input(hidden), head)
+        return [(self.head_input(hidden), head, None)]
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Rows of the embedding [B, T, W], in the dtype of the norms."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import Attend, OnInput
+from ...forward import Attend, OnInput, ProductLogits
 from ...kinds.chain import ChainForward
 from ...kinds.staged import StagedForward
-from ...maths import embedding, linear, rms_norm
+from ...maths import Product, embedding, linear, rms_norm
 from ..attention.forward import Attention
 from ..mixture.forward import mixture_mlp
 from ..module_forward import Modules, ModulesForward, gated_mlp
@@ -26,7 +26,7 @@ from .geometry import (
 )
 
 
-class MtpForward(ModulesForward, ChainForward):
+class MtpForward(ModulesForward, ChainForward, ProductLogits):
     """One MTP module over weights given by canonical name; see `Mtp` for the four choices."""
 
     geometry: MtpGeometry
@@ -65,8 +65,10 @@ class MtpForward(ModulesForward, ChainForward):
         return self.norm(self._around("norm"), x) if self.feeds_back_normed else x
 
     @override
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.kept_linear(self._table("lm_head"), self.head_input(hidden))
+    def products(self, hidden: Tensor) -> Sequence[Product]:
+        head = self._table("lm_head")
+        bias = self.weights.get(f"{head}.bias")
+        return [(self.head_input(hidden), self.weights[f"{head}.weight"], bias)]
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:

@@ -1,0 +1,195 @@
+"""Other quantizers beside draftquant: one folder, one scheme, the time and memory of each.
+
+    python -m draftquant.scripts.dev.bench_peers WORKDIR [--draft kimi-linear-dflash]
+        [--schemes fp8 int4] [--python llm-compressor=PATH] [--python torchao=PATH] [--json]
+
+Each runs in a process and an environment of its own; tests/engines/tools_setup makes one with
+llm-compressor and torchao. The draft is generated once and stays in WORKDIR; outputs are deleted
+after `draftquant verify --foreign` has compared them with the draft. draftquant verifies its own
+before it publishes it, so its figures contain verification; those of the others do not.
+
+A tool that cannot take the folder stands there with its error. On a CPU torchao quantizes weights
+alone, and stores INT4 a byte each.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..console import print_table, stderr, table
+from . import PAIRS, REAL_SHAPES
+from .command_lines import benchmark_parser, run_benchmark
+from .measured_process import BenchError, Taken, measured, run_measured
+from .real_shapes.drafts import REAL_DRAFTS
+
+MAKERS = PAIRS.parent / "engines" / "foreign"
+"""Scripts that call other tools, each in the tool's own environment."""
+VARIANT = 2
+"""Of each maker's lists of excludes: embedding, head and fusion stay, as in our recipes."""
+_MAKE = """
+import importlib, pathlib, sys
+folder, module, scheme, source, out, variant = sys.argv[1:]
+sys.path.insert(0, folder)
+make = importlib.import_module(module).make
+make(scheme, pathlib.Path(source), pathlib.Path(out), int(variant))
+"""
+OURS = "draftquant"
+RECIPES = {"fp8": "fp8-ptpc", "int4": "int4-group128"}
+"""Scheme -> our recipe: FP8 per channel with inputs per token; INT4 by groups of 128."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Another tool: its maker, and what it calls our schemes."""
+
+    maker: str
+    schemes: Mapping[str, str]
+
+
+PEERS: Mapping[str, Peer] = {
+    "llm-compressor": Peer(
+        maker="by_llmcompressor", schemes={"fp8": "FP8_DYNAMIC", "int4": "W4A16"}
+    ),
+    "quark": Peer(maker="by_quark", schemes={"fp8": "file-ptpc_fp8", "int4": "file-int4_wo_128"}),
+    "modelopt": Peer(
+        maker="by_modelopt",
+        schemes={"fp8": "FP8_PER_CHANNEL_PER_TOKEN_CFG", "int4": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG"},
+    ),
+    "torchao": Peer(
+        maker="by_torchao", schemes={"fp8": "float8-weights", "int4": "int4-group128-unpacked"}
+    ),
+}
+"""llm-compressor's `model_free_ptq`, Quark from file to file, ModelOpt's export, torchao."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one tool took for one scheme.
+
+    Attributes:
+        bytes_out: of the folder that it wrote; 0 where it wrote none.
+        found: what our verification says of that folder, or the tool's error.
+    """
+
+    scheme: str
+    tool: str
+    cpu_seconds: float
+    wall_seconds: float
+    peak_bytes: int
+    bytes_out: int
+    found: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 2 where the draft cannot be made."""
+    return run_benchmark(_parser(), arguments, _measure, _print)
+
+
+def _measure(asked: argparse.Namespace) -> list[Row]:
+    asked.workdir.mkdir(parents=True, exist_ok=True)
+    source = asked.source or _generated(asked.workdir / "draft", asked.draft, asked.divide)
+    pythons = {name: sys.executable for name in (OURS, *PEERS)} | dict(asked.python)
+    return [
+        _run(scheme, tool, pythons[tool], source, asked.workdir / f"{tool}-{scheme}")
+        for scheme in asked.schemes
+        for tool in (OURS, *PEERS)
+    ]
+
+
+def _generated(draft: Path, name: str, divide: int) -> Path:
+    if not draft.exists():
+        options = ("--draft", name, "--divide", str(divide))
+        measured("the draft", "-m", REAL_SHAPES, str(draft), *options)
+    return draft
+
+
+def _run(scheme: str, tool: str, python: str, source: Path, out: Path) -> Row:
+    """One tool on a warm page cache; its output is verified, measured and deleted."""
+    if out.exists():
+        raise BenchError(out, "exists already", fix="move it, or use another WORKDIR")
+    os.sync()
+    for path in source.iterdir():
+        path.read_bytes()
+    taken = run_measured(python, *_command(scheme, tool, source, out))
+    row = Row(
+        scheme=scheme,
+        tool=tool,
+        cpu_seconds=taken.cpu_seconds,
+        wall_seconds=taken.wall_seconds,
+        peak_bytes=taken.peak_bytes,
+        bytes_out=sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
+        found=_last(taken) if taken.status else _verified(source, out),
+    )
+    shutil.rmtree(out, ignore_errors=True)
+    stderr().line(f"{tool} {scheme}: {row.cpu_seconds:.1f} CPU s; {row.found}")
+    return row
+
+
+def _command(scheme: str, tool: str, source: Path, out: Path) -> tuple[str, ...]:
+    if tool == OURS:
+        recipe = ("--recipe", RECIPES[scheme], "--out", str(out))
+        return ("-m", "draftquant", "quantize", str(source), *recipe)
+    peer = PEERS[tool]
+    folders = (str(source), str(out), str(VARIANT))
+    return ("-c", _MAKE, str(MAKERS), peer.maker, peer.schemes[scheme], *folders)
+
+
+def _verified(source: Path, out: Path) -> str:
+    command = ("-m", "draftquant", "verify", str(out), "--against", str(source), "--foreign")
+    taken = run_measured(sys.executable, *command)
+    if taken.status == 0:
+        return "verified"
+    faults = [line.strip() for line in taken.stdout.splitlines() if line.startswith("  ")]
+    return f"{len(faults)} faults: {faults[0]}" if taken.status == 1 and faults else _last(taken)
+
+
+def _last(taken: Taken) -> str:
+    """What a process said last but for the fix: its error."""
+    said = [line for line in taken.last_lines if line.strip() and "fix: " not in line]
+    return said[-1].strip() if said else f"ended with status {taken.status}"
+
+
+def _print(asked: argparse.Namespace, rows: Sequence[Row]) -> None:
+    where = asked.source or f"{asked.draft} / {asked.divide}"
+    columns = ("scheme", "tool", "CPU s", "wall s", "peak MB", "GB out", "found")
+    found = table(f"Quantizers on {where}", *columns, right=columns[2:6])
+    for row in rows:
+        found.row(row.scheme, row.tool, *_figures(row), row.found)
+    print_table(found)
+
+
+def _figures(row: Row) -> Iterator[str]:
+    yield from (f"{row.cpu_seconds:.1f}", f"{row.wall_seconds:.1f}")
+    yield from (f"{row.peak_bytes / 1e6:,.0f}", f"{row.bytes_out / 1e9:.3f}")
+
+
+def _named_python(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if name not in PEERS or not path:
+        raise argparse.ArgumentTypeError(f"expected NAME=PATH, NAME one of {', '.join(PEERS)}")
+    return name, path
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = benchmark_parser("bench_peers", __doc__.partition("\n")[0])
+    parser.add_argument("--draft", default="kimi-linear-dflash", choices=REAL_DRAFTS)
+    parser.add_argument("--divide", type=int, default=1, help="a smaller draft, for a quick try")
+    parser.add_argument("--source", type=Path, help="a folder to quantize instead")
+    parser.add_argument("--schemes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument(
+        "--python",
+        action="append",
+        type=_named_python,
+        default=[],
+        metavar="NAME=PATH",
+        help="the interpreter of a tool's environment (default: this one)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Behind a proposal that is wrong nothing is computed, and what counts is the same, for every kind.
+
+Random drafts are right about nothing. Their tokens are therefore read modulo 2 here, so that half
+of the proposals are right by chance, and every number of accepted tokens occurs.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.passes import counted_rows
+from draftquant.calibration.passes.predictions import NOTHING, Proposals, batch_proposals
+from draftquant.quantize.drafts import maths
+from draftquant.quantize.drafts.forward import DraftForward
+from draftquant.quantize.drafts.kinds.chain import ChainForward
+from draftquant.quantize.drafts.kinds.heads import HeadsForward
+from draftquant.quantize.errors import ForwardError
+from draftquant.quantize.stored.loading import load_draft
+from tiny import tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_dspark import tiny_dspark
+from tiny_llama import tiny_eagle1, tiny_language_model, with_mask_hidden
+from tiny_medusa import tiny_medusa
+from tiny_mla import tiny_eagle3_mla
+from tiny_mtp import tiny_mimo_mtp, tiny_step3p5_mtp
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
+K, NUM_TOKENS, VOCAB = 3, 40, 96
+COUNTED = (range(4, 30), range(2, 36), range(9, 9))
+"""Rows of three sequences: of answers that begin and end at other places, and of a short one."""
+
+KINDS: Mapping[str, Callable[[Path], Path]] = {
+    "eagle3": tiny_eagle3_llama,
+    "mla": tiny_eagle3_mla,
+    "peagle": lambda folder: with_mask_hidden(tiny_eagle3_llama(folder)),
+    "eagle1": lambda folder: tiny_eagle1(folder, head=True),
+    "mtp": tiny_mimo_mtp,
+    "modules": tiny_step3p5_mtp,
+    "text": tiny_language_model,
+    "dflash": tiny_dflash,
+    "dflash2": lambda folder: tiny_dflash(folder, kind="dflash2"),
+    "domino": lambda folder: tiny_dflash(folder, kind="domino"),
+    "dspark": lambda folder: tiny_dspark(folder, markov_head="rnn"),
+    "medusa": tiny_medusa,
+}
+
+
+def shared(hidden: int = 64) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn((VOCAB, hidden), generator=generator)
+        for name in ("embed_tokens.weight", "lm_head.weight")
+    }
+
+
+class Run:
+    """A draft and random text: what it proposes, and how many rows it multiplied for that."""
+
+    def __init__(self, folder: Path, to_target: Callable[[Tensor], Tensor]) -> None:
+        self.rows = {"layers": 0, "head": 0}
+        draft = load_draft(folder, dtype=torch.float64, shared=shared(), on_input=self._seen)
+        self.forward: DraftForward = draft.forward
+        self.forward.to_target = to_target  # type: ignore[method-assign]
+        generator = torch.Generator().manual_seed(5)
+        features = (3, NUM_TOKENS - 1, draft.geometry.hidden_size)
+        self.hidden = torch.randn(features, generator=generator, dtype=torch.float64)
+        self.token_ids = torch.randint(2, (3, NUM_TOKENS), generator=generator)
+
+    def _seen(self, name: str, x: Tensor) -> Tensor:
+        part = "head" if "head" in name and "self_attn" not in name else "layers"
+        self.rows[part] += x.shape[:-1].numel() * (part == "head" or "o_proj" in name)
+        return x
+
+    def proposals(self, *, counted: bool, temperature: float | None = None) -> Proposals:
+        self.rows.update(layers=0, head=0)
+        return batch_proposals(
+            self.forward,
+            self.hidden,
+            self.token_ids,
+            rows=range(2, 36),
+            num_draft_tokens=K,
+            temperature=temperature,
+            block_rows=16,
+            counted=COUNTED if counted else None,
+        )
+
+
+def by_two(ids: Tensor) -> Tensor:
+    return ids % 2
+
+
+@pytest.fixture(params=KINDS)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    return Run(KINDS[request.param](tmp_path / request.param), by_two)
+
+
+def test_what_counts_is_the_same_and_the_rest_is_not_computed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counted_rows, "FEWEST_ROWS", 2)
+    every = run.proposals(counted=False).token_ids
+    all_rows = dict(run.rows)
+    found = run.proposals(counted=True).token_ids
+    outcomes, alive = set(), [0] * (K + 1)
+    for i, own in enumerate(COUNTED):
+        for row in range(2, 36):
+            mine, whole = found[i, row - 2].tolist(), every[i, row - 2].tolist()
+            recorded = run.token_ids[i, row + 2 : row + 2 + K].tolist()
+            right = [a == b for a, b in zip(whole, recorded, strict=True)]
+            accepted = [*right, False].index(False)
+            reached = min(accepted + 1, K) if row in own else 0
+            assert mine == whole[:reached] + [NOTHING] * (K - reached)
+            for depth in range(reached):
+                alive[depth] += 1
+            outcomes |= {accepted} if row in own else set()
+    assert outcomes == {0, 1, 2, 3}
+    assert all_rows["head"] == 3 * 34 * K
+    few = 9 * K * 2  # of each of at most 9 blocks and each depth, filled up
+    assert sum(alive) <= run.rows["head"] <= sum(alive) + few < all_rows["head"]
+    if isinstance(run.forward, ChainForward):
+        assert run.rows["layers"] < 0.8 * all_rows["layers"]
+    elif not isinstance(run.forward, HeadsForward):  # theirs have no attention
+        assert run.rows["layers"] == all_rows["layers"]
+
+
+@pytest.mark.some(5)
+def test_the_largest_logits_by_parts_of_the_vocabulary(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, *_) = run.forward.passes(run.hidden, run.token_ids, rows=range(2, 36), num_draft_tokens=K)
+    hidden = one.hidden[:, :, 0].flatten(0, 1)
+    expected, ids = run.forward.logits(hidden).max(-1)
+    for widened, most in ((2**24, 2**26), (1, 2**26), (2**24, 7 * len(hidden)), (2**24, 1)):
+        monkeypatch.setattr(maths, "MAX_WIDENED", widened)
+        top, found = run.forward.largest_logits(hidden, most)
+        assert torch.equal(found, ids)
+        torch.testing.assert_close(top, expected, rtol=0, atol=1e-12)
+
+
+def test_of_equal_logits_the_first_and_of_nan_nothing_is_hidden() -> None:
+    x, weight = torch.ones(3, 1), torch.tensor([[1.0], [2.0], [0.0], [2.0], [1.0]])
+    x[1] = -1
+    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])
+    for most in (15, 6, 3):
+        top, ids = maths.largest_of([(x, weight, None)], most)
+        assert (top.tolist(), ids.tolist()) == ([2, 0, 2], [1, 2, 1])
+        top, ids = maths.largest_of([(x, weight, None), (x, weight, bias)], most)
+        assert (top.tolist(), ids.tolist()) == ([4, 0, 4], [1, 2, 1])
+        for at in range(5):
+            broken = weight.clone()
+            broken[at] = math.nan
+            assert maths.largest_of([(x, broken, None)], most)[0].isnan().all()
+
+
+def test_a_draft_that_draws_stops_where_it_cannot_propose(tmp_path: Path) -> None:
+    run = Run(tiny_eagle3_llama(tmp_path / "draft"), lambda ids: 3 * ids)
+    generator = torch.Generator().manual_seed(2)
+    run.token_ids = torch.randint(12, run.token_ids.shape, generator=generator)
+    every = run.proposals(counted=False, temperature=0.7).recorded_logprobs
+    found = run.proposals(counted=True, temperature=0.7).recorded_logprobs
+    assert every is not None
+    assert found is not None
+    never, finite = every == -math.inf, 0
+    for i, own in enumerate(COUNTED):
+        for row in own:
+            ends = [*never[i, row - 2].tolist(), True].index(True)
+            torch.testing.assert_close(found[i, row - 2, :ends], every[i, row - 2, :ends])
+            assert found[i, row - 2, ends:].eq(-math.inf).all()
+            finite += ends
+    assert finite > 20
+
+
+def test_nan_is_refused_where_it_is_looked_at(tmp_path: Path) -> None:
+    run = Run(tiny_eagle3_llama(tmp_path / "draft"), by_two)
+    weights: Any = run.forward.weights
+    weights["lm_head.weight"][3, 0] = math.nan
+    with pytest.raises(ForwardError, match="draft rows 2 to 15: logits are NaN"):
+        run.proposals(counted=True)
+    weights["layers.0.mlp.down_proj.weight"][0, 0] = math.inf
+    with pytest.raises(ForwardError, match="draft step 1: hidden states are NaN"):
+        run.proposals(counted=True)
