@@ -79,6 +79,7 @@ def learned_and_replayed(run: Run) -> Iterator[Row]:
         found = JOBS["replay"](
             drafts=[str(draft)], traces=str(traces), device=str(run.device), dtype=name,
             batch_size=None,
+            num_draft_tokens=3,
         )  # fmt: skip
         yield _replay_row(run, traces, name, rate, found["seconds"])
     yield _row("learning, one step of 4 prompts", f"{_step_seconds(run, draft, traces):.3f} s",
