@@ -20,17 +20,22 @@ from .errors import PASS_TRACES, BackendError
 from .files.row_blocks import row_blocks
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import TensorInfo
-from .layouts import Columns, get_layout
+from .layouts import Columns, get_layout, rows_of_block
 from .measured import Measured
 from .numerics.absmax import row_absmax
 from .numerics.quantized_weight import QuantizedWeight, carried
 from .outputs import OpenOutputs, finish, largest_first, workers
 from .quantization_plan import Plan, Step
 
-BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores
-COLUMN_BLOCK_BYTES = 8 * BLOCK_BYTES  # where columns take their turns: long ones cost less each
-ROWS = 128
-"""Blocks have a multiple of this many rows: whole blocks of FP8 scales, whole transposed words."""
+CPU = torch.device("cpu")
+BLOCK_BYTES = 512 << 10
+"""Of the source weight: with its float32 copies it fits the cache of a core."""
+COLUMN_BLOCK_BYTES = 64 << 20
+"""Where columns take their turns: long ones cost less each."""
+GPU_BLOCK_BYTES = 512 << 20
+"""On a GPU: whole matrices but for heads; GPTQ takes ten times as much."""
+WRITE_BYTES = 4 << 20
+"""Written at once: the kernel lets one thread at a time write to a file, and the others wait."""
 
 
 def execute(
@@ -42,6 +47,7 @@ def execute(
     exponents: Mapping[str, int],
     allow_zero_rows: bool,
     on_progress: Callable[[Step], None],
+    device: torch.device = CPU,
 ) -> None:
     """Write what is not copied into the safetensors files of a plan, and wait for what is.
 
@@ -53,6 +59,7 @@ def execute(
         exponents: of balanced norms and of the linears behind them: on-disk module -> k of 2^k.
         allow_zero_rows: store all-zero rows instead of refusing them.
         on_progress: called in this thread after each tensor.
+        device: where codes are computed and packed, unless a vendor's toolkit computes them.
 
     Raises:
         BackendError: a weight holds NaN, inf or an all-zero row, the toolkit failed, or nothing was
@@ -61,7 +68,9 @@ def execute(
         OSError: writing failed.
     """
     with workers() as pool:
-        execution = _Execution(pool, plan, run, backend, measured, exponents, allow_zero_rows)
+        execution = _Execution(
+            pool, plan, run, backend, measured, exponents, allow_zero_rows, device
+        )
         execution.run(on_progress)
         finish(run.copies, on_progress)
 
@@ -78,8 +87,10 @@ class _Execution:
         measured: Measured,
         exponents: Mapping[str, int],
         allow_zero_rows: bool,
+        device: torch.device,
     ) -> None:
         self._plan, self._backend, self._measured = plan, backend, measured
+        self._device = device if backend.streams_rows else CPU
         self._exponents, self._allow_zero_rows = exponents, allow_zero_rows
         self._inputs, self._outputs, self._copied = run.inputs, run.files, run.copied
         self._pool = pool
@@ -167,7 +178,8 @@ class _Execution:
         tensor = step.row.tensor
         exponent = self._exponents.get(step.row.module, 0)
         source = self._inputs[tensor.file]
-        for rows in row_blocks(source, tensor, block_bytes=block_bytes, multiple=ROWS):
+        multiple = rows_of_block(self._plan.format_of(step).weights)
+        for rows in row_blocks(source, tensor, block_bytes=block_bytes, multiple=multiple):
             if exponent:
                 multiply_columns(rows, exponent, tensor.name)
             yield rows
@@ -178,14 +190,17 @@ class _Execution:
         tensor, weights = step.row.tensor, self._plan.format_of(step).weights
         backend = self._backend_of(step)
         absmax = self._absmax.get(step.row.module)
+        absmax = None if absmax is None else absmax.to(self._device)
         whole = self._found(step) if backend.needs == "codes" else None
         first = 0
         block_bytes = BLOCK_BYTES if moments is None else COLUMN_BLOCK_BYTES
+        if self._device != CPU and whole is None:
+            block_bytes = GPU_BLOCK_BYTES
         for rows in self._blocks(step, block_bytes if backend.streams_rows else tensor.nbytes):
             if absmax is None:
                 self._checked_absmax(rows, tensor.name, first)
             if whole is None:
-                block = backend.quantize(rows, weights, absmax, moments)
+                block = backend.quantize(rows.to(self._device), weights, absmax, moments)
             else:
                 block = whole.block(slice(first, first + len(rows)))
             yield carried(block) if weights.carrier else block
@@ -267,7 +282,7 @@ def store_linear(
     """
     layout = get_layout(recipe.layout)
     module = weight.name.removesuffix(".weight")
-    written: dict[str, int] = {}
+    gathered: dict[str, _Rows] = {}
     columns: dict[str, list[Tensor]] = {}
     block = QuantizedWeight(codes=torch.empty(0), scale=torch.empty(0))
     for block in blocks:
@@ -275,12 +290,36 @@ def store_linear(
             if isinstance(data, Columns):
                 columns.setdefault(name, []).append(data.tensor)
             else:
-                offset = written.get(name, 0)
-                written[name] = offset + output.write(name, data, offset=offset)
+                gathered.setdefault(name, _Rows(output, name)).add(data)
+    for rows in gathered.values():
+        rows.write()
     for name, parts in columns.items():
         output.write(name, torch.cat(parts, dim=1))
     for name, data in layout.encode_whole(weight, block, recipe, input_scale).items():
         output.write(name, data)
+
+
+class _Rows:
+    """Rows of a stored tensor, from the first to the last, gathered and written some at a time."""
+
+    def __init__(self, output: SafetensorsFile, name: str) -> None:
+        self._output, self._name = output, name
+        self._parts: list[Tensor] = []
+        self._nbytes = self._offset = 0
+
+    def add(self, rows: Tensor) -> None:
+        """The next rows."""
+        self._parts.append(rows.contiguous().reshape(-1).view(torch.uint8))
+        self._nbytes += rows.nbytes
+        if self._nbytes >= WRITE_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """What is gathered."""
+        if self._parts:
+            written = self._output.write(self._name, torch.cat(self._parts), offset=self._offset)
+            self._offset += written
+            self._parts, self._nbytes = [], 0
 
 
 def _canonical(step: Step) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -35,6 +35,9 @@ from .measured import NOTHING_MEASURED, Measured
 from .outputs import files_of, opened
 from .quantization_plan import Plan, Step
 from .verify import VerifyReport, verify
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -98,6 +101,7 @@ def quantize_draft(
     on_progress: Callable[[Step], None] = lambda _step: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
     on_verified: Callable[[int, int], None] | None = None,
+    device: "Callable[[], torch.device] | None" = None,
 ) -> QuantizeReport:
     """Quantize a draft into a new folder: write, verify by re-reading, rename.
 
@@ -118,6 +122,8 @@ def quantize_draft(
         on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "verify" and
             "sync" when they begin.
         on_verified: called with bytes re-read and bytes to re-read, of both folders.
+        device: says where quantized values are computed, unless a vendor's toolkit does, once
+            torch is imported; None = on the CPU.
 
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
@@ -152,6 +158,7 @@ def quantize_draft(
         on_progress=on_progress,
         on_stage=on_stage,
         on_verified=on_verified,
+        device=device,
     )
     return quantization.report(publish(quantization, on_stage))
 
@@ -178,6 +185,7 @@ class _Quantization(Rewrite[VerifyReport]):
     on_progress: Callable[[Step], None]
     on_stage: Callable[[str], None]
     on_verified: Callable[[int, int], None] | None
+    device: "Callable[[], torch.device] | None"
 
     @override
     def write_tensors(self, staging: Path) -> None:
@@ -189,7 +197,7 @@ class _Quantization(Rewrite[VerifyReport]):
             if step.action in ("keep", "transform") and step.row.module not in changed
         ]
         with opened(plan.draft.checkpoint, staging, plan.steps, kept=kept) as run:
-            from .execute import execute  # torch is imported while the kernel copies
+            from .execute import CPU, execute  # torch is imported while the kernel copies
 
             check_backends(plan.recipe)
             backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
@@ -204,6 +212,7 @@ class _Quantization(Rewrite[VerifyReport]):
                 measured=self.measured,
                 exponents=exponents,
                 allow_zero_rows=self.allow_zero_rows,
+                device=CPU if self.device is None else self.device(),
                 on_progress=self.on_progress,
             )
 

@@ -154,7 +154,7 @@ def test_record_turns_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     arguments = ["record", "--target", str(target), "--prompts", str(file)]
-    arguments += ["--max-new-tokens", "12", "--aux-layers", "0,1,2"]
+    arguments += ["--max-new-tokens", "12", "--aux-layers", "0,1,2", "--dtype", "float32"]
     assert main([*arguments, "--out", str(tmp_path / "all"), "--turns", "all", "--tables"]) == 0
     printed = capsys.readouterr()
     assert f"{tmp_path / 'all'}: 6 traces" in printed.out

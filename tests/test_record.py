@@ -140,6 +140,19 @@ def test_bfloat16_is_computed_and_stored(target: Path, tmp_path: Path) -> None:
     assert low.manifest.features.dtype == "bfloat16"
 
 
+def test_features_are_rounded_once_where_they_are_stored_narrower(
+    target: Path, tmp_path: Path
+) -> None:
+    wide, narrow = (
+        record_traces(target, PROMPTS[:2], tmp_path / str(to), max_new_tokens=4, stored=to)
+        for to in (None, "bfloat16")
+    )
+    assert narrow.manifest.features.dtype == "bfloat16"
+    for one, other in zip(wide, narrow, strict=True):
+        assert torch.equal(other.token_ids, one.token_ids)
+        assert torch.equal(other.features, one.features.bfloat16())
+
+
 def test_long_prompts_are_read_in_pieces(
     target: Path, tmp_path: Path, traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

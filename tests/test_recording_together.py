@@ -10,8 +10,10 @@ from draftquant.calibration.recording import batch_plan, continuing
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.recording.row_schedule import Together, Waiting, give_way
+from draftquant.calibration.recording.slot_cache import SlotCache
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionLayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -167,6 +169,26 @@ def test_memory_bounds_the_rows(
     found = recorded(target, tmp_path / "two", on_note=notes.append)
     assert notes[0].startswith("2 prompts are run together instead of 4: ")
     alike(found, alone, 1e-5)
+
+
+def test_what_is_remembered_goes_with_its_row() -> None:
+    """Keys in the last columns, recurrent states as they are; and both move when rows are left."""
+    read: Any = DynamicCache()
+    read.layers = [DynamicLayer(), LinearAttentionLayer()]
+    keys, state = torch.arange(6.0).view(2, 1, 3, 1), torch.arange(8.0).view(2, 1, 2, 2) + 1
+    read.update(keys, -keys, 0)
+    read.update_recurrent_state(state, 1)
+    held = SlotCache(read, 3)
+    held.restart(5)
+    held.admit(read, torch.tensor([2, 0]), None)
+    layer, recurrent = held.cache.layers
+    assert held.num_columns == 5
+    assert torch.equal(layer.keys[[2, 0], :, 2:], keys)
+    assert torch.equal(recurrent.recurrent_states[0][[2, 0]], state)
+    held.keep(torch.tensor([0, 2]))
+    held.trim(3)
+    assert torch.equal(layer.values, -keys.flip(0))
+    assert torch.equal(recurrent.recurrent_states[0], state.flip(0))
 
 
 # ---- who is read together, and when

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from data_free import DATA_FREE
+from draftquant.quantize import execute
 from draftquant.quantize.checks import checked_scales
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import (
@@ -167,6 +168,18 @@ def test_reads_and_writes_that_the_kernel_cuts_short(
     quantized(source, "blackwell-fp8", tmp_path / "short")
     monkeypatch.undo()
     assert files(tmp_path / "short") == files(tmp_path / "whole")
+
+
+def test_pieces_of_a_weight_lie_one_behind_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small blocks are, and however few are written at once."""
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    quantized(source, "int4-channel", tmp_path / "whole")
+    monkeypatch.setattr(execute, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(execute, "WRITE_BYTES", 1)
+    quantized(source, "int4-channel", tmp_path / "pieces")
+    assert files(tmp_path / "pieces") == files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("recipe", [n for n in DATA_FREE if has_groups(n)])

@@ -149,6 +149,11 @@ def test_record_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*command, "--out", str(tmp_path / "plain"), "--device", "cpu"]) == 0
     assert main([*command, "--out", str(tmp_path / "fused"), "--fused"]) == 0
     assert TraceFolder.open(tmp_path / "fused").manifest.features.kind == "fused"
+    # The target's weights are BF16, and so are its traces, unless they are asked for otherwise.
+    assert TraceFolder.open(tmp_path / "fused").manifest.features.dtype == "bfloat16"
+    assert TraceFolder.open(tmp_path / "plain").manifest.features.dtype == "bfloat16"
+    assert main([*command, "--out", str(tmp_path / "wide"), "--dtype", "float32"]) == 0
+    assert TraceFolder.open(tmp_path / "wide").manifest.features.dtype == "float32"
     capsys.readouterr()
     assert main([*command, "--out", str(tmp_path / "no"), "--device", "cuda:9"]) == 2
     assert "--device: there is no cuda:9" in capsys.readouterr().err

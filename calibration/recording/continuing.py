@@ -17,9 +17,8 @@ from .row_schedule import Together, Waiting, give_way
 
 MAX_LOGITS = 2**26
 """Elements of one logits tensor while reading prompts: 256 MB in float32."""
-_LOOK_EVERY = {"cpu": 1}
-"""Runs between two looks at what has ended, by device: one that runs ahead would wait each time."""
-_LOOK_SELDOM = 8
+_LOOK_EVERY = {"cpu": 1, "cuda": 8}
+"""Runs between two looks at what has ended: a device that runs ahead would wait for each."""
 
 Fuse = Callable[[Tensor], Tensor]
 """What a draft's fc makes of the features [n, width] of one prompt."""
@@ -94,6 +93,7 @@ class Continuing:
         together: what the target can run together.
         batch_size: rows at most.
         fuse: made of a prompt's features; None = they stay as they are.
+        stored: dtype that features leave in; None = the target's.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Continuing:
         together: Together,
         batch_size: int,
         fuse: Fuse | None = None,
+        stored: torch.dtype | None = None,
     ) -> None:
         self._target, self._prompts, self._limits = target, prompts, limits
         self._decoding, self._together, self._fuse = decoding, together, fuse
@@ -117,12 +118,13 @@ class Continuing:
             max(length + limit for length, limit in zip(lengths, limits, strict=True)),
             width=target.width,
             dtype=target.model.dtype,
+            stored=stored or target.model.dtype,
             spec=decoding.logprob_spec,
             device=target.device,
         )
         self._ends = target.ends[:0] if decoding.ignore_eos else target.ends
         self._ends_on_device = self._ends.to(target.device)
-        self._look_every = _LOOK_EVERY.get(target.device.type, _LOOK_SELDOM)
+        self._look_every = _LOOK_EVERY.get(target.device.type, 1)
         self._num_runs = 0
         self.rows: list[RunningRow] = []
         self.cache: Any = None

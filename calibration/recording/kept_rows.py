@@ -29,7 +29,8 @@ class KeptRows:
 
     Args:
         num_rows: R. longest: entries of a row.
-        width: of the features; dtype: theirs.
+        width: of the features.
+        dtype: that they are computed in. stored: that they leave in.
         spec: which log-probabilities are kept.
         device: of the buffers.
     """
@@ -41,6 +42,7 @@ class KeptRows:
         *,
         width: int,
         dtype: torch.dtype,
+        stored: torch.dtype,
         spec: LogprobSpec | None,
         device: torch.device,
     ) -> None:
@@ -49,6 +51,7 @@ class KeptRows:
 
         num_top = spec.num_top if spec else 0
         self._features = buffer(width, dtype=dtype)
+        self._stored = stored
         self._top1 = buffer(dtype=torch.int64)
         self._token = buffer(dtype=torch.int64)
         self._logprob = buffer(dtype=torch.float32) if spec else None
@@ -129,6 +132,8 @@ class KeptRows:
         """What is at these places, copied to the CPU together."""
         parts = [buffer[row, entries] for row, entries in places]
         packed = torch.cat([change(part) for part in parts] if change else parts)
+        if buffer is self._features:
+            packed = packed.to(self._stored)
         return list(torch.split(_to_cpu(packed), [len(part) for part in parts]))
 
 

@@ -3,6 +3,7 @@
 It knows the target; of drafts it knows only which layers they read and how they fuse them.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ def record_traces(
     aux_layer_ids: Sequence[int] | None = None,
     fuse_with: LoadedDraft | None = None,
     dtype: FeatureDtype = "float32",
+    stored: FeatureDtype | None = None,
     batch_size: int = 32,
     placement: Placement = ON_CPU,
     table_ids: Collection[int] | None = None,
@@ -69,7 +71,8 @@ def record_traces(
             `fuse_with`, else [1, L/2 - 1, L - 4].
         fuse_with: store this draft's fused features, narrower but of use for drafts with the same
             fc only; it must compute in `dtype`, on any device.
-        dtype: the target computes in, and features are stored in.
+        dtype: the target computes in.
+        stored: that features are rounded to at last; None = `dtype`.
         batch_size: prompts run together at most; fewer where memory does not hold them.
         placement: where the target runs.
         table_ids: carry the target's embedding and head, for drafts without their own; with the
@@ -97,7 +100,8 @@ def record_traces(
         shape = shape_of(model.config.get_text_config(), len(layers))
         identity = target_identity(target, shape)
         ids = chosen_layers(aux_layer_ids, fuse_with, shape)
-        spec = feature_spec(shape, ids, fuse_with, dtype)
+        computed = feature_spec(shape, ids, fuse_with, dtype)
+        spec = dataclasses.replace(computed, dtype=stored or dtype)
         last_state = fuse_with is not None and not fuse_with.geometry.reads_layers
         with (
             trace_output(
@@ -123,6 +127,7 @@ def record_traces(
                 decoding,
                 batch_size=batch_size,
                 fuse=None if fuse_with is None else partial(_fused, fuse_with),
+                stored=spec.dtype,
                 on_progress=on_progress,
                 on_note=on_note,
             )
@@ -138,6 +143,7 @@ def record_into(
     *,
     batch_size: int,
     fuse: Fuse | None = None,
+    stored: FeatureDtype | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     on_note: Callable[[str], None] = lambda _note: None,
 ) -> None:
@@ -151,6 +157,7 @@ def record_into(
         decoding: how tokens are chosen.
         batch_size: as of `record_traces`, and the last two.
         fuse: made of the features of each prompt; None = they stay as they are.
+        stored: dtype of the folder's features; None = the target's.
         on_progress: see `_Work`.
         on_note: hears why fewer prompts run together than could.
     """
@@ -164,6 +171,7 @@ def record_into(
         together=plan.together,
         batch_size=plan.batch_size,
         fuse=fuse,
+        stored=FEATURE_DTYPES[stored][0] if stored else None,
     )
     with BackgroundWriter(writer) as behind:
         for left in running.run(work.ran):
@@ -176,10 +184,11 @@ class _Work:
     """How much a recording has computed of what it will at most, in tokens.
 
     A run of the target on few tokens takes about as long as one on `_LEAST` more: it reads all the
-    weights. Prompts that run together share that.
+    weights. Prompts that run together share that. Such runs are also the trial before.
     """
 
     _LEAST = 32
+    _TRIAL = 14 * _LEAST
 
     def __init__(
         self,
@@ -194,8 +203,8 @@ class _Work:
             length + limit * new
             for length, limit, new in zip(lengths, limits, self._new, strict=True)
         ]
-        self._left, self._told = 0.0, 0
-        self._total = max(1, round(sum(self._whole)))
+        self._left, self._told = float(self._TRIAL), 0
+        self._total = self._TRIAL + round(sum(self._whole))
         self._on_progress = on_progress
 
     def ran(self, rows: Sequence[RunningRow]) -> None:

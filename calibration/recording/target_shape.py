@@ -18,6 +18,7 @@ from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.trace_folder import file_sha256
 
 _TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
+_DTYPE_KEYS = ("dtype", "torch_dtype")  # transformers 5 and 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,21 @@ class TargetShape:
             max_positions=longest if type(longest) is int else None,
             plain_latent_rope="kv_lora_rank" in text and not _scales_rope(text),
         )
+
+
+def has_bf16_weights(target: Path) -> bool:
+    """Whether the target's config.json says that it is stored, and so served, in BF16.
+
+    Raises:
+        TraceError: there is no config.json.
+    """
+    try:
+        config = read_json_object(target / CONFIG_FILE, no_target(target))
+    except CheckpointError as exc:
+        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
+    sections = [config, *(config.get(name) for name in _TEXT_SECTIONS)]
+    said = [s.get(key) for s in sections if isinstance(s, Mapping) for key in _DTYPE_KEYS]
+    return "bfloat16" in said
 
 
 def _scales_rope(config: Mapping[str, Any]) -> bool:

@@ -74,7 +74,7 @@ def _best(
 ) -> Tensor:
     """The scale of each row with the smallest sum of squared errors; the largest of equals."""
     wide = rows.float()
-    best, least = torch.empty(0), torch.full((len(rows), 1), torch.inf)
+    best, least = torch.empty(0), wide.new_full((len(rows), 1), torch.inf)
     for scale in _candidates(rows, weights, whole):
         codes = nearest_codes(weights.dtype, rows, scale, whole)
         served = code_values(codes) * served_scale(scale, whole)
@@ -97,7 +97,7 @@ def _candidates(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> It
     largest = absmax_scale(weights.dtype, rows, whole, stored_scale_dtype(weights))
     yield largest
     if weights.number.powers_of_two:
-        yield from (torch.maximum(largest * f, torch.tensor(SMALLEST_E8M0)) for f in POWERS)
+        yield from ((largest * f).clamp(min=SMALLEST_E8M0) for f in POWERS)
     elif weights.number.global_scale:
         exact = row_absmax(rows).float() / served_scale(torch.tensor(FP4_MAX), whole)
         for factor in FACTORS:

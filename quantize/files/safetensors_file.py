@@ -84,10 +84,14 @@ class SafetensorsFile:
             os.close(self._descriptor)
 
     def write(self, name: str, data: "Tensor", *, offset: int = 0) -> int:
-        """Write bytes of a tensor at `offset` bytes into its range; returns the bytes written."""
+        """Write bytes of a tensor, wherever it is, at `offset` bytes into its range.
+
+        Returns:
+            The bytes written.
+        """
         import torch
 
-        view = data.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        view = data.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
         if offset + len(view) > self._sizes[name]:
             raise AssertionError(f"{name}: {offset} + {len(view)} bytes exceed its range")
         self._pwrite(view, len(self._header) + self.start[name] + offset)

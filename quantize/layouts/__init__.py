@@ -8,7 +8,7 @@ from ..errors import LayoutError
 from .awq_layout import AwqLayout
 from .compressed_tensors_layout import CompressedTensorsLayout
 from .fp8_layout import Fp8Layout
-from .layout import Columns, Layout, OwnFormat, last_part
+from .layout import Columns, Layout, OwnFormat, last_part, rows_of_block
 from .modelopt_layout import ModelOptLayout
 from .quark_layout import QuarkLayout
 
@@ -107,4 +107,5 @@ __all__ = [
     "get_layout",
     "last_part",
     "named_heads",
+    "rows_of_block",
 ]

@@ -2,7 +2,7 @@
 
 A layout knows nothing of how scales were chosen, and nothing of files: it says which tensors a
 quantized weight becomes, turns blocks of rows into them, and writes the `quantization_config`. A
-block has a multiple of 128 rows, except the last one of a weight.
+block has a multiple of `rows_of_block`, except the last one of a weight.
 Planning needs layouts too, so they import torch only where they encode.
 """
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..numerics.quantized_weight import QuantizedWeight
+
+
+_ROWS = 32
+"""Whole words of 8 rows, where codes are stored transposed; and few, so that blocks stay small."""
+
+
+def rows_of_block(weights: WeightFormat) -> int:
+    """Of how many rows a block has a multiple: whole blocks of scales, whole transposed words."""
+    return (weights.group_size or 1) if weights.granularity == "block" else _ROWS
 
 
 class Columns(NamedTuple):

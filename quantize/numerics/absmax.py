@@ -15,6 +15,11 @@ def row_absmax(weight: Tensor) -> Tensor:
     return magnitudes.amax(dim=1, keepdim=True).view(weight.dtype)
 
 
+def over(x: Tensor, divisor: float) -> Tensor:
+    """The quotient rounded once; by a plain number a GPU would multiply with its reciprocal."""
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
 def block_absmax(weight: Tensor, size: int) -> Tensor:
     """Largest magnitude of every square of `size` rows and columns; those at the edge are smaller.
 

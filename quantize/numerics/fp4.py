@@ -3,10 +3,12 @@
 Bit for bit: the differential tests hold both against the toolkits themselves.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
-from .absmax import row_absmax
+from .absmax import over, row_absmax
 from .fp8 import FP8, FP8_MAX
 
 SMALLEST_E4M3 = 2.0**-9
@@ -22,7 +24,7 @@ def nvfp4_global_scale(absmax: Tensor) -> Tensor:
 
     Source: ModelOpt 0.47 `NVFP4QTensor`. An all-zero weight gets 1 (ModelOpt: 0, then NaN).
     """
-    scale = absmax.float() / (FP4_MAX * FP8_MAX)
+    scale = over(absmax.float(), FP4_MAX * FP8_MAX)
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
@@ -57,7 +59,8 @@ def mxfp4_scale(groups: Tensor) -> Tensor:
     bits = row_absmax(groups).float().view(torch.int32) + (1 << 21)
     exponent = ((bits >> 23) - 127 - 2).clamp(-127, 127)
     exponent = exponent.masked_fill(bits >> 23 == 255, 127)
-    return torch.ldexp(torch.ones(exponent.shape), exponent)
+    powers = torch.where(exponent < -126, 1 << 22, exponent + 127 << 23)  # 2^-127 is subnormal
+    return powers.to(torch.int32).view(torch.float32)
 
 
 def fp4_codes(x: Tensor) -> Tensor:
@@ -123,5 +126,9 @@ def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
 
 def fp4_values(codes: Tensor) -> Tensor:
     """E2M1 codes -> their values, float32."""
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
-    return table[codes.long()]
+    return _values_on(codes.device)[codes.long()]
+
+
+@functools.cache
+def _values_on(device: torch.device) -> Tensor:
+    return torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)

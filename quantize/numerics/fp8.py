@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .absmax import over
+
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
 
@@ -16,7 +18,7 @@ def fp8_scale(absmax: Tensor) -> Tensor:
     Returns:
         float32, the same shape, positive.
     """
-    scale = absmax.float() / FP8_MAX
+    scale = over(absmax.float(), FP8_MAX)
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 

@@ -6,7 +6,7 @@ Bit for bit: the differential tests hold it against the toolkit itself.
 import torch
 from torch import Tensor
 
-from .absmax import row_absmax
+from .absmax import over, row_absmax
 
 INT4_MIN, INT4_MAX = -8, 7
 SMALLEST_SCALE = torch.finfo(torch.float32).eps
@@ -28,8 +28,8 @@ def int4_scale(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     half_range = (INT4_MAX - INT4_MIN) / 2
     absmax = row_absmax(weight)
     if dtype is not None:  # one rounding, to that dtype
-        return (absmax.float() / half_range).clamp_(min=SMALLEST_SCALE).to(dtype)
-    return (absmax / half_range).maximum(torch.tensor(SMALLEST_SCALE, dtype=weight.dtype))
+        return over(absmax.float(), half_range).clamp_(min=SMALLEST_SCALE).to(dtype)
+    return over(absmax, half_range).clamp_(min=SMALLEST_SCALE)
 
 
 def int4_codes(weight: Tensor, scale: Tensor) -> Tensor:

@@ -94,9 +94,14 @@ def _in_groups(x: Tensor, size: int, rounded: Callable[[Tensor], Tensor]) -> Ten
     return rounded(wide.reshape(*x.shape[:-1], -1, size)).flatten(-2)[..., : x.shape[-1]]
 
 
+def _over(x: Tensor, divisor: float) -> Tensor:
+    """The quotient rounded once; by a plain number a GPU would multiply with its reciprocal."""
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
 def _fp8_scale(x: Tensor) -> Tensor:
     absmax = x.abs().amax(-1, keepdim=True)
-    return torch.where(absmax > 0, absmax / FP8_MAX, 1.0)  # a zero token stays zero
+    return torch.where(absmax > 0, _over(absmax, FP8_MAX), 1.0)  # a zero token stays zero
 
 
 def _fp8(x: Tensor, scale: Tensor) -> Tensor:
@@ -111,7 +116,7 @@ def _nvfp4(groups: Tensor, inverse: Tensor) -> Tensor:
     results bit for bit.
     """
     absmax = groups.abs().amax(-1, keepdim=True)
-    scale = (inverse * (absmax / FP4_MAX)).clamp(max=FP8_MAX).to(torch.float8_e4m3fn)
+    scale = (inverse * _over(absmax, FP4_MAX)).clamp(max=FP8_MAX).to(torch.float8_e4m3fn)
     scale = scale.to(torch.float32) / inverse
     return _fp4(groups / torch.where(scale > 0, scale, 1.0)) * scale
 
@@ -121,7 +126,7 @@ def _mxfp4(groups: Tensor) -> Tensor:
     absmax = groups.abs().amax(-1, keepdim=True)
     mantissa, exponent = torch.frexp(absmax)  # absmax = mantissa * 2^exponent, mantissa in [.5, 1)
     exponent = exponent - 1 + (mantissa >= 0.875) - 2
-    scale = torch.ldexp(torch.ones_like(absmax), exponent.clamp(-126, 127))
+    scale = (exponent.clamp(-126, 127) + 127 << 23).to(torch.int32).view(torch.float32)
     return _fp4(groups / scale) * scale
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 from ...recipes.schema import Recipe, WeightFormat
 from ..drafts import Row
 from ..errors import CheckpointError, LayoutError
+from ..layouts import rows_of_block
 from ..numerics.quantized_weight import QuantizedWeight, carried
 from ..stored.decoded_numbers import stored_scalar
 from ..stored.linear import StoredLinear, global_scale, stored_scales
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_draft import StoredDraft
 
-_BLOCK = 2**21  # codes: a few float32 arrays of them are some tens of megabytes
-_ROWS = 128  # a block of rows has a multiple of them, see `layouts.base`
+_BLOCK = 2**18  # codes: a few float32 arrays of them fit the cache of a core
 _SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -54,7 +54,8 @@ def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[Qu
     if weights.number.global_scale or weights.first_stage:
         over = torch.tensor(global_scale(source.checkpoint, row.module))
     out_features, in_features = row.tensor.shape
-    step = max(1, _BLOCK // in_features // _ROWS) * _ROWS
+    multiple = rows_of_block(weights)
+    step = max(1, _BLOCK // in_features // multiple) * multiple
     for first in range(0, out_features, step):
         rows = range(first, min(first + step, out_features))
         block = QuantizedWeight(

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,8 @@ from .settings import Settings
 from .verb import verb
 
 if TYPE_CHECKING:
+    import torch
+
     from ...calibration.linear_inputs.plan_inputs import PlanInputs
     from ...quantize.drafts import Draft
     from ...quantize.lints import Lint
@@ -88,6 +91,8 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
 
     watch, fix_config = settings.watch, settings.fix_config
     own_target, folder = optional_path(settings.target), Path(settings.out)
+    if settings.device not in ("auto", "cpu"):
+        _device(settings.device)  # there is such a one
     source, opened = open_draft(settings.draft, settings.subtree)
     chosen = chosen_recipe(
         settings.recipe, backend=settings.backend, algorithm=settings.algorithm, watch=watch
@@ -117,12 +122,20 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
             on_progress=phases.written,
             on_stage=phases.begin,
             on_verified=bar.set,
+            device=partial(_device, settings.device),
         )
     if report.damping:
         watch.warning(raised_damping(report.damping))
     if left := lints_left(settings.draft, lints, fix_config=fix_config):
         watch.warning(left)
     return dataclasses.replace(report, loads=verdicts, lints=lints)
+
+
+def _device(name: str) -> "torch.device":
+    """The device of this name; torch is imported for it."""
+    from ...calibration.passes.devices import resolve_device
+
+    return resolve_device(name)
 
 
 def looks_like_a_target(draft: "Draft") -> str | None:

@@ -191,6 +191,7 @@ def _by_transformers(
         aux_layer_ids=how.aux_layer_ids,
         fuse_with=how.fuse_with,
         dtype=settings.computes_in,
+        stored=settings.stored_in,
         batch_size=settings.batch_size,
         placement=Placement(device=how.device, device_map=settings.device_map),
         table_ids=how.table_ids,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from ...calibration.traces.manifest import FeatureDtype
@@ -118,7 +119,10 @@ class RecordSettings(ChosenPrompts):
     ] = 0
     dtype: Annotated[
         FeatureDtype | None,
-        Option("dtype that the target computes in (default float32; bfloat16 with an engine)"),
+        Option(
+            "dtype that the target computes in and traces are stored in (default bfloat16 with an"
+            " engine; else float32, and stored in bfloat16 if the target's weights are)"
+        ),
     ] = None
     batch_size: Annotated[
         int,
@@ -173,6 +177,15 @@ class RecordSettings(ChosenPrompts):
     def computes_in(self) -> FeatureDtype:
         """The dtype, chosen or by the engine."""
         return self.dtype or ("float32" if self.engine == "transformers" else "bfloat16")
+
+    @property
+    def stored_in(self) -> FeatureDtype:
+        """The dtype of the traces: what a BF16 target gives is rounded as it is where it serves."""
+        from ...calibration.recording.target_shape import has_bf16_weights
+
+        if self.dtype is None and has_bf16_weights(Path(self.target)):
+            return "bfloat16"
+        return self.computes_in
 
     def check(self) -> None:
         """Refuse settings that do not belong together, and SGLang."""

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..console import print_table, table
+from ..console import print_table, stderr, table
 from . import PAIRS, REAL_SHAPES
 from .command_lines import benchmark_parser, run_benchmark
 from .measured_process import BenchError, Taken, measured, run_measured
@@ -125,6 +125,7 @@ def _run(scheme: str, tool: str, python: str, source: Path, out: Path) -> Row:
         found=_last(taken) if taken.status else _verified(source, out),
     )
     shutil.rmtree(out, ignore_errors=True)
+    stderr().line(f"{tool} {scheme}: {row.cpu_seconds:.1f} CPU s; {row.found}")
     return row
 
 

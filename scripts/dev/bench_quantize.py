@@ -1,7 +1,7 @@
-"""Speed and memory of `draftquant quantize` beside `cp`, on a draft of real size, in one run.
+"""Speed and memory of `quantize` and `transcode` beside `cp` of what they read, in one run.
 
-    python -m draftquant.scripts.dev.bench_quantize WORKDIR [--draft NAME]
-        [--backends torch] [--json]
+    python -m draftquant.scripts.dev.bench_quantize WORKDIR [--draft NAME] [--given FOLDER]
+        [--recipes fp8-ptpc] [--backends torch] [--transcode] [--rounds 3] [--json]
 
 Each measurement is a process of its own. The draft is generated once and stays in WORKDIR; outputs
 are deleted after measuring. The page cache is warm: before each measurement dirty pages are flushed
@@ -27,28 +27,41 @@ from . import REAL_SHAPES
 from .measured_process import run_measured
 from .real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 
-DRAFT_FILE = "model.safetensors"
 CLI = "import sys; from draftquant.scripts.cli import main; sys.exit(main())"
 CASES = (
     ("int4-channel", "torch"),
     ("mi325x-w4a8", "torch"),
     ("mi325x-w4a8", "quark"),
+    ("mi325x-w4a8-fp8", "torch"),
     ("fp8-ptpc", "torch"),
+    ("blackwell-nvfp4", "torch"),
+    ("mxfp4", "torch"),
     ("blackwell-fp8", "modelopt"),
     ("blackwell-fp8", "torch"),
 )
-STATIC_RECIPES = {"blackwell-fp8"}
-COLUMNS = ("wall s", "write s", "verify s", "cpu s", "peak MB", "GB out", "x cp", "x cp+sync")
+STATIC_RECIPES = {"blackwell-fp8", "blackwell-nvfp4"}
+TRANSCODED = "int4-channel", "quark"
+"""The recipe of what is transcoded, and the layout that it gets."""
+SYNC = "cp and sync"
+SYNC_QUANTIZED = "cp and sync (quantized)"
+COLUMNS = ("wall s", "write s", "verify s", "cpu s", "peak MB", "GB out", "x cp+sync")
 READ_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One command to measure; it writes `out`."""
+    """One command to measure; it writes `out`.
+
+    Attributes:
+        source: what it reads.
+        beside: name of the job that copies the same.
+    """
 
     name: str
     command: tuple[str, ...]
+    source: Path
     out: Path
+    beside: str = SYNC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,30 +78,45 @@ class Measurement:
     cpu_seconds: float
     peak_rss_bytes: int
     bytes_out: int
+    beside: str = SYNC
     write_seconds: float | None = None
     verify_seconds: float | None = None
     error: str | None = None
 
 
-def plan_jobs(draft: Path, backends: Sequence[str], recipes: Sequence[str]) -> list[Job]:
-    """`cp` without and with sync, then every chosen case; all outputs lie beside the draft."""
-    source, copy = str(draft / DRAFT_FILE), draft.parent / "bench-copy.safetensors"
-    with_sync = ("sh", "-c", 'cp "$1" "$2" && sync "$2"', "sh", source, str(copy))
-    jobs = [
-        Job(name="cp", command=("cp", source, str(copy)), out=copy),
-        Job(name="cp and sync", command=with_sync, out=copy),
-    ]
+def plan_jobs(
+    draft: Path, work: Path, backends: Sequence[str], recipes: Sequence[str]
+) -> list[Job]:
+    """`cp` and sync, then every chosen case; all outputs lie in `work`."""
+    jobs = [_copy(SYNC, draft, work)]
     for recipe, backend in CASES:
         if recipe in recipes and backend in backends:
-            out = draft.parent / f"bench-{recipe}-{backend}"
+            out = work / f"bench-{recipe}-{backend}"
             scale = ("--input-scale", "1.0") if recipe in STATIC_RECIPES else ()
             command = (sys.executable, "-c", CLI, "quantize", str(draft), "--recipe", recipe,
                        "--backend", backend, "--out", str(out), "--json", *scale)  # fmt: skip
-            jobs.append(Job(name=f"{recipe} ({backend})", command=command, out=out))
+            name = f"{recipe} ({backend})"
+            jobs.append(Job(name=name, command=command, source=draft, out=out))
     return jobs
 
 
-def measure(job: Job, source: Path) -> Measurement:
+def plan_transcoding(quantized: Path, work: Path) -> list[Job]:
+    """`cp` and sync of a quantized folder, and the same codes in another layout."""
+    out = work / "bench-transcoded"
+    command = (sys.executable, "-c", CLI, "transcode", str(quantized),
+               "--layout", TRANSCODED[1], "--out", str(out))  # fmt: skip
+    name = f"transcode {TRANSCODED[0]} to {TRANSCODED[1]}"
+    job = Job(name=name, command=command, source=quantized, out=out, beside=SYNC_QUANTIZED)
+    return [_copy(SYNC_QUANTIZED, quantized, work), job]
+
+
+def _copy(name: str, source: Path, work: Path) -> Job:
+    copy = work / "bench-copy"
+    command = ("sh", "-c", 'cp -r "$1" "$2" && sync "$2"/*', "sh", str(source), str(copy))
+    return Job(name=name, command=command, source=source, out=copy, beside=name)
+
+
+def measure(job: Job) -> Measurement:
     """Run one job with a warm page cache, and delete what it wrote.
 
     Raises:
@@ -97,7 +125,8 @@ def measure(job: Job, source: Path) -> Measurement:
     if job.out.exists():
         raise FileExistsError(f"{job.out}: exists already\n  fix: move it, or use another WORKDIR")
     os.sync()
-    _read(source)
+    for file in sorted(job.source.glob("*.safetensors")):
+        _read(file)
     taken = run_measured(*job.command)
     bytes_out = _delete(job.out)
     stages = {} if taken.status else _stages(taken.stdout)
@@ -107,6 +136,7 @@ def measure(job: Job, source: Path) -> Measurement:
         cpu_seconds=taken.cpu_seconds,
         peak_rss_bytes=taken.peak_bytes,
         bytes_out=bytes_out,
+        beside=job.beside,
         write_seconds=stages.get("write"),
         verify_seconds=stages.get("verify"),
         error="\n".join(taken.last_lines) if taken.status else None,
@@ -159,7 +189,7 @@ def _table(measurements: Sequence[Measurement]) -> Table:
         if m.error is not None:
             table.add_row(m.name, "failed")
             continue
-        ratios = [m.wall_seconds / base.wall_seconds for base in measurements[:2]]
+        copied = next(base for base in measurements if base.name == m.beside)
         table.add_row(
             m.name,
             f"{m.wall_seconds:.1f}",
@@ -167,7 +197,7 @@ def _table(measurements: Sequence[Measurement]) -> Table:
             f"{m.cpu_seconds:.1f}",
             f"{m.peak_rss_bytes / 1e6:.0f}",
             f"{m.bytes_out / 1e9:.3f}",
-            *(f"{ratio:.2f}" for ratio in ratios),
+            f"{m.wall_seconds / copied.wall_seconds:.2f}",
         )
     return table
 
@@ -188,6 +218,8 @@ def _parser() -> argparse.ArgumentParser:
     recipes = tuple(dict.fromkeys(recipe for recipe, _ in CASES))
     parser.add_argument("workdir", type=Path, help="folder with room for two drafts, up to 13 GB")
     parser.add_argument("--draft", default=DEFAULT_DRAFT, choices=REAL_DRAFTS)
+    parser.add_argument("--given", type=Path, metavar="FOLDER", help="a draft that is there")
+    parser.add_argument("--transcode", action="store_true", help="measure transcode too")
     parser.add_argument("--backends", type=_names(backends), default=backends)
     parser.add_argument("--recipes", type=_names(recipes), default=recipes)
     parser.add_argument("--rounds", type=int, default=3, help="report the median of so many runs")
@@ -218,21 +250,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     chosen.workdir.mkdir(parents=True, exist_ok=True)
     smaller = "" if chosen.divide == 1 else f"-{chosen.divide}"
-    draft = chosen.workdir / f"{chosen.draft}{smaller}"
+    draft = chosen.given or chosen.workdir / f"{chosen.draft}{smaller}"
     if not draft.exists() and _generate(draft, chosen.draft, chosen.divide) != 0:
         return 2
-    jobs = plan_jobs(draft, chosen.backends, chosen.recipes)
+    jobs = plan_jobs(draft, chosen.workdir, chosen.backends, chosen.recipes)
     rounds: list[list[Measurement]] = []
+    quantized = chosen.workdir / "bench-quantized"
+    if chosen.transcode:
+        command = ("quantize", str(draft), "--recipe", TRANSCODED[0], "--out", str(quantized))
+        done = run_measured(sys.executable, "-c", CLI, *command)
+        if done.status:
+            progress.print("\n".join(done.last_lines), style="red", markup=False)
+            return 2
+        jobs += plan_transcoding(quantized, chosen.workdir)
     try:
-        measure(jobs[0], draft / DRAFT_FILE)  # not counted: fresh page-cache memory is slow
+        measure(jobs[0])  # not counted: fresh page-cache memory is slow
         for number in range(chosen.rounds):
             rounds.append([])
             for job in jobs:
                 progress.print(f"round {number + 1} of {chosen.rounds}: {job.name}")
-                rounds[-1].append(measure(job, draft / DRAFT_FILE))
+                rounds[-1].append(measure(job))
     except FileExistsError as exc:
         progress.print(str(exc), style="red")
         return 2
+    finally:
+        _delete(quantized)
     summary = summarize(rounds)
     if chosen.json:
         measured = [[asdict(m) for m in one] for one in rounds]

@@ -140,6 +140,7 @@ class Candidates:
                 measured=inputs.measured,
                 allow_zero_rows=self.allow_zero_rows,
                 fix_config=self.fix_config,
+                device=lambda: self.reference.device,
             )
             yield load_draft(
                 out,

@@ -1,0 +1,55 @@
+"""`./scripts/test --gpu` where there is no GPU: it says so; and its code, tried on the CPU."""
+
+from pathlib import Path
+
+import pytest
+from gpu import rows, run
+from gpu.rows import Row
+
+
+def test_without_the_device_nothing_is_run_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["--device", "cuda:99", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("no CUDA device: nothing was run (--device: there is")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_come_back_as_tables_and_what_is_wrong_is_bold(tmp_path: Path) -> None:
+    found = [
+        Row(table="A", cells={"what": "x", "bits": "equal"}, ok=True),
+        Row(table="B", cells={"part": "p"}),
+        Row(table="A", cells={"what": "y", "more": "1"}, ok=False),
+    ]
+    for row in found:
+        rows.write_row(tmp_path / "rows", row)
+    assert rows.read_rows(tmp_path / "rows") == found
+    assert rows.read_rows(tmp_path / "none") == []
+    assert rows.markdown(found) == (
+        "## A\n\n| what | bits | more |\n| --- | --- | --- |\n| x | equal |  |\n"
+        "| **y** | **** | **1** |\n\n## B\n\n| part |\n| --- |\n| p |\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", run.PARTS)
+def test_every_part_runs(part: str, tmp_path: Path) -> None:
+    status = run.main(["--device", "cpu", "--tiny", "--only", part, "--out", str(tmp_path)])
+    text = (tmp_path / run.RESULTS).read_text(encoding="utf-8")
+    assert status == 0, text
+    assert f"| {part} | " in text
+    assert "| well |" in text
+    assert "OTHER" not in text
+
+
+def test_a_part_that_fails_costs_its_own_rows_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "PARTS", {"gone": ("no_such_module", 60), "late": ("same", 0)})
+    assert (
+        run.main(["--device", "cpu", "--tiny", "--only", "gone", "late", "--out", str(tmp_path)])
+        == 1
+    )
+    text = (tmp_path / run.RESULTS).read_text(encoding="utf-8")
+    assert "failed with exit status" in text
+    assert "no time was left" in text
