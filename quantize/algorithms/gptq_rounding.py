@@ -11,6 +11,9 @@ from all blocks behind to a block, from a panel to the rest of its block, from c
 Source: Frantar et al., arXiv 2210.17323; in this form Chee et al., arXiv 2307.13304, theorem 6.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -92,9 +95,21 @@ def _compensated(
         wanted = factor[stop:, at].T @ columns[stop:]
         wanted = torch.addcdiv(columns[at], wanted, diagonal[:, None], value=-1)
         steps = served.index_select(0, groups[at])
-        _round_block(weights.dtype, wanted, columns[at], own / diagonal, steps)
+        with _one_thread():
+            _round_block(weights.dtype, wanted, columns[at], own / diagonal, steps)
         codes.index_copy_(0, order[at], nearest_codes(weights.dtype, wanted, _ONE, None))
     return codes.T.contiguous()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For products too small to be shared: on a busy machine threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _round_block(
