@@ -63,8 +63,11 @@ class InputMoments:
 
     @property
     def squares(self) -> Tensor:
-        """[in_features] float32, the mean squares of the inputs."""
-        return self.mean.diagonal()
+        """[in_features] float32, the mean squares of the inputs, side by side.
+
+        The clip search reads them often; in the matrix each lies on a page of memory of its own.
+        """
+        return self.mean.diagonal().contiguous()
 
     @contextmanager
     def all_threads(self) -> Iterator[None]:
