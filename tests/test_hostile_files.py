@@ -93,8 +93,8 @@ HOMES = {
     "read_text": {"quantize/files/staging_names.py", "recipes/install_line.py"},
     "read_bytes": set(),
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
-             "scripts/terminal.py", "quantize/files/staging.py",
-             "quantize/backends/quark_import.py"},  # a folder, to lock it
+             "scripts/terminal.py", "quantize/files/staging.py",  # a folder, to lock it
+             "quantize/backends/quark_import.py", "quantize/files/flushing.py"},  # to sync
     "loads": {"recipes/strict_json.py"},
     "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/second_moments.py"},
     "print": set(),

@@ -5,7 +5,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, PathDistribut
 from pathlib import Path
 
 import pytest
-from draftquant.recipes import install_line as module
 from draftquant.recipes.install_line import install_itself, install_line
 
 METADATA = """Metadata-Version: 2.4
@@ -35,7 +34,7 @@ def installed(
         assert name == "draftquant"
         return PathDistribution(info)
 
-    monkeypatch.setattr(module, "distribution", found)
+    monkeypatch.setattr("importlib.metadata.distribution", found)
 
 
 def test_an_extra_is_named_by_its_packages_however_draftquant_came(
@@ -95,6 +94,6 @@ def test_code_that_was_never_installed_has_a_name_for_its_clone(
     def none(name: str) -> Distribution:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(module, "distribution", none)
+    monkeypatch.setattr("importlib.metadata.distribution", none)
     assert install_itself() == "pip install --no-deps CLONE"
     assert install_line("plot") == "pip install 'CLONE[plot]'"

@@ -465,7 +465,7 @@ def test_an_interrupted_run_leaves_nothing(
     def interrupt(*_args: object, **_more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("draftquant.quantize.quantize_draft.execute", interrupt)
+    monkeypatch.setattr("draftquant.quantize.execute.execute", interrupt)
     before = sorted(Path.cwd().iterdir())
     code, said = told("quantize draft --recipe fp8-ptpc --out o", capsys)
     assert code == 130

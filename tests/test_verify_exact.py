@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import draftquant.quantize.execute as executing
 import numpy as np
 import pytest
 from draftquant.quantize import quantize_draft as quantize
@@ -419,13 +420,13 @@ def test_the_pipeline_hands_its_own_scales_to_verify(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that stores other input scales than the run was given: nothing is published."""
-    execute = quantize.execute
+    execute = executing.execute
 
     def wrong(*arguments: Any, measured: Any, **options: Any) -> None:
         thousandfold = {m: 1000 * scale for m, scale in measured.input_scales.items()}
         execute(*arguments, measured=replace(measured, input_scales=thousandfold), **options)
 
-    monkeypatch.setattr(quantize, "execute", wrong)
+    monkeypatch.setattr(executing, "execute", wrong)
     with pytest.raises(VerifyError, match=r"input_scale: expected 0\.3.*that of the run"):
         run(source, tmp_path / "out", recipe_of("modelopt-fp8"))
     assert list(tmp_path.iterdir()) == []
