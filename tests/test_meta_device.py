@@ -54,7 +54,6 @@ def moments() -> InputMoments:
     found._feedback = Feedback(
         order=torch.empty(COLUMNS, dtype=torch.int64, device=META),
         factor=torch.empty(COLUMNS, COLUMNS, device=META),
-        damping=0.01,
     )
     return found
 

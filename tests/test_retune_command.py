@@ -179,7 +179,7 @@ def test_verify_says_what_it_shows_and_what_not(
     assert main(arguments) == 0
     text = said(capsys)
     assert "RETUNED: fine-tuned on its target" in text
-    assert "are verified by the sha256 that draftquant.json records under its seal" in text
+    assert "are verified by the digests that draftquant.json records under its seal" in text
     assert "7 linears as the recipe demands" in text
     assert "point in the direction of the source's" in text
     assert main([*arguments, "--json"]) == 0

@@ -32,7 +32,7 @@ from ....quantize.stored.weights import read_weight
 from .configs import INITIALIZER_RANGE
 
 PROMPT_LENGTH = 32
-"""Of the traces; the rest is continuation."""
+"""Of the traces, or half of their tokens if that is less; the rest is continuation."""
 NUM_LAYERS = 61
 """Of the target that the features are said to come from."""
 STAYS = 0.85
@@ -58,6 +58,11 @@ class TraceSize:
     prompts: int
     tokens: int
     seed: int
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of each prompt that were given."""
+        return min(PROMPT_LENGTH, self.tokens // 2)
 
 
 def write_traces(draft: Path, out: Path, size: TraceSize, *, target: Path | None = None) -> None:
@@ -107,7 +112,7 @@ def write_traces(draft: Path, out: Path, size: TraceSize, *, target: Path | None
             trace = PromptTrace(
                 id=f"p{size.seed}-{i}",
                 category="all",
-                prompt_length=PROMPT_LENGTH,
+                prompt_length=size.prompt_length,
                 token_ids=text,
                 features=feature,
                 target_top1=text[1:],
@@ -180,7 +185,7 @@ def _played(
     shape = (size.prompts, size.tokens)
     texts = torch.randint(draft.geometry.vocab_size, shape, generator=generator)
     hidden = draft.forward.fuse(features)
-    anchor = PROMPT_LENGTH - 1
+    anchor = size.prompt_length - 1
     while anchor + k < size.tokens:
         found = batch_proposals(
             draft.forward,
