@@ -120,8 +120,8 @@ class RecordSettings(ChosenPrompts):
     dtype: Annotated[
         FeatureDtype | None,
         Option(
-            "dtype that the target computes in and traces are stored in (default bfloat16 with an"
-            " engine; else float32, and stored in bfloat16 if the target's weights are)"
+            "dtype to compute and store in (default: bfloat16 with an engine; else float32, stored"
+            " in bfloat16 if the target's weights are)"
         ),
     ] = None
     batch_size: Annotated[

@@ -175,7 +175,7 @@ def _named_python(text: str) -> tuple[str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = benchmark_parser("bench_peers", __doc__.partition("\n")[0])
+    parser = benchmark_parser("bench_peers", "Time other quantizers on one folder.")
     parser.add_argument("--draft", default="kimi-linear-dflash", choices=REAL_DRAFTS)
     parser.add_argument("--divide", type=int, default=1, help="a smaller draft, for a quick try")
     parser.add_argument("--source", type=Path, help="a folder to quantize instead")
