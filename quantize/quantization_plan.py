@@ -15,13 +15,14 @@ from .claims import claims
 from .drafts import runtime_names
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
+from .drafts.norms import norms_before
 from .drafts.shared.mixture.names import without_expert
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
 from .layouts.group_sizes import check_groups
 
-StepAction = Literal["quantize", "keep", "transform", "drop"]
+StepAction = Literal["quantize", "keep", "transform", "learn", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Step:
     Attributes:
         action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
             concat input, divided by the power of two that balances the halves (1 where they are).
+            "learn": a norm whose weight learns with the codes, that one too.
         rule: index into the recipe's rules.
         stored: what the tensor becomes in the output; nothing where it is dropped.
     """
@@ -83,11 +85,17 @@ class Plan:
     @property
     def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
         """The norm to be transformed and the linears behind it; None where there is none."""
-        norms = [step for step in self.steps if step.action == "transform"]
-        if not norms:
+        concat = self.draft.family.concat(self.draft.geometry)
+        if concat is None or self.recipe.algorithm.balance_concat == "off":
             return None
-        behind = {row.canonical for row in self.draft.concat_linears()}
-        return norms[0], tuple(step for step in self.quantized if step.row.canonical in behind)
+        behind = tuple(s for s in self.quantized if s.row.canonical in concat.linears)
+        norms = [step for step in self.steps if step.row.canonical == concat.norm]
+        return (norms[0], behind) if norms and len(behind) == len(concat.linears) else None
+
+    @property
+    def learned_norms(self) -> tuple[Step, ...]:
+        """The norms whose weights learn."""
+        return tuple(step for step in self.steps if step.action == "learn")
 
     def stages(self) -> tuple[tuple[Step, ...], ...]:
         """The steps in the order in which the draft runs its linears, those that are fused at once.
@@ -164,7 +172,7 @@ class Plan:
 
     def kept_matrices(self) -> list[Row]:
         """The 2-D tensors that stay floating-point."""
-        kept = [step.row for step in self.steps if step.action in ("keep", "transform")]
+        kept = [step.row for step in self.steps if step.action not in ("quantize", "drop")]
         return [row for row in kept if len(row.tensor.shape) == 2]
 
     def to_mapping(self) -> dict[str, Any]:
@@ -215,7 +223,8 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             stored = (row.tensor.as_stored,)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
     layers = runtime_names.known_target_layers(draft.checkpoint, target_layers)
-    plan = _balanced(Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers))
+    plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers)
+    plan = _with_changed_norms(plan)
     _check_count(plan)
     _check_fused(plan)
     _check_formats(plan)
@@ -224,17 +233,22 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     return plan
 
 
-def _balanced(plan: Plan) -> Plan:
-    """The norm before the concat input is transformed if the linears behind it are quantized."""
-    concat = plan.draft.family.concat(plan.draft.geometry)
-    quantized = {step.row.canonical for step in plan.quantized}
-    off = plan.recipe.algorithm.balance_concat == "off"
-    if off or concat is None or not quantized.issuperset(concat.linears):
-        return plan
-    steps = [
-        dataclasses.replace(step, action="transform") if step.row.canonical == concat.norm else step
+def _with_changed_norms(plan: Plan) -> Plan:
+    """The norm before the concat input is transformed if the linears behind it are quantized.
+
+    Norms learn where the recipe says so, that one too.
+    """
+    actions: dict[str, StepAction] = {}
+    if plan.balanced is not None:
+        actions[plan.balanced[0].row.tensor.name] = "transform"
+    if plan.recipe.algorithm.norms == "learned":
+        quantized = {step.row.module for step in plan.quantized}
+        learned = norms_before(plan.draft, quantized)
+        actions |= dict.fromkeys((row.tensor.name for row in learned), "learn")
+    steps = (
+        dataclasses.replace(step, action=actions.get(step.row.tensor.name, step.action))
         for step in plan.steps
-    ]
+    )
     return dataclasses.replace(plan, steps=tuple(steps))
 
 

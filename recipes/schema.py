@@ -148,11 +148,20 @@ class Algorithm:
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
             columns of the embedding half are multiplied by a power of two, and the norm before
             them is divided by it: exact, and both halves then share a scale.
+        norms: learned: the weights of the norms in front of quantized linears learn with the codes;
+            kept: they are those of the source.
     """
 
     scale: ScaleChoice
     rounding: RoundingChoice
     balance_concat: Literal["auto", "off"] = "off"
+    norms: Literal["kept", "learned"] = "kept"
+
+    def problem(self) -> str | None:
+        """What makes this combination impossible, or None."""
+        if self.norms == "learned" and self.rounding != "learned":
+            return f"norms: they learn with 'rounding: learned' alone, got rounding: {self.rounding}"
+        return None
 
     def __str__(self) -> str:
         return f"scale {self.scale}, rounding {self.rounding}"
@@ -165,13 +174,13 @@ class Algorithm:
         searched = weights.granularity in ("channel", "group") and weights.first_stage is None
         fine = NUMBER_FORMATS[weights.dtype].bits >= 8
         if (self.scale == "mse" and not searched) or (self.rounding != "nearest" and fine):
-            return dataclasses.replace(self, scale="absmax", rounding="nearest")
+            return dataclasses.replace(self, scale="absmax", rounding="nearest", norms="kept")
         return self
 
     @property
     def to_nearest(self) -> "Algorithm":
         """The same without looking at inputs."""
-        return dataclasses.replace(self, rounding="nearest")
+        return dataclasses.replace(self, rounding="nearest", norms="kept")
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import balanced_norms
+from draftquant.quantize.changed_norms import balanced_norms
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
 from draftquant.scripts.cli import main

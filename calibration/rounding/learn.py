@@ -18,6 +18,7 @@ from ..errors import CalibrationError
 from ..linear_inputs.plan_inputs import served_rounding
 from ..linear_inputs.static_scales import StaticScales, balanced_draft
 from ..traces.trace_folder import TraceFolder
+from .latent_norm import LatentNorm
 from .latent_weight import LatentWeight
 from .learned_state import LearnedCodes
 from .learning_run import SAVE_SECONDS, LearningTask, Start, learned_beside
@@ -83,7 +84,7 @@ def learned_codes(
         balanced = balanced_draft(draft, plan)
         return Start(
             draft=balanced,
-            latents=first_latents(plan, balanced),
+            latents={**first_latents(plan, balanced), **latent_norms(plan, balanced)},
             rounding=served_rounding(plan, static, draft.device),
             others=nearest_weights(plan, balanced),
         )
@@ -105,13 +106,26 @@ def first_latents(plan: Plan, draft: LoadedDraft) -> dict[str, LatentWeight]:
     largest = _shared_absmax(plan, draft)
     return {
         canonical(step): LatentWeight(
-            stored_linear(step, draft),
+            stored_weight(step, draft),
             plan.format_of(step).weights,
             start,
             absmax=largest[canonical(step)],
             device=draft.device,
         )
         for step in learned_steps(plan)
+    }
+
+
+def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
+    """The norms of a plan whose weights learn, as they are, by canonical module name.
+
+    Args:
+        plan: whose recipe says whether any do.
+        draft: as in `first_latents`.
+    """
+    return {
+        canonical(step): LatentNorm(stored_weight(step, draft), device=draft.device)
+        for step in plan.learned_norms
     }
 
 
@@ -128,7 +142,7 @@ def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
         recipe = plan.recipe_of(step)
         if recipe.algorithm.rounding == "nearest":
             rounded = row_algorithm(recipe.algorithm).quantize(
-                stored_linear(step, draft), recipe.weights, absmax=largest[canonical(step)],
+                stored_weight(step, draft), recipe.weights, absmax=largest[canonical(step)],
                 moments=None,
             )  # fmt: skip
             found[step.row.canonical] = rounded.dequantized().to(draft.device)
@@ -140,13 +154,13 @@ def learned_steps(plan: Plan) -> list[Step]:
     return [s for s in plan.quantized if plan.recipe_of(s).algorithm.rounding != "nearest"]
 
 
-def stored_linear(step: Step, draft: LoadedDraft) -> torch.Tensor:
-    """The weight of a linear on the CPU, in the dtype in which the source has it."""
+def stored_weight(step: Step, draft: LoadedDraft) -> torch.Tensor:
+    """The weight of a module on the CPU, in the dtype in which the source has it."""
     return draft.weights[step.row.canonical].to("cpu", _DTYPES[step.row.tensor.dtype])
 
 
 def canonical(step: Step) -> str:
-    """The name of a linear."""
+    """The name of a module."""
     return step.row.canonical.removesuffix(".weight")
 
 

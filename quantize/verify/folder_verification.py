@@ -32,7 +32,8 @@ from .headers import (
     side_declaration_faults,
     sort_tensors,
 )
-from .kept_tensors import compare_balanced, compare_kept
+from .kept_tensors import compare_changed, compare_kept
+from .learned_norms import learned_factors
 from .method import (
     action_faults,
     balance_exponents,
@@ -78,8 +79,8 @@ def verify(
     the output, tensor or file. Its config.json is the source's with the changes that the run says,
     none of which changes what the draft computes.
 
-    Codes and scales, input scales and what balancing changed are held against the method: bit for
-    bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
+    Codes and scales, input scales and what balancing and learning changed in norms are held against
+    the method: bit for bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
     none: its codes must be the nearest rounding of the source, its scales those of absmax, but for
     the roundings that such tools are known to do.
 
@@ -183,6 +184,9 @@ class _Verification:
         self._exponents, self._balance_faults = (
             balance_exponents(method, draft, self._sorting.quantized) if method else ({}, [])
         )
+        self._factors, self._factor_faults = (
+            learned_factors(method, draft, self._sorting.quantized) if method else ({}, [])
+        )
         self._progress = Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
 
     def report(self) -> VerifyReport:
@@ -208,7 +212,7 @@ class _Verification:
             source=str(self._source.folder),
             scheme=str(self._scheme) if self._scheme else None,
             rule=self._rules(),
-            kept=len(sorting.kept),
+            kept=len(sorting.kept) - len(self._factors),
             quantized=len(sorting.linears),
             bytes_compared=self._progress.done,
             linears=tuple(one.linear for one in compared if one.linear is not None),
@@ -218,6 +222,7 @@ class _Verification:
             dropped=tuple(row.tensor.name for row in self._dropped),
             dropped_shown=bool(self._dropped) and self._target is not None,
             retuned=self._rule.codes == "retuned",
+            learned_norms=self._factors,
         )
 
     def _rules(self) -> str:
@@ -269,6 +274,7 @@ class _Verification:
             *dropped_faults(self._draft, self._dropped, self._provenance, self._target),
             *input_scale_faults(method, self._draft, self._output, sorting.complete),
             *self._balance_faults,
+            *self._factor_faults,
         ]
 
     def _compare(
@@ -290,11 +296,12 @@ class _Verification:
         return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
 
     def _compare_kept(self, row: Row) -> Compared:
-        exponent = self._exponents.get(row.tensor.name)
+        name, add = row.tensor.name, self._progress.add
         sides = self._source, self._output, row.tensor
-        if exponent is None:
-            return compare_kept(*sides, self._progress.add, self._algorithm)
-        return compare_balanced(*sides, exponent, self._progress.add, self._algorithm)
+        exponent, factor = self._exponents.get(name, 0), self._factors.get(name)
+        if exponent or factor is not None:
+            return compare_changed(*sides, exponent, factor, add, self._algorithm)
+        return compare_kept(*sides, add, self._algorithm)
 
     def _compare_linear(
         self,

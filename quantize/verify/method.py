@@ -29,6 +29,7 @@ def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
         "recipe": (run.recipe, recorded.recipe),
         "input_scales": (dict(run.input_scales), dict(recorded.input_scales)),
         "balanced": (dict(run.balanced), dict(recorded.balanced)),
+        "learned_norms": (dict(run.learned_norms), dict(recorded.learned_norms)),
         "few_inputs": (dict(run.few_inputs), dict(recorded.few_inputs)),
     }
     return [

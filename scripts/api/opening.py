@@ -125,7 +125,10 @@ def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") ->
         RecipeError: the backend does not run it, or no algorithm has this name.
     """
     scale, rounding = named_algorithm(name, backend)
-    algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
+    norms: Literal["kept", "learned"] = "learned" if rounding == "learned" else "kept"
+    algorithm = dataclasses.replace(
+        recipe.algorithm, scale=scale, rounding=rounding, norms=norms
+    )
     return dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
 
 

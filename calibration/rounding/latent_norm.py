@@ -1,0 +1,47 @@
+"""`LatentNorm`: the weight of a norm in front of quantized linears, which learns with their codes.
+
+A factor for each channel costs nothing when served: it is in the norm's weight. What multiplies is
+rounded to the dtype in which the norm is stored, so that what is learned is what is written.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...quantize.drafts.norms import MOST_OF_NORM
+from .latent_weight import straight_through
+
+
+class LatentNorm:
+    """One norm: see `Latent`.
+
+    Args:
+        weight: [width] in the dtype in which it is stored, divided already where it is balanced.
+        device: of what is learned.
+
+    Attributes:
+        codes: [width] float32, logarithms of the factors by which it is multiplied; 0 at first.
+        log_scales: None.
+    """
+
+    def __init__(self, weight: Tensor, *, device: torch.device) -> None:
+        self._dtype = weight.dtype
+        self._start = weight.to(device, torch.float32)
+        self.codes = torch.zeros_like(self._start).requires_grad_()
+        self.log_scales: Tensor | None = None
+
+    @torch.no_grad()
+    def keep_within_reach(self) -> None:
+        """Put factors that `verify` would not take back to the largest and smallest that it does."""
+        self.codes.clamp_(-math.log(MOST_OF_NORM), math.log(MOST_OF_NORM))
+
+    def dequantized(self) -> Tensor:
+        """[width] float32, values of the dtype, with a gradient."""
+        free = self._start * self.codes.exp()
+        return straight_through(free.detach().to(self._dtype).float(), free)
+
+    @torch.no_grad()
+    def parts(self) -> dict[str, Tensor]:
+        """The weight as it is stored."""
+        return {"weights": (self._start * self.codes.exp()).to(self._dtype).cpu()}
