@@ -6,7 +6,7 @@ The schema knows formats and roles; it knows neither the names of a family nor h
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,10 @@ LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
 Action = Literal["quantize", "keep", "drop"]
 ScaleChoice = Literal["absmax", "mse"]
 RoundingChoice = Literal["nearest", "gptq", "learned", "retuned"]
+InputCorrection = Literal["auto", "off"]
+NormChoice = Literal["kept", "learned"]
+CORRECTED: Collection[RoundingChoice] = ("gptq", "learned")
+"""Roundings that can correct weights for the rounding of their inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,9 @@ class Algorithm:
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
             columns of the embedding half are multiplied by a power of two, and the norm before
             them is divided by it: exact, and both halves then share a scale.
+        input_correction: auto: where inputs are rounded when served, GPTQ aims at what the weight
+            makes of the unrounded ones, and learning starts there; off: at what the weight makes of
+            the rounded ones.
         norms: learned: the weights of the norms in front of quantized linears learn with the codes;
             kept: they are those of the source.
     """
@@ -155,12 +162,18 @@ class Algorithm:
     scale: ScaleChoice
     rounding: RoundingChoice
     balance_concat: Literal["auto", "off"] = "off"
-    norms: Literal["kept", "learned"] = "kept"
+    input_correction: InputCorrection = "off"
+    norms: NormChoice = "kept"
 
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
         if self.norms == "learned" and self.rounding != "learned":
-            return f"norms: they learn with 'rounding: learned' alone, got rounding: {self.rounding}"
+            return "norms: they learn with 'rounding: learned' alone: leave it out"
+        if self.input_correction == "auto" and self.rounding not in CORRECTED:
+            return (
+                f"input_correction: leave it out: only rounding {_either(CORRECTED)} measures"
+                " what rounding the inputs changes"
+            )
         return None
 
     def __str__(self) -> str:
@@ -174,13 +187,23 @@ class Algorithm:
         searched = weights.granularity in ("channel", "group") and weights.first_stage is None
         fine = NUMBER_FORMATS[weights.dtype].bits >= 8
         if (self.scale == "mse" and not searched) or (self.rounding != "nearest" and fine):
-            return dataclasses.replace(self, scale="absmax", rounding="nearest", norms="kept")
+            return self.rounded("nearest", scale="absmax")
         return self
+
+    def rounded(self, rounding: RoundingChoice, *, scale: ScaleChoice | None = None) -> "Algorithm":
+        """The same with another rounding, which may have no use for what another one asks for."""
+        return dataclasses.replace(
+            self,
+            scale=scale or self.scale,
+            rounding=rounding,
+            input_correction=self.input_correction if rounding in CORRECTED else "off",
+            norms=self.norms if rounding == "learned" else "kept",
+        )
 
     @property
     def to_nearest(self) -> "Algorithm":
         """The same without looking at inputs."""
-        return dataclasses.replace(self, rounding="nearest", norms="kept")
+        return self.rounded("nearest")
 
     @property
     def name(self) -> str:

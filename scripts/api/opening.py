@@ -11,7 +11,7 @@ from ...recipes import Recipe, load_recipe, recipe_of_alias, to_mapping
 from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
-from ...recipes.schema import BackendName
+from ...recipes.schema import CORRECTED, BackendName, InputCorrection
 from .given import of_value
 from .references import AnyRecipe, Reference
 from .watch import SILENT, Watch
@@ -41,6 +41,7 @@ def chosen_recipe(
     *,
     backend: BackendName | None = None,
     algorithm: str | None = None,
+    input_correction: InputCorrection | None = None,
     watch: Watch = SILENT,
 ) -> Recipe:
     """A recipe with another backend or algorithm than its own, where one is named.
@@ -49,6 +50,7 @@ def chosen_recipe(
         recipe: a built-in name, a file, a resolved recipe, or one as a dict.
         backend: who computes the codes.
         algorithm: one of `ALGORITHMS`, computed by torch unless `backend` says otherwise.
+        input_correction: in place of the algorithm's own.
         watch: is told which recipe an alias is.
 
     Raises:
@@ -59,6 +61,8 @@ def chosen_recipe(
         chosen = with_algorithm(chosen, algorithm, backend or "torch")
     elif backend:
         chosen = dataclasses.replace(chosen, backend=backend)
+    if input_correction:
+        chosen = _with_input_correction(chosen, input_correction)
     refused = refusal(chosen.backend, chosen.algorithm)
     if refused is not None:
         where = f"recipe {chosen.name}: backend {chosen.backend}, {chosen.algorithm}"
@@ -125,11 +129,28 @@ def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") ->
         RecipeError: the backend does not run it, or no algorithm has this name.
     """
     scale, rounding = named_algorithm(name, backend)
-    norms: Literal["kept", "learned"] = "learned" if rounding == "learned" else "kept"
+    rounds_inputs = any(form.activations is not None for form in recipe.formats)
+    corrects = rounds_inputs and rounding in CORRECTED and backend == "torch"
     algorithm = dataclasses.replace(
-        recipe.algorithm, scale=scale, rounding=rounding, norms=norms
+        recipe.algorithm,
+        scale=scale,
+        rounding=rounding,
+        input_correction="auto" if corrects else "off",
+        norms="learned" if rounding == "learned" else "kept",
     )
     return dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
+
+
+def _with_input_correction(recipe: Recipe, choice: InputCorrection) -> Recipe:
+    algorithm = recipe.algorithm
+    if choice == "auto" and algorithm.rounding not in CORRECTED:
+        raise RecipeError(
+            f"--input-correction auto, recipe {recipe.name}",
+            f"rounding {algorithm.rounding} measures nothing of the inputs",
+            fix="leave it out, or use --algorithm gptq or --algorithm learned",
+        )
+    algorithm = dataclasses.replace(algorithm, input_correction=choice)
+    return dataclasses.replace(recipe, algorithm=algorithm)
 
 
 def shared_tables(
