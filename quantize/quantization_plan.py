@@ -11,18 +11,17 @@ from typing import Any, Literal
 from ..recipes.decode import encode
 from ..recipes.roles import LAYER_ROLES
 from ..recipes.schema import Format, Recipe
-from .claims import claims
+from .claims import NormAction, changed_norms, claims
 from .drafts import runtime_names
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
-from .drafts.norms import norms_before
 from .drafts.shared.mixture.names import without_expert
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
 from .layouts.group_sizes import check_groups
 
-StepAction = Literal["quantize", "keep", "transform", "learn", "drop"]
+StepAction = Literal["quantize", "keep", "drop"] | NormAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class Step:
     Attributes:
         action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
             concat input, divided by the power of two that balances the halves (1 where they are).
-            "learn": a norm whose weight learns with the codes, that one too.
+            "learn": a norm whose weight learns with the codes.
         rule: index into the recipe's rules.
         stored: what the tensor becomes in the output; nothing where it is dropped.
     """
@@ -210,6 +209,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     check_layout(recipe)
     layout, steps = get_layout(recipe.layout), []
     claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
+    changed = changed_norms(recipe, draft, [i for _, i in claimed])
     check_groups(recipe, claimed)
     for row, index in claimed:
         rule = recipe.rules[index]
@@ -220,36 +220,17 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             check_head(as_stored, row)
             stored = layout.stored(row.tensor, as_stored)
         elif action == "keep":
+            action = changed.get(row.canonical, "keep")
             stored = (row.tensor.as_stored,)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
     layers = runtime_names.known_target_layers(draft.checkpoint, target_layers)
     plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers)
-    plan = _with_changed_norms(plan)
     _check_count(plan)
     _check_fused(plan)
     _check_formats(plan)
     _check_excludable(plan)
     _check_names(plan)
     return plan
-
-
-def _with_changed_norms(plan: Plan) -> Plan:
-    """The norm before the concat input is transformed if the linears behind it are quantized.
-
-    Norms learn where the recipe says so, that one too.
-    """
-    actions: dict[str, StepAction] = {}
-    if plan.balanced is not None:
-        actions[plan.balanced[0].row.tensor.name] = "transform"
-    if plan.recipe.algorithm.norms == "learned":
-        quantized = {step.row.module for step in plan.quantized}
-        learned = norms_before(plan.draft, quantized)
-        actions |= dict.fromkeys((row.tensor.name for row in learned), "learn")
-    steps = (
-        dataclasses.replace(step, action=actions.get(step.row.tensor.name, step.action))
-        for step in plan.steps
-    )
-    return dataclasses.replace(plan, steps=tuple(steps))
 
 
 def _check_count(plan: Plan) -> None:

@@ -28,20 +28,25 @@ class LatentNorm:
     def __init__(self, weight: Tensor, *, device: torch.device) -> None:
         self._dtype = weight.dtype
         self._start = weight.to(device, torch.float32)
+        # What is nearly zero stays: halved, it could not be told from zero.
+        self._moves = self._start.abs() >= 2 * torch.finfo(weight.dtype).tiny
         self.codes = torch.zeros_like(self._start).requires_grad_()
         self.log_scales: Tensor | None = None
 
     @torch.no_grad()
     def keep_within_reach(self) -> None:
-        """Put factors that `verify` would not take back to the largest and smallest that it does."""
+        """Put factors back that went beyond what `verify` takes."""
         self.codes.clamp_(-math.log(MOST_OF_NORM), math.log(MOST_OF_NORM))
 
     def dequantized(self) -> Tensor:
         """[width] float32, values of the dtype, with a gradient."""
-        free = self._start * self.codes.exp()
+        free = self._free()
         return straight_through(free.detach().to(self._dtype).float(), free)
 
     @torch.no_grad()
     def parts(self) -> dict[str, Tensor]:
         """The weight as it is stored."""
-        return {"weights": (self._start * self.codes.exp()).to(self._dtype).cpu()}
+        return {"weights": self._free().to(self._dtype).cpu()}
+
+    def _free(self) -> Tensor:
+        return self._start * torch.where(self._moves, self.codes, 0.0).exp()

@@ -19,6 +19,7 @@ from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme
+from .changed_norms import ChangedNorms
 from .codes import Expected, compare_linear
 from .config_json import config_faults
 from .demands import demands_of, expected_codes
@@ -32,11 +33,9 @@ from .headers import (
     side_declaration_faults,
     sort_tensors,
 )
-from .kept_tensors import compare_changed, compare_kept
-from .learned_norms import learned_factors
+from .kept_tensors import compare_kept
 from .method import (
     action_faults,
-    balance_exponents,
     complete_faults,
     declared_faults,
     input_scale_faults,
@@ -80,9 +79,9 @@ def verify(
     none of which changes what the draft computes.
 
     Codes and scales, input scales and what balancing and learning changed in norms are held against
-    the method: bit for bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
-    none: its codes must be the nearest rounding of the source, its scales those of absmax, but for
-    the roundings that such tools are known to do.
+    the method: bit for bit where the recipe's algorithm says what they are. Of a folder that
+    another tool made there is none: its codes must be the nearest rounding of the source, its
+    scales those of absmax, but for the roundings that such tools are known to do.
 
     Args:
         output: the quantized folder.
@@ -181,12 +180,8 @@ class _Verification:
                 " quantized linear",
                 fix="give the quantized folder first, and its source behind --against",
             )
-        self._exponents, self._balance_faults = (
-            balance_exponents(method, draft, self._sorting.quantized) if method else ({}, [])
-        )
-        self._factors, self._factor_faults = (
-            learned_factors(method, draft, self._sorting.quantized) if method else ({}, [])
-        )
+        quantized = self._sorting.quantized
+        self._norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
         self._progress = Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
 
     def report(self) -> VerifyReport:
@@ -194,7 +189,8 @@ class _Verification:
         sorting = self._sorting
         with ThreadPoolExecutor(WORKERS) as pool:
             quantized = sorting.quantized
-            expected = expected_codes(pool, self._draft, self._demands, quantized, self._exponents)
+            exponents = self._norms.exponents
+            expected = expected_codes(pool, self._draft, self._demands, quantized, exponents)
             compared = self._compare(pool, expected)
         source_digests: dict[str, str] = {}
         output_digests: dict[str, str] = {}
@@ -212,7 +208,7 @@ class _Verification:
             source=str(self._source.folder),
             scheme=str(self._scheme) if self._scheme else None,
             rule=self._rules(),
-            kept=len(sorting.kept) - len(self._factors),
+            kept=len(sorting.kept) - len(self._norms.factors),
             quantized=len(sorting.linears),
             bytes_compared=self._progress.done,
             linears=tuple(one.linear for one in compared if one.linear is not None),
@@ -222,7 +218,7 @@ class _Verification:
             dropped=tuple(row.tensor.name for row in self._dropped),
             dropped_shown=bool(self._dropped) and self._target is not None,
             retuned=self._rule.codes == "retuned",
-            learned_norms=self._factors,
+            learned_norms=self._norms.factors,
         )
 
     def _rules(self) -> str:
@@ -273,8 +269,7 @@ class _Verification:
             *action_faults(method.recipe, self._draft, sorting.quantized),
             *dropped_faults(self._draft, self._dropped, self._provenance, self._target),
             *input_scale_faults(method, self._draft, self._output, sorting.complete),
-            *self._balance_faults,
-            *self._factor_faults,
+            *self._norms.faults,
         ]
 
     def _compare(
@@ -296,12 +291,8 @@ class _Verification:
         return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
 
     def _compare_kept(self, row: Row) -> Compared:
-        name, add = row.tensor.name, self._progress.add
-        sides = self._source, self._output, row.tensor
-        exponent, factor = self._exponents.get(name, 0), self._factors.get(name)
-        if exponent or factor is not None:
-            return compare_changed(*sides, exponent, factor, add, self._algorithm)
-        return compare_kept(*sides, add, self._algorithm)
+        compare = self._norms.compare if self._norms.changes(row.tensor) else compare_kept
+        return compare(self._source, self._output, row.tensor, self._progress.add, self._algorithm)
 
     def _compare_linear(
         self,
