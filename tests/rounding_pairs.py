@@ -98,10 +98,16 @@ def scale_tensors(
     save_file(tensors, path)
 
 
-def learned_recipe(name: str, *, scale: str = "mse", weights: WeightFormat | None = None) -> Recipe:
+def learned_recipe(
+    name: str,
+    *,
+    scale: str = "mse",
+    norms: str = "kept",
+    weights: WeightFormat | None = None,
+) -> Recipe:
     """A shipped recipe by backend torch, with learned rounding."""
     recipe = load_recipe(name)
-    algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding="learned")
+    algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding="learned", norms=norms)
     return dataclasses.replace(
         recipe, backend="torch", algorithm=algorithm, weights=weights or recipe.weights
     )

@@ -11,8 +11,8 @@ import torch
 from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.linear_inputs.static_scales import StaticScales
-from draftquant.calibration.rounding.latent_weight import LatentWeight
-from draftquant.calibration.rounding.learn import first_latents, learned_codes
+from draftquant.calibration.rounding.latent_weight import Latent
+from draftquant.calibration.rounding.learn import first_latents, latent_norms, learned_codes
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearnedCodes
 from draftquant.calibration.rounding.learning_loop import Learning
 from draftquant.calibration.rounding.learning_settings import LearningSettings
@@ -129,7 +129,7 @@ def total_divergence(pair: RoundingPair, learning: Learning) -> float:
 def learning_of(
     pair: RoundingPair,
     plan: Plan,
-    latents: Mapping[str, LatentWeight],
+    latents: Mapping[str, Latent],
     settings: LearningSettings,
     folder: Path,
 ) -> Learning:
@@ -166,29 +166,36 @@ def test_a_row_of_a_block_takes_as_many_slots(
 def test_the_loss_falls_and_every_linear_learns(
     name: str, pair: RoundingPair, tmp_path: Path
 ) -> None:
-    plan = pair.plan(learned_recipe(name))
+    plan = pair.plan(learned_recipe(name, norms="learned"))
     latents = first_latents(plan, pair.loaded())
+    norms = latent_norms(plan, pair.loaded())
     first = {module: one.quantized().codes for module, one in latents.items()}
     settings = LearningSettings(
         steps=25, sequences=4, validate_every=25, warmup_steps=2, learning_rate=0.03
     )
-    learning = learning_of(pair, plan, latents, settings, tmp_path)
+    learning = learning_of(pair, plan, {**latents, **norms}, settings, tmp_path)
     before = total_divergence(pair, learning)
     learning.run((), save_seconds=0.0, on_progress=lambda _progress: None)
     # By how much hangs on near ties of rounding, and so on the CPU: 0.82 was seen without AVX.
     assert total_divergence(pair, learning) < 0.9 * before
     for module, one in latents.items():
         assert (one.quantized().codes != first[module]).any(), module
+    assert norms
+    for module, norm in norms.items():
+        weight = pair.loaded().weights[f"{module}.weight"]
+        assert (norm.parts()["weights"].float() != weight.float()).any(), module
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_the_folder_holds_what_was_judged(name: str, pair: RoundingPair, tmp_path: Path) -> None:
-    plan = pair.plan(learned_recipe(name))
+    plan = pair.plan(learned_recipe(name, norms="learned"))
     served: dict[str, torch.Tensor] = {}
 
     def note(found: LearnedCodes) -> None:
         served.update({n: found.quantized(n).dequantized() for n in pair.loaded().linears})
+        norms = (step.row.canonical.removesuffix(".weight") for step in plan.learned_norms)
+        served.update({n: found.weight(n).float() for n in norms})
 
     learn(pair, plan, tmp_path / "out", use=note)
     loaded = pair.loaded(tmp_path / "out")
@@ -225,7 +232,7 @@ def test_codes_are_of_the_balanced_weights(llama: RoundingPair, tmp_path: Path) 
     qkv = {f"{prefix}{name}_proj.weight": 1 / 16 for name in "qkv"}
     scale_tensors(skewed.draft_folder, qkv, columns=slice(64))
     scale_tensors(skewed.draft_folder, {"midlayer.input_layernorm.weight": 16.0})
-    plan = skewed.plan(learned_recipe("int4-channel"))
+    plan = skewed.plan(learned_recipe("int4-channel", norms="learned"))
     served: dict[str, torch.Tensor] = {}
 
     def note(found: LearnedCodes) -> None:
@@ -272,7 +279,9 @@ def stop_after(step: int) -> Callable[[LearningProgress], None]:
 def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
     step: int, save_seconds: float, pair: RoundingPair, tmp_path: Path
 ) -> None:
-    plan = pair.plan(learned_recipe("blackwell-nvfp4" if step == 5 else "int4-channel"))
+    plan = pair.plan(
+        learned_recipe("blackwell-nvfp4" if step == 5 else "int4-channel", norms="learned")
+    )
     whole = learn(pair, plan, tmp_path / "whole")
     with pytest.raises(Interrupted):
         learn(

@@ -12,6 +12,9 @@ from torch import Tensor
 from ...quantize.drafts.norms import MOST_OF_NORM
 from .latent_weight import straight_through
 
+UNIT = 0.2
+"""Of the factors' logarithms, so that one learning rate fits these and codes."""
+
 
 class LatentNorm:
     """One norm: see `Latent`.
@@ -19,14 +22,16 @@ class LatentNorm:
     Args:
         weight: [width] in the dtype in which it is stored, divided already where it is balanced.
         device: of what is learned.
+        unit: see `UNIT`.
 
     Attributes:
-        codes: [width] float32, logarithms of the factors by which it is multiplied; 0 at first.
+        codes: [width] float32, logarithms of the factors by which it is multiplied, in units; 0 at
+            first.
         log_scales: None.
     """
 
-    def __init__(self, weight: Tensor, *, device: torch.device) -> None:
-        self._dtype = weight.dtype
+    def __init__(self, weight: Tensor, *, device: torch.device, unit: float = UNIT) -> None:
+        self._dtype, self.unit = weight.dtype, unit
         self._start = weight.to(device, torch.float32)
         # What is nearly zero stays: halved, it could not be told from zero.
         self._moves = self._start.abs() >= 2 * torch.finfo(weight.dtype).tiny
@@ -36,7 +41,8 @@ class LatentNorm:
     @torch.no_grad()
     def keep_within_reach(self) -> None:
         """Put factors back that went beyond what `verify` takes."""
-        self.codes.clamp_(-math.log(MOST_OF_NORM), math.log(MOST_OF_NORM))
+        largest = math.log(MOST_OF_NORM) / self.unit
+        self.codes.clamp_(-largest, largest)
 
     def dequantized(self) -> Tensor:
         """[width] float32, values of the dtype, with a gradient."""
@@ -49,4 +55,4 @@ class LatentNorm:
         return {"weights": self._free().to(self._dtype).cpu()}
 
     def _free(self) -> Tensor:
-        return self._start * torch.where(self._moves, self.codes, 0.0).exp()
+        return self._start * torch.where(self._moves, self.unit * self.codes, 0.0).exp()

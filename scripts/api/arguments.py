@@ -4,10 +4,11 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from ...recipes.algorithm import ALGORITHMS, InputCorrection
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
-from ...recipes.schema import ALGORITHMS, BackendName, InputCorrection
+from ...recipes.schema import BackendName
 from ...validate.counting.estimand import DraftSampling
 from .option import Argument, Option
 from .references import AnyRecipe, Reference

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...recipes import Recipe, load_recipe, recipe_of_alias, to_mapping
+from ...recipes.algorithm import CORRECTED, InputCorrection
 from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
-from ...recipes.schema import CORRECTED, BackendName, InputCorrection
+from ...recipes.schema import BackendName
 from .given import of_value
 from .references import AnyRecipe, Reference
 from .watch import SILENT, Watch
