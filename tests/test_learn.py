@@ -9,7 +9,7 @@ import draftquant.calibration.rounding.learning_loop as learning_module
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
+from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
 from draftquant.calibration.linear_inputs.static_scales import StaticScales
 from draftquant.calibration.rounding.latent_weight import Latent
 from draftquant.calibration.rounding.learn import first_latents, latent_norms, learned_codes
@@ -279,9 +279,11 @@ def stop_after(step: int) -> Callable[[LearningProgress], None]:
 def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
     step: int, save_seconds: float, pair: RoundingPair, tmp_path: Path
 ) -> None:
-    plan = pair.plan(
-        learned_recipe("blackwell-nvfp4" if step == 5 else "int4-channel", norms="learned")
-    )
+    if step == 5:
+        recipe = learned_recipe("blackwell-nvfp4", norms="learned", input_correction="auto")
+    else:
+        recipe = learned_recipe("int4-channel", norms="learned")
+    plan = pair.plan(recipe)
     whole = learn(pair, plan, tmp_path / "whole")
     with pytest.raises(Interrupted):
         learn(
@@ -357,6 +359,39 @@ def test_patience_ends_learning_and_the_best_step_is_kept(
     assert [p.read_bytes() for p in (tmp_path / "out").glob("*.safetensors")] == [
         p.read_bytes() for p in (tmp_path / "nearest").glob("*.safetensors")
     ]
+
+
+@pytest.mark.parametrize("name", ["blackwell-nvfp4", "mi325x-w4a8"])
+def test_learning_starts_where_gptq_corrected_for_the_rounding_of_inputs_ends(
+    name: str, llama: RoundingPair, tmp_path: Path
+) -> None:
+    """Measured on the prompts that are learned from: the others judge the start as well."""
+    plan = llama.plan(learned_recipe(name, input_correction="auto"))
+    still = LearningSettings(
+        steps=1, sequences=1, learning_rate=1e-9, scale_learning_rate=1e-9, patience=1
+    )
+    learn(llama, plan, tmp_path / "out", still)
+    algorithm = dataclasses.replace(plan.recipe.algorithm, rounding="gptq")
+    by_gptq = llama.plan(dataclasses.replace(plan.recipe, algorithm=algorithm))
+    learned = split_prompts(llama.traces, 3, share=0.2, seed=0).learned
+    (tmp_path / "spool").mkdir()
+    static = llama.static(plan)
+    inputs = measured_inputs(
+        by_gptq,
+        llama.loaded(),
+        llama.traces.only(learned),
+        num_draft_tokens=3,
+        spool=tmp_path / "spool",
+        static=static,
+    )
+    quantize_draft(
+        by_gptq,
+        tmp_path / "gptq",
+        source=resolve_draft(str(llama.draft_folder)),
+        measured=inputs.measured,
+    )
+    found, wanted = (llama.loaded(tmp_path / out).weights for out in ("out", "gptq"))
+    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
 
 
 def test_provenance_says_how(llama: RoundingPair, tmp_path: Path) -> None:

@@ -152,11 +152,12 @@ class LearnedRounding:
         steps, sequences: planned, and traces in each.
         seed: of what was learned from when, and of which prompts were held back.
         validation_prompts: how many were held back.
-        kept_step: whose codes are stored; 0 = the nearest ones, before anything was learned.
+        kept_step: whose codes are stored; 0 = the first ones, before anything was learned: nearest,
+            or by GPTQ corrected for the rounding of inputs.
         acceptance_length: mean over every position of the validation prompts, bonus token counted.
         overlap: there, of its distributions with those of the unquantized draft: the mean over rows
             and depths of the sum of the smaller probabilities, 1 = equal.
-        acceptance_length_before, overlap_before: of the nearest codes.
+        acceptance_length_before, overlap_before: of the first codes.
         acceptance_length_unquantized: of the draft that was quantized.
     """
 
