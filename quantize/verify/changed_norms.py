@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ..drafts import Draft
 from ..drafts.norms import MOST_OF_NORM, norms_before
@@ -15,9 +16,10 @@ from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest
 from ..files.provenance import Method
 from ..files.safetensors_header import TensorInfo
-from ..stored.decoded_numbers import Floats, floats, read_whole
+from ..stored.decoded_numbers import floats, read_whole
 from .verify_report import Compared, Fault, OnBytes
 
+Doubles = npt.NDArray[np.float64]
 _LARGEST_EXPONENT = 126  # 2^k and 2^-k are normal float32 numbers
 
 
@@ -85,7 +87,7 @@ class ChangedNorms:
 
 
 def _balance_fault(
-    name: str, before: Floats, wanted: Floats, after: Floats, exponent: int
+    name: str, before: Doubles, wanted: Doubles, after: Doubles, exponent: int
 ) -> Fault | None:
     wrong = np.flatnonzero(wanted.view(np.uint64) != after.view(np.uint64))
     if not len(wrong):
@@ -95,7 +97,7 @@ def _balance_fault(
     return Fault(where=name, expected=f"the source's values / 2^{exponent}", got=got)
 
 
-def _factor_fault(name: str, before: Floats, after: Floats, factor: float) -> Fault | None:
+def _factor_fault(name: str, before: Doubles, after: Doubles, factor: float) -> Fault | None:
     """Every element keeps its sign and changes by the factor at most, and one by just that."""
     with np.errstate(divide="ignore", invalid="ignore"):
         larger = np.maximum(np.abs(before), np.abs(after))
