@@ -99,7 +99,6 @@ MISTAKES = {
             " midlayer.mlp.gate_proj, midlayer.mlp.up_proj and 4 more\n",
             "fp8-ptpc",
         ),
-        Mistake("quantize draft --recipe h200 --traces traces --out o", "nothing to", "leave --"),
         Mistake("recipes list --family eagle3", "no family 'eagle3'", "did you mean 'eagle3"),
         Mistake("recipes list --arch b20", "does not know the GPU 'b20'", "did you mean b200"),
         Mistake("transcode quant --layout modlopt --out o", "got 'modlopt'", "mean modelopt?"),
