@@ -8,9 +8,10 @@ or into weights beside the codes would be lost on an engine, and is refused, as 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .algorithm import ALGORITHMS, Algorithm, RoundingChoice, ScaleChoice
 from .decode import nearest
 from .errors import RecipeError
-from .schema import ALGORITHMS, Algorithm, BackendName, RoundingChoice, ScaleChoice
+from .schema import BackendName
 
 VENDOR_ALGORITHMS: Mapping[str, tuple[ScaleChoice, RoundingChoice]] = {
     **ALGORITHMS,

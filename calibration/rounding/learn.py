@@ -13,7 +13,8 @@ from ...quantize.errors import BackendError
 from ...quantize.files.staging import check_output
 from ...quantize.quantization_plan import Plan, Step
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.schema import Algorithm, Recipe, recipe_sha256
+from ...recipes.algorithm import Algorithm
+from ...recipes.schema import Recipe, recipe_sha256
 from ..errors import CalibrationError
 from ..linear_inputs.plan_inputs import served_rounding
 from ..linear_inputs.static_scales import StaticScales, balanced_draft

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...recipes import Recipe, load_recipe, recipe_of_alias, to_mapping
+from ...recipes.algorithm import CORRECTED, InputCorrection
 from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
-from ...recipes.schema import CORRECTED, BackendName, InputCorrection
+from ...recipes.schema import BackendName
 from .given import of_value
 from .references import AnyRecipe, Reference
 from .watch import SILENT, Watch
@@ -129,8 +130,8 @@ def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") ->
         RecipeError: the backend does not run it, or no algorithm has this name.
     """
     scale, rounding = named_algorithm(name, backend)
-    rounds_inputs = any(form.activations is not None for form in recipe.formats)
-    corrects = rounds_inputs and rounding in CORRECTED and backend == "torch"
+    coarse = any(form.has_coarse_inputs for form in recipe.formats)
+    corrects = coarse and rounding in CORRECTED and backend == "torch"
     algorithm = dataclasses.replace(
         recipe.algorithm,
         scale=scale,
