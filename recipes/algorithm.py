@@ -1,20 +1,34 @@
-"""How scales are chosen and codes are rounded: the `algorithm` of a recipe."""
+"""The algorithm of a recipe: how scales are chosen, weights rounded, and what else changes."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
-from .formats import NUMBER_FORMATS
-
-if TYPE_CHECKING:
-    from .schema import WeightFormat
+from .formats import NUMBER_FORMATS, Granularity, WeightDtype
 
 ScaleChoice = Literal["absmax", "mse"]
 RoundingChoice = Literal["nearest", "gptq", "learned", "retuned"]
 InputCorrection = Literal["auto", "off"]
+NormChoice = Literal["kept", "learned"]
 CORRECTED: Collection[RoundingChoice] = ("gptq", "learned")
 """Roundings that can correct weights for the rounding of their inputs."""
+
+
+class Weights(Protocol):
+    """What an algorithm asks of a `WeightFormat`."""
+
+    @property
+    def dtype(self) -> WeightDtype:
+        """Of the codes."""
+
+    @property
+    def granularity(self) -> Granularity:
+        """Of the scales."""
+
+    @property
+    def first_stage(self) -> str | None:
+        """What the codes are taken of; None = the weight itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +49,24 @@ class Algorithm:
         input_correction: auto: where inputs are rounded to four bits when served, GPTQ aims at what
             the weight makes of the unrounded ones, and learning starts there; off: at what the
             weight makes of the rounded ones.
+        norms: learned: the weights of the norms in front of quantized linears learn with the codes;
+            kept: they are those of the source.
     """
 
     scale: ScaleChoice
     rounding: RoundingChoice
     balance_concat: Literal["auto", "off"] = "off"
     input_correction: InputCorrection = "off"
+    norms: NormChoice = "kept"
 
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
+        if self.norms == "learned" and self.rounding != "learned":
+            return "norms: they learn with 'rounding: learned' alone: leave it out"
         if self.input_correction == "auto" and self.rounding not in CORRECTED:
+            either = " or ".join(map(repr, CORRECTED))
             return (
-                f"input_correction: leave it out: only rounding {' or '.join(CORRECTED)} measures"
+                f"input_correction: leave it out: only rounding {either} measures"
                 " what rounding the inputs changes"
             )
         return None
@@ -54,7 +74,7 @@ class Algorithm:
     def __str__(self) -> str:
         return f"scale {self.scale}, rounding {self.rounding}"
 
-    def of(self, weights: "WeightFormat") -> "Algorithm":
+    def of(self, weights: Weights) -> "Algorithm":
         """What it does where these weights are some of several formats.
 
         Those that it cannot search or has nothing to win with get absmax scales and nearest codes.
@@ -66,10 +86,13 @@ class Algorithm:
         return self
 
     def rounded(self, rounding: RoundingChoice, *, scale: ScaleChoice | None = None) -> "Algorithm":
-        """The same with another rounding, which may have no use for input correction."""
-        correction = self.input_correction if rounding in CORRECTED else "off"
+        """The same with another rounding, which may have no use for what another one asks for."""
         return dataclasses.replace(
-            self, scale=scale or self.scale, rounding=rounding, input_correction=correction
+            self,
+            scale=scale or self.scale,
+            rounding=rounding,
+            input_correction=self.input_correction if rounding in CORRECTED else "off",
+            norms=self.norms if rounding == "learned" else "kept",
         )
 
     @property

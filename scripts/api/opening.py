@@ -137,6 +137,7 @@ def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") ->
         scale=scale,
         rounding=rounding,
         input_correction="auto" if corrects else "off",
+        norms=recipe.algorithm.norms if rounding == "learned" else "kept",
     )
     return dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
 
