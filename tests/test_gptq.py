@@ -15,7 +15,7 @@ from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, WeightFormat
-from draftquant.recipes.schema import ScaleChoice
+from draftquant.recipes.algorithm import ScaleChoice
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of, textbook
 from tied_pair import prompt_tokens, save_draft, save_target

@@ -117,11 +117,22 @@ def measured_inputs(
             num_draft_tokens=num_draft_tokens,
             spool=spool,
             rounding=rounding,
+            corrected=corrected_linears(plan),
             together=rounding.rounds_alone,
             precise=precise,
             on_progress=on_stage_progress,
         )
     return PlanInputs(static=static, statistics=statistics, prompts=seen_prompts(traces))
+
+
+def corrected_linears(plan: Plan) -> frozenset[str]:
+    """Linears whose weights are to make up for the rounding of their inputs, by canonical names."""
+    return frozenset(
+        step.row.canonical.removesuffix(".weight")
+        for step in plan.quantized
+        if plan.recipe_of(step).algorithm.input_correction == "auto"
+        and plan.format_of(step).activations is not None
+    )
 
 
 def served_rounding(plan: Plan, static: StaticScales | None, device: torch.device) -> InputRounding:

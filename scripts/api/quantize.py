@@ -46,6 +46,7 @@ class QuantizeSettings(Settings):
     subtree: arguments.Subtree = None
     backend: arguments.Backend = None
     algorithm: arguments.AlgorithmName = None
+    input_correction: arguments.InputCorrectionChoice = None
     target_layers: arguments.TargetLayers = None
     traces: Annotated[
         arguments.AnyPath | None,
@@ -95,7 +96,11 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         _device(settings.device)  # there is such a one
     source, opened = open_draft(settings.draft, settings.subtree)
     chosen = chosen_recipe(
-        settings.recipe, backend=settings.backend, algorithm=settings.algorithm, watch=watch
+        settings.recipe,
+        backend=settings.backend,
+        algorithm=settings.algorithm,
+        input_correction=settings.input_correction,
+        watch=watch,
     )
     plan = make_plan(chosen, opened, target_layers=settings.target_layers)
     check_retuning(plan, None)
