@@ -12,6 +12,7 @@ from torch import Tensor
 from ...quantize.numerics.fp4 import FP4_MAX, fp4_rounded
 from ...quantize.numerics.fp8 import FP8, FP8_MAX
 from ...quantize.stored.activations import InputRounding
+from ...quantize.stored.layouts.scheme import Activations
 
 Format = Callable[[Tensor, Tensor | None], Tensor]
 """Of inputs [..., in_features] float32 and their static scale, or None: codes times scales."""
@@ -63,7 +64,7 @@ class ServedInputs:
         return x if rounded is None else rounded(x.float(), self._scales[name])
 
 
-def _of_replay(how: str) -> Format:
+def _of_replay(how: Activations) -> Format:
     """As replay rounds what a folder declares so."""
 
     def rounded(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -80,14 +81,14 @@ def _kept(x: Tensor, _scale: Tensor | None) -> Tensor:
 def _nvfp4_four_over_six(x: Tensor, inverse: Tensor | None) -> Tensor:
     """Each block under the one of two scales that errs less, its largest value 6 or 4."""
     assert inverse is not None  # NVFP4 has one
-    groups = x.unflatten(-1, (-1, 16))
+    groups = _groups(x, 16)
     absmax = groups.abs().amax(-1, keepdim=True)
     return _nearer(groups, [_e4m3_scale(absmax * by, inverse) for by in (1, FOUR_OVER_SIX)])
 
 
 def _nvfp4_per_token(x: Tensor, _scale: Tensor | None) -> Tensor:
     """The global scale found for each token: its largest value / (6 * 448)."""
-    groups = x.unflatten(-1, (-1, 16))
+    groups = _groups(x, 16)
     absmax = groups.abs().amax(-1, keepdim=True)
     whole = absmax.amax(-2, keepdim=True).clamp(min=2.0**-60)
     return _nearer(groups, [_e4m3_scale(absmax, FP4_MAX * FP8_MAX / whole)])
@@ -102,7 +103,7 @@ def _mxfp4(exponents: Callable[[Tensor], list[Tensor]], size: int = 32) -> Forma
     """Under powers of two; of several the one that errs least."""
 
     def rounded(x: Tensor, _scale: Tensor | None) -> Tensor:
-        groups = x.unflatten(-1, (-1, size))
+        groups = _groups(x, size)
         absmax = groups.abs().amax(-1, keepdim=True).clamp(min=2.0**-100)
         return _nearer(groups, [torch.exp2(one) for one in exponents(absmax)])
 
@@ -110,27 +111,32 @@ def _mxfp4(exponents: Callable[[Tensor], list[Tensor]], size: int = 32) -> Forma
 
 
 def _floor(absmax: Tensor) -> Tensor:
-    """Of the OCP specification: what is above 6 after it is clamped."""
+    """Of the OCP specification: the largest value becomes 4 to 8, and what is above 6 is 6."""
     return absmax.log2().floor() - 2
 
 
 def _ceil(absmax: Tensor) -> Tensor:
-    """Nothing is clamped."""
+    """The largest value becomes 3 to 6."""
     return (absmax / FP4_MAX).log2().ceil()
 
 
 def _even(absmax: Tensor) -> Tensor:
-    """Absmax rounded to one bit of mantissa first: clamped is what is above 7 after it."""
+    """The largest value becomes 3.5 to 7, and what is above 6 is 6."""
     exponent = absmax.log2().floor()
     return exponent - 2 + (absmax >= 1.75 * torch.exp2(exponent))
 
 
 def _mxfp8(x: Tensor, _scale: Tensor | None) -> Tensor:
     """E4M3 under the least power of two for 32 that clamps nothing."""
-    groups = x.unflatten(-1, (-1, 32))
+    groups = _groups(x, 32)
     absmax = groups.abs().amax(-1, keepdim=True).clamp(min=2.0**-100)
     scale = torch.exp2((absmax / FP8_MAX).log2().ceil())
-    return ((groups / scale).to(FP8).float() * scale).flatten(-2)
+    rounded = (groups / scale).to(FP8).float() * scale
+    return rounded.flatten(-2)
+
+
+def _groups(x: Tensor, size: int) -> Tensor:
+    return x.reshape(*x.shape[:-1], -1, size)
 
 
 def _nearer(groups: Tensor, scales: list[Tensor]) -> Tensor:
