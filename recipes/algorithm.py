@@ -46,9 +46,9 @@ class Algorithm:
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
             columns of the embedding half are multiplied by a power of two, and the norm before
             them is divided by it: exact, and both halves then share a scale.
-        input_correction: auto: where inputs are rounded when served, GPTQ aims at what the weight
-            makes of the unrounded ones, and learning starts there; off: at what the weight makes of
-            the rounded ones.
+        input_correction: auto: where inputs are rounded to four bits when served, GPTQ aims at what
+            the weight makes of the unrounded ones, and learning starts there; off: at what the
+            weight makes of the rounded ones.
         norms: learned: the weights of the norms in front of quantized linears learn with the codes;
             kept: they are those of the source.
     """

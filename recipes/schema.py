@@ -145,6 +145,15 @@ class Format:
         a = self.activations
         return a is not None and (not a.dynamic or a.number.global_scale)
 
+    @property
+    def has_coarse_inputs(self) -> bool:
+        """True if inputs are rounded to four bits, so that correcting weights for it pays.
+
+        For FP8 inputs per token under INT4 weights it did not: the divergence of three drafts was
+        5 % larger, 7 % smaller and 3 % larger.
+        """
+        return self.activations is not None and self.activations.number.bits < 8
+
     def __str__(self) -> str:
         return f"weights {self.weights}, activations {self.activations or 'none'}"
 

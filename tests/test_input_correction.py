@@ -72,16 +72,17 @@ def test_outputs_come_closer_to_those_of_unrounded_inputs() -> None:
 @pytest.mark.parametrize(
     ("recipe", "algorithm", "asked", "found"),
     [
-        ("hopper-w4a8", "gptq", None, "auto"),
-        ("blackwell-nvfp4", "learned", None, "auto"),
+        ("blackwell-nvfp4", "gptq", None, "auto"),
+        ("mi355-mxfp4", "learned", None, "auto"),
         ("int4-channel", "gptq", None, "off"),  # no input is rounded: the recipe is as before
-        ("hopper-w4a8", "gptq", "off", "off"),
-        ("hopper-w4a8-gptq", None, None, "auto"),
-        ("hopper-w4a8-gptq", None, "off", "off"),
-        ("hopper-w4a8-gptq", "mse", None, "off"),
+        ("hopper-w4a8", "gptq", None, "off"),  # to FP8: nothing to win
+        ("blackwell-nvfp4", "gptq", "off", "off"),
+        ("blackwell-nvfp4-learned", None, None, "auto"),
+        ("blackwell-nvfp4-learned", None, "off", "off"),
+        ("blackwell-nvfp4-learned", "mse", None, "off"),
     ],
 )
-def test_the_command_line_corrects_where_inputs_are_rounded(
+def test_the_command_line_corrects_where_it_pays(
     recipe: str, algorithm: str | None, asked: str | None, found: str
 ) -> None:
     chosen = chosen_recipe(recipe, algorithm=algorithm, input_correction=asked)  # type: ignore[arg-type]
@@ -90,10 +91,10 @@ def test_the_command_line_corrects_where_inputs_are_rounded(
 
 def test_what_cannot_correct_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="rounding nearest measures nothing of the inputs"):
-        chosen_recipe("hopper-w4a8", input_correction="auto")
+        chosen_recipe("blackwell-nvfp4", input_correction="auto")
     with pytest.raises(RecipeError, match=r"only draftquant's own backend \(torch\) corrects"):
-        chosen_recipe("mi325x-w4a8", backend="quark", algorithm="gptq", input_correction="auto")
-    assert chosen_recipe("mi325x-w4a8", backend="quark", algorithm="gptq").backend == "quark"
+        chosen_recipe("mi355-mxfp4", backend="quark", algorithm="gptq", input_correction="auto")
+    assert chosen_recipe("mi355-mxfp4", backend="quark", algorithm="gptq").backend == "quark"
     file = tmp_path / "own.yaml"
     own = "extends: fp8-ptpc\nname: own\nalgorithm: {input_correction: auto}\n"
     file.write_text(own, encoding="utf-8")
@@ -103,12 +104,12 @@ def test_what_cannot_correct_is_refused(tmp_path: Path) -> None:
 
 def test_records_of_recipes_without_it_keep_their_hash() -> None:
     """As version 0.2.0 wrote it."""
-    recipe = chosen_recipe("hopper-w4a8", algorithm="gptq", input_correction="off")
+    recipe = chosen_recipe("blackwell-nvfp4", algorithm="gptq", input_correction="off")
     assert recipe_sha256(recipe) == HASH_OF_0_2
     corrected = dataclasses.replace(recipe, algorithm=CORRECTED)
     assert recipe_sha256(corrected) != HASH_OF_0_2
     assert CORRECTED.to_nearest == GPTQ.to_nearest
 
 
-HASH_OF_0_2 = "177a1e099dee60dfe2df5652985c5c6c2768da31f7e5b5eee3622dfb63bb8af6"
-"""Of hopper-w4a8 with --algorithm gptq."""
+HASH_OF_0_2 = "9b798fa607c4df3cf4dcbac504769b76570a1850958f9f9e935a12d7c8e1c0f6"
+"""Of blackwell-nvfp4 with --algorithm gptq."""

@@ -131,7 +131,7 @@ def corrected_linears(plan: Plan) -> frozenset[str]:
         step.row.canonical.removesuffix(".weight")
         for step in plan.quantized
         if plan.recipe_of(step).algorithm.input_correction == "auto"
-        and plan.format_of(step).activations is not None
+        and plan.format_of(step).has_coarse_inputs
     )
 
 
