@@ -1,13 +1,15 @@
 """The scale search: each row or group gets the scale that leaves the smallest squared error.
 
-A smaller scale than that of absmax clips the largest weights and rounds all others more finely. A
-larger one moves the grid, so that its codes may lie nearer: of FP4, whose codes stand close
-together below 4 and far apart above, often the one that makes a 4 of the largest weight ("four over
-six", arXiv 2512.02010). Of FP4 every scale between the two ends is tried that can be stored, so
-that there is no better one; of INT4 and FP8, which have too many, steps of a 32nd.
+A smaller scale than that of absmax clips the largest weights and rounds all others more finely: so
+INT4 and FP8 rows are searched, in steps of a 32nd. FP4 is not clipped. Its codes are fine near zero
+as they are, and a clipped weight errs towards zero, as all clipped ones of its row do, so that
+their errors add up in the output: the weights come closer and acceptance falls, measured on every
+pair. A larger scale moves the grid, so that its codes may lie nearer; of NVFP4 often the one that
+makes a 4 of the largest weight ("four over six", arXiv 2512.02010), and every scale from absmax to
+there is tried that can be stored. MXFP4 has no such scale: twice the steps are codes already.
 
-The error of the weights is not that of the outputs: acceptance may fall where the weights come
-closer. So each weight counts by the mean square of its inputs, where these are known.
+The error of the weights is not that of the outputs: each weight counts by the mean square of its
+inputs, where these are known.
 """
 
 from collections.abc import Iterator
@@ -28,17 +30,13 @@ from .algorithm import RowAlgorithm
 from .input_moments import InputMoments
 
 SMALLER = tuple(i / 32 for i in range(31, 7, -1))
-"""Factors of the absmax scale, which is tried first; down to 1/4, as in every format."""
+"""Factors of the absmax scale, which is tried first; down to 1/4."""
 LARGER_INT4 = (15 / 14, 34 / 32, 33 / 32)
 """The same; with the first, absmax / 7, the largest weight is a code and is not clipped."""
-POWERS = (2.0, 0.5, 0.25)
-"""All factors for scales that are powers of two."""
-LARGEST_E4M3, SMALLEST_SHARE = 1.5, 0.25
-"""The ends of the search over scales in FP8; six quarters, or four over six."""
-_E4M3_STEPS = 23
-"""So many numbers of FP8 lie from 1/4 to 1.5 of a number, at most, both ends rounded."""
-_E8M0 = 2.0**-127, 2.0**127
-"""The smallest and the largest power of two that is stored."""
+FOUR_OVER_SIX = 1.5
+"""Of NVFP4's absmax scale, where its search ends."""
+_E4M3_STEPS = 6
+"""So many numbers of FP8 lie above a number and below 1.5 times it, at most, with both rounded."""
 
 
 class MseNearest(RowAlgorithm):
@@ -104,29 +102,22 @@ def _chosen(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _candidates(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> Iterator[Tensor]:
-    """Scales [rows, 1] to try, as they are stored: that of absmax, then from large to small."""
+    """Scales [rows, 1] to try, as they are stored: that of absmax first."""
     absmax = absmax_scale(weights.dtype, rows, whole, stored_scale_dtype(weights))
     yield absmax
-    if weights.number.powers_of_two:
-        yield from ((absmax * factor).clamp(*_E8M0) for factor in POWERS)
-    elif weights.number.global_scale:
-        yield from _e4m3_scales(rows, whole)
+    if weights.number.global_scale:
+        yield from _larger_e4m3(absmax, rows, whole)
     elif weights.number.is_fp8:
         yield from (torch.where(absmax * f > 0, absmax * f, absmax) for f in SMALLER)
-    else:
+    elif weights.number.is_integer:
         for factor in (*LARGER_INT4, *SMALLER):
             yield (absmax.float() * factor).clamp_(min=SMALLEST_SCALE).to(absmax.dtype)
 
 
-def _e4m3_scales(rows: Tensor, whole: Tensor | None) -> Iterator[Tensor]:
-    """Every FP8 number between the ends, of each row its own; numbers sort like their bits."""
+def _larger_e4m3(absmax: Tensor, rows: Tensor, whole: Tensor | None) -> Iterator[Tensor]:
+    """All numbers of FP8 above each scale up to four over six; they sort like their bits."""
     exact = row_absmax(rows).float() / served_scale(torch.tensor(FP4_MAX), whole)
-    largest, smallest = (
-        torch.where(exact > 0, (exact * share).clamp_(SMALLEST_E4M3, FP8_MAX), 1.0)
-        .to(FP8)
-        .view(torch.uint8)
-        .to(torch.int16)
-        for share in (LARGEST_E4M3, SMALLEST_SHARE)
-    )
-    for step in range(_E4M3_STEPS):
-        yield torch.maximum(largest - step, smallest).to(torch.uint8).view(FP8)
+    largest = (exact * FOUR_OVER_SIX).clamp_(SMALLEST_E4M3, FP8_MAX)
+    end = torch.where(exact > 0, largest, 1.0).to(FP8).view(torch.uint8)
+    for step in range(1, _E4M3_STEPS + 1):
+        yield torch.minimum(absmax.view(torch.uint8) + step, end).view(FP8)
