@@ -148,7 +148,7 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
             raise BackendError(
                 f"recipe {plan.recipe.name}",
                 "input scales are given, but the recipe's activations are not static",
-                fix="drop --traces or --input-scale, or use a recipe with static activations",
+                fix="leave --input-scale out, or use a recipe with static activations",
             )
         return {}
     missing = [module for module in modules if module not in (scales or {})]

@@ -7,13 +7,18 @@ quantized where an engine multiplies by codes, a table dropped where engines tak
 import difflib
 import fnmatch
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from ..recipes.roles import QUANTIZABLE, SHARED_ROLES, Role
 from ..recipes.schema import Recipe, Rule
 from .drafts.family import Draft, Row
+from .drafts.norms import norms_before
 from .drafts.shared.mixture.names import is_expert
 from .errors import PlanError
 from .stored.table_names import EMBEDDING, HEAD
+
+NormAction = Literal["transform", "learn"]
+"""What becomes of a kept norm that changes: it is divided by a power of two, exactly, or learns."""
 
 
 def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
@@ -35,6 +40,31 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
         found.append(index)
     _check_rules_used(recipe, draft, frozenset(found))
     return tuple(found)
+
+
+def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[str, NormAction]:
+    """What becomes of the norms that do not stay as they are, by canonical names.
+
+    The norm before the concat input is transformed if the linears behind it are quantized; norms
+    learn where the recipe says so, that one too.
+
+    Args:
+        recipe: what becomes of which tensor.
+        draft: whose headers have been read.
+        claimed: what `claims` gave.
+    """
+    rows = (
+        r for r, i in zip(draft.rows, claimed, strict=True) if recipe.rules[i].action == "quantize"
+    )
+    quantized = {row.canonical: row.module for row in rows}
+    concat, found = draft.family.concat(draft.geometry), dict[str, NormAction]()
+    balances = recipe.algorithm.balance_concat == "auto"
+    if balances and concat is not None and quantized.keys() >= set(concat.linears):
+        found[concat.norm] = "transform"
+    if recipe.algorithm.norms == "learned":
+        learned = norms_before(draft, frozenset(quantized.values()))
+        found |= dict.fromkeys((row.canonical for row in learned), "learn")
+    return found
 
 
 def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:

@@ -159,6 +159,8 @@ class _Execution:
         output = self._outputs[step.row.tensor.file]
         if step.action == "transform":
             self._write_norm(step, self._exponents[step.row.module])
+        elif step.action == "learn":
+            self._write_learned_norm(step)
         else:
             blocks = self._quantized_blocks(step, moments)
             input_scale = self._measured.input_scales.get(step.row.module)
@@ -172,6 +174,12 @@ class _Execution:
         source = self._inputs[tensor.file]
         (norm,) = row_blocks(source, as_row, block_bytes=tensor.nbytes, multiple=1)
         self._outputs[tensor.file].write(tensor.name, divide_norm(norm, exponent, tensor.name))
+
+    def _write_learned_norm(self, step: Step) -> None:
+        assert self._measured.found is not None  # `run` has seen it
+        tensor = step.row.tensor
+        weight = self._measured.found.weight(_canonical(step))
+        self._outputs[tensor.file].write(tensor.name, weight)
 
     def _blocks(self, step: Step, block_bytes: int) -> Iterator[Tensor]:
         """Blocks of rows of a weight, its first columns balanced."""

@@ -44,6 +44,7 @@ class CardFacts:
         quantized: role -> linears that are codes.
         kept: role -> tensors that have the bytes of the source.
         num_balanced: norms that were divided by a power of two, and the columns behind multiplied.
+        num_learned: norms that learned with the codes.
         inherited: see `files.card`.
     """
 
@@ -56,11 +57,17 @@ class CardFacts:
     quantized: Mapping[str, int]
     kept: Mapping[str, int]
     num_balanced: int = 0
+    num_learned: int = 0
     inherited: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_plan(
-        cls, plan: Plan, source: DraftSource, card: str, balanced: Collection[str]
+        cls,
+        plan: Plan,
+        source: DraftSource,
+        card: str,
+        balanced: Collection[str],
+        learned: Collection[str] = (),
     ) -> "CardFacts":
         """Of a plan.
 
@@ -68,9 +75,10 @@ class CardFacts:
             plan: what is done.
             source: where the draft came from.
             card: README.md beside it, "" for none.
-            balanced: norms that the run changes.
+            balanced: norms that the run divides.
+            learned: norms that learned.
         """
-        changed = {step.row.tensor.name for step in plan.quantized} | set(balanced)
+        changed = {step.row.tensor.name for step in plan.quantized} | {*balanced, *learned}
         rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
         return cls(
             family=plan.draft.family.name,
@@ -82,6 +90,7 @@ class CardFacts:
             quantized=Counter(step.row.role for step in plan.quantized),
             kept=Counter(row.role for row in rows),
             num_balanced=len(balanced),
+            num_learned=len(learned),
             inherited=inherited(card),
         )
 
@@ -89,7 +98,7 @@ class CardFacts:
     def of_folder(cls, stored: StoredDraft, record: QuantizedProvenance) -> "CardFacts":
         """Of a folder that `quantize` wrote, and of the card in it."""
         codes = [row for row in stored.draft.rows if stored.is_quantized(row)]
-        changed = {row.tensor.name for row in codes} | record.balanced.keys()
+        changed = {row.tensor.name for row in codes} | record.changed_norms
         rows = [row for row in stored.draft.rows if row.tensor.name not in changed]
         return cls(
             family=record.source.family,
@@ -101,6 +110,7 @@ class CardFacts:
             quantized=Counter(row.role for row in codes),
             kept=Counter(row.role for row in rows),
             num_balanced=len(record.balanced),
+            num_learned=len(record.learned_norms),
             inherited=inherited(read_card(stored.checkpoint.folder)),
         )
 
@@ -144,7 +154,8 @@ class CardFacts:
             ("activations", prose(recipe.activations or "not quantized")),
             *((f"format {i}", prose(each)) for i, each in enumerate(recipe.formats[1:], 2)),
         ]
-        balanced = [("divided, exactly", _counted({"norm": self.num_balanced}, "tensor"))]
+        counts = {"divided, exactly": self.num_balanced, "learned": self.num_learned}
+        changed = [(how, _counted({"norm": n}, "tensor")) for how, n in counts.items() if n]
         return table(
             ("", ""),
             [
@@ -155,7 +166,7 @@ class CardFacts:
                 ("tensors", f"{self.bytes_before:,} → {self.bytes_after:,} bytes ({-saved:+.1%})"),
                 ("quantized", _counted(self.quantized, "linear")),
                 ("kept byte for byte", _counted(self.kept, "tensor")),
-                *(balanced if self.num_balanced else ()),
+                *changed,
             ],
         )
 

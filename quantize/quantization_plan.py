@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..recipes.decode import encode
 from ..recipes.roles import LAYER_ROLES
 from ..recipes.schema import Format, Recipe
-from .claims import claims
+from .claims import NormAction, changed_norms, claims
 from .drafts import runtime_names
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
@@ -21,7 +21,7 @@ from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
 from .layouts.group_sizes import check_groups
 
-StepAction = Literal["quantize", "keep", "transform", "drop"]
+StepAction = Literal["quantize", "keep", "drop"] | NormAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class Step:
     Attributes:
         action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
             concat input, divided by the power of two that balances the halves (1 where they are).
+            "learn": a norm whose weight learns with the codes.
         rule: index into the recipe's rules.
         stored: what the tensor becomes in the output; nothing where it is dropped.
     """
@@ -83,11 +84,17 @@ class Plan:
     @property
     def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
         """The norm to be transformed and the linears behind it; None where there is none."""
-        norms = [step for step in self.steps if step.action == "transform"]
-        if not norms:
+        concat = self.draft.family.concat(self.draft.geometry)
+        if concat is None or self.recipe.algorithm.balance_concat == "off":
             return None
-        behind = {row.canonical for row in self.draft.concat_linears()}
-        return norms[0], tuple(step for step in self.quantized if step.row.canonical in behind)
+        behind = tuple(s for s in self.quantized if s.row.canonical in concat.linears)
+        norms = [step for step in self.steps if step.row.canonical == concat.norm]
+        return (norms[0], behind) if norms and len(behind) == len(concat.linears) else None
+
+    @property
+    def learned_norms(self) -> tuple[Step, ...]:
+        """The norms whose weights learn."""
+        return tuple(step for step in self.steps if step.action == "learn")
 
     def stages(self) -> tuple[tuple[Step, ...], ...]:
         """The steps in the order in which the draft runs its linears, those that are fused at once.
@@ -164,7 +171,7 @@ class Plan:
 
     def kept_matrices(self) -> list[Row]:
         """The 2-D tensors that stay floating-point."""
-        kept = [step.row for step in self.steps if step.action in ("keep", "transform")]
+        kept = [step.row for step in self.steps if step.action not in ("quantize", "drop")]
         return [row for row in kept if len(row.tensor.shape) == 2]
 
     def to_mapping(self) -> dict[str, Any]:
@@ -202,6 +209,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     check_layout(recipe)
     layout, steps = get_layout(recipe.layout), []
     claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
+    changed = changed_norms(recipe, draft, [i for _, i in claimed])
     check_groups(recipe, claimed)
     for row, index in claimed:
         rule = recipe.rules[index]
@@ -212,30 +220,17 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             check_head(as_stored, row)
             stored = layout.stored(row.tensor, as_stored)
         elif action == "keep":
+            action = changed.get(row.canonical, "keep")
             stored = (row.tensor.as_stored,)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
     layers = runtime_names.known_target_layers(draft.checkpoint, target_layers)
-    plan = _balanced(Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers))
+    plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers)
     _check_count(plan)
     _check_fused(plan)
     _check_formats(plan)
     _check_excludable(plan)
     _check_names(plan)
     return plan
-
-
-def _balanced(plan: Plan) -> Plan:
-    """The norm before the concat input is transformed if the linears behind it are quantized."""
-    concat = plan.draft.family.concat(plan.draft.geometry)
-    quantized = {step.row.canonical for step in plan.quantized}
-    off = plan.recipe.algorithm.balance_concat == "off"
-    if off or concat is None or not quantized.issuperset(concat.linears):
-        return plan
-    steps = [
-        dataclasses.replace(step, action="transform") if step.row.canonical == concat.norm else step
-        for step in plan.steps
-    ]
-    return dataclasses.replace(plan, steps=tuple(steps))
 
 
 def _check_count(plan: Plan) -> None:

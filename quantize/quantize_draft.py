@@ -10,6 +10,7 @@ from typing_extensions import override
 from ..recipes.brief import Brief, megabytes
 from ..recipes.schema import recipe_sha256
 from .backends import get_backend
+from .changed_norms import balance_exponents, balanced_norms, learned_norms
 from .checks import (
     check_backends,
     check_retuning,
@@ -30,7 +31,6 @@ from .files.side_files import config_and_index, json_texts
 from .folder_card import CardFacts, least_card
 from .layouts import get_layout
 from .lints import Lint, fixed_config, output_changes
-from .lints.concat import balance_exponent, half_ratios
 from .measured import NOTHING_MEASURED, Measured
 from .outputs import files_of, opened
 from .quantization_plan import Plan, Step
@@ -51,6 +51,8 @@ class QuantizeReport(Brief):
         config_changes: dotted key of config.json -> the value that a lint asked for.
         dropped: table of the draft that was left out -> the equal table of the target.
         balanced: name of a norm -> k, where the norm was divided by 2^k.
+        learned_norms: name of a norm that learned -> the largest factor by which an element was
+            multiplied or divided.
         few_inputs: expert -> the number of its inputs in the traces, where these were too few for
             the recipe's algorithm; its weights were rounded to nearest.
         damping: linear -> share of the mean of its inputs' second moments that was added to their
@@ -66,6 +68,7 @@ class QuantizeReport(Brief):
     config_changes: Mapping[str, Any]
     dropped: Mapping[str, str]
     balanced: Mapping[str, int]
+    learned_norms: Mapping[str, float]
     few_inputs: Mapping[str, int]
     damping: Mapping[str, float]
     loads: tuple[EngineCheck, ...] = ()
@@ -135,10 +138,11 @@ def quantize_draft(
     scales = checked_scales(plan, measured.input_scales)
     # 2. What changes beside the quantized weights.
     balanced = balanced_norms(plan)
+    learned = learned_norms(plan, measured.found, balanced)
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     side_files = check_source(plan)
     dropped = check_tables(plan, target) if proven is None else proven
-    card = _card(plan, side_files, source, balanced, retuning)
+    card = _card(plan, side_files, source, balanced, learned, retuning)
     # 3. Write, verify, publish.
     quantization = _Quantization(
         out=out,
@@ -151,6 +155,7 @@ def quantize_draft(
         argv=argv,
         measured=replace(measured, input_scales=scales),
         balanced=balanced,
+        learned_norms=learned,
         changes=changes,
         dropped=dropped,
         retuning=retuning,
@@ -168,7 +173,7 @@ class _Quantization(Rewrite[VerifyReport]):
     """One run; attributes as the arguments of `quantize_draft`, and what was found before writing.
 
     Attributes:
-        balanced: norm -> k, as `balanced_norms` found it.
+        balanced: norm -> k, as `balanced_norms` found it. learned_norms: as it found them.
         changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the draft -> the target's that it equals.
     """
@@ -178,6 +183,7 @@ class _Quantization(Rewrite[VerifyReport]):
     argv: Sequence[str]
     measured: Measured
     balanced: Mapping[str, int]
+    learned_norms: Mapping[str, float]
     changes: Mapping[str, Any]
     dropped: Mapping[str, str]
     retuning: Retuning | None
@@ -189,12 +195,12 @@ class _Quantization(Rewrite[VerifyReport]):
 
     @override
     def write_tensors(self, staging: Path) -> None:
-        plan, exponents = self.plan, _exponents(self.plan, self.balanced)
-        changed = {norm.removesuffix(".weight") for norm in self.balanced}
+        plan, exponents = self.plan, balance_exponents(self.plan, self.balanced)
+        changed = self.balanced.keys() | self.learned_norms.keys()
         kept = [
             step
             for step in plan.steps
-            if step.action in ("keep", "transform") and step.row.module not in changed
+            if step.action not in ("quantize", "drop") and step.row.tensor.name not in changed
         ]
         with opened(plan.draft.checkpoint, staging, plan.steps, kept=kept) as run:
             from .execute import CPU, execute  # torch is imported while the kernel copies
@@ -222,6 +228,7 @@ class _Quantization(Rewrite[VerifyReport]):
             recipe=self.plan.recipe,
             input_scales=self.measured.input_scales,
             balanced=self.balanced,
+            learned_norms=self.learned_norms,
             few_inputs=self.few_inputs(),
         )
         report = verify(
@@ -257,6 +264,7 @@ class _Quantization(Rewrite[VerifyReport]):
             config_changes=self.changes,
             dropped=self.dropped,
             balanced=self.balanced,
+            learned_norms=self.learned_norms,
             input_scales=measured.input_scales,
             input_scale_origin=measured.input_scale_origin if measured.input_scales else "",
             few_inputs=self.few_inputs(),
@@ -287,34 +295,10 @@ class _Quantization(Rewrite[VerifyReport]):
             config_changes=self.changes,
             dropped=self.dropped,
             balanced=self.balanced,
+            learned_norms=self.learned_norms,
             few_inputs=self.few_inputs(),
             damping=statistics.factors.damping if statistics else {},
         )
-
-
-def balanced_norms(plan: Plan) -> dict[str, int]:
-    """The norms that balancing the concat input changes: tensor name -> k, divided by 2^k.
-
-    Reads some rows of the linears behind them. Empty where the recipe does not ask for it, or where
-    the halves are less than 4 apart.
-
-    Raises:
-        CheckpointError: a source file shrank.
-    """
-    if plan.balanced is None:
-        return {}
-    norm, _ = plan.balanced
-    exponent = balance_exponent([ratio.ratio for ratio in half_ratios(plan.draft)])
-    return {norm.row.tensor.name: exponent} if exponent else {}
-
-
-def _exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]:
-    """Of balanced norms and of the linears behind them: on-disk module name -> k of 2^k."""
-    exponents = {name.removesuffix(".weight"): k for name, k in balanced.items()}
-    if plan.balanced is not None and exponents:
-        _, linears = plan.balanced
-        exponents |= dict.fromkeys((step.row.module for step in linears), *exponents.values())
-    return exponents
 
 
 def _card(
@@ -322,6 +306,7 @@ def _card(
     side_files: Sequence[str],
     source: DraftSource,
     balanced: Mapping[str, int],
+    learned: Mapping[str, float],
     retuning: Retuning | None,
 ) -> dict[str, str]:
     """README.md where the source's does not travel as it is: marked, or the least one."""
@@ -330,7 +315,7 @@ def _card(
         return {CARD_FILE: marked_card(folder, retuning)}
     if CARD_FILE in side_files:
         return {}
-    facts = CardFacts.of_plan(plan, source, read_card(folder), balanced)
+    facts = CardFacts.of_plan(plan, source, read_card(folder), balanced, learned)
     return {CARD_FILE: least_card(facts)}
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from .algorithm import Algorithm as Algorithm
     from .errors import DraftQuantError as DraftQuantError
     from .errors import RecipeError as RecipeError
     from .expectations import Expectation as Expectation
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from .library import load_recipe as load_recipe
     from .library import recipe_of_alias as recipe_of_alias
     from .schema import ActivationFormat as ActivationFormat
-    from .schema import Algorithm as Algorithm
     from .schema import Format as Format
     from .schema import Recipe as Recipe
     from .schema import Rule as Rule
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ActivationFormat": ".schema",
-    "Algorithm": ".schema",
+    "Algorithm": ".algorithm",
     "DraftQuantError": ".errors",
     "Expectation": ".expectations",
     "Format": ".schema",

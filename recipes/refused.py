@@ -8,9 +8,10 @@ or into weights beside the codes would be lost on an engine, and is refused, as 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .algorithm import ALGORITHMS, Algorithm, RoundingChoice, ScaleChoice
 from .decode import nearest
 from .errors import RecipeError
-from .schema import ALGORITHMS, Algorithm, BackendName, RoundingChoice, ScaleChoice
+from .schema import BackendName
 
 VENDOR_ALGORITHMS: Mapping[str, tuple[ScaleChoice, RoundingChoice]] = {
     **ALGORITHMS,
@@ -47,6 +48,11 @@ _LEARNED = Refusal(
 _OWN_SCALES = Refusal(
     reason="this toolkit's GPTQ always takes absmax scales",
     fix="use --algorithm gptq (in a recipe: 'scale: absmax'), or --backend torch",
+)
+_CORRECTED = Refusal(
+    reason="only draftquant's own backend (torch) corrects weights for the rounding of their"
+    " inputs: a toolkit takes scales and quantized values of one and the same weight",
+    fix="use --backend torch, or --input-correction off (in a recipe: 'input_correction: off')",
 )
 _NOT_OURS = Refusal(reason="draftquant does not implement this algorithm", fix=_INSTEAD)
 
@@ -101,7 +107,9 @@ def refusal(backend: BackendName, algorithm: Algorithm) -> Refusal | None:
     """Why a backend does not carry a recipe's algorithm; None where it does."""
     both = f"{algorithm.scale} {algorithm.rounding}"
     words = (both, algorithm.rounding, algorithm.scale)
-    return next((found for word in words if (found := REFUSED.get((backend, word)))), None)
+    found = next((found for word in words if (found := REFUSED.get((backend, word)))), None)
+    corrects = algorithm.input_correction == "auto" and backend != "torch"
+    return found or (_CORRECTED if corrects else None)
 
 
 def named_algorithm(name: str, backend: BackendName) -> tuple[ScaleChoice, RoundingChoice]:

@@ -15,18 +15,22 @@ SAME: Mapping[str, str] = {
     "w4a16": "int4-group128",
     "w4afp8": "hopper-w4a8",
     "nvfp4": "blackwell-nvfp4",
+    "nvfp4a16": "nvfp4-weights",
     "mxfp4": "mi355-mxfp4",
+    "mxfp4a16": "mxfp4-weights",
     # ModelOpt
     "fp8_default": "blackwell-fp8",
     "fp8_per_channel_per_token": "blackwell-fp8-mla",
     "fp8_pc_pt": "blackwell-fp8-mla",
     "nvfp4_default": "blackwell-nvfp4",
+    "w4a16_nvfp4": "nvfp4-weights",
     "mxfp4_default": "mi355-mxfp4",
     "int4_blockwise_weight_only": "int4-group128",
     # Quark
     "ptpc_fp8": "mi325x-fp8",
     "int4_wo_128": "int4-group128",
     "int4_wo_per_channel": "int4-channel",
+    "mxfp4_weight_only": "mxfp4-weights",
     # SGLang
     "w8a8_fp8": "fp8-ptpc",
 }
@@ -92,25 +96,19 @@ DIFFERENT: Mapping[str, str] = dict(
             " instead of per tensor",
         ),
         *_all(
-            "nvfp4a16 w4a16_nvfp4 nvfp4_weight_only",
-            "write a recipe file with 'extends: blackwell-nvfp4', a name and 'activations: null':"
-            " no built-in recipe has NVFP4 weights and inputs in BF16",
-        ),
-        *_all(
-            "mxfp4a16 mxfp4_weight_only",
-            "write a recipe file with 'extends: mi355-mxfp4', a name and 'activations: null': no"
-            " built-in recipe has MXFP4 weights and inputs in BF16",
+            "nvfp4_weight_only nvfp4_wo",
+            "use 'nvfp4-weights', or 'nvfp4-weights-gptq' if you have traces",
         ),
         *_all(
             "nvfp4_awq nvfp4_awq_lite nvfp4_awq_clip nvfp4_awq_full nvfp4_svdquant_default"
             " nvfp4_svdquant",
-            "use 'blackwell-nvfp4-learned', or 'blackwell-nvfp4': AWQ and SVDQuant change more than"
-            " the quantized weights, and engines would not load the rest",
+            "use 'nvfp4-weights-gptq', or 'blackwell-nvfp4-learned' for FP4 inputs too: AWQ and"
+            " SVDQuant change more than the quantized weights, and engines would not load the rest",
         ),
         *_all(
             "mxfp4xfp8 mxfp4_fp8 w4a8_mxfp4_fp8 w4a8_nvfp4_fp8",
-            "use 'mi355-mxfp4' or 'blackwell-nvfp4', whose inputs are FP4 too, or 'hopper-w4a8',"
-            " which has INT4 weights and FP8 inputs",
+            "use 'mxfp4-weights-gptq' or 'nvfp4-weights-gptq', whose inputs stay in BF16, or"
+            " 'hopper-w4a8-gptq', which has INT4 weights and FP8 inputs",
         ),
         *_all(
             "mxfp8 mxfp8_default mxfp8a16 mxint8_default",

@@ -17,8 +17,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",
     ),
     "how it is quantized": (
-        "algorithm", "allow_zero_rows", "backend", "carrier", "input_scale", "layout", "precise",
-        "subtree", "target_layers",
+        "algorithm", "allow_zero_rows", "backend", "carrier", "input_correction", "input_scale",
+        "layout", "precise", "subtree", "target_layers",
     ),
     "how tokens are drawn": (
         "ignore_eos", "logprobs", "seed", "temperature", "top_k", "top_logprobs", "top_p",

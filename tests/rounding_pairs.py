@@ -17,6 +17,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
+from draftquant.recipes.algorithm import InputCorrection, NormChoice, ScaleChoice
 from reference_draft import transformers_in_float64
 from safetensors.torch import load_file, save_file
 
@@ -98,10 +99,23 @@ def scale_tensors(
     save_file(tensors, path)
 
 
-def learned_recipe(name: str, *, scale: str = "mse", weights: WeightFormat | None = None) -> Recipe:
+def learned_recipe(
+    name: str,
+    *,
+    scale: ScaleChoice = "mse",
+    norms: NormChoice = "kept",
+    input_correction: InputCorrection = "off",
+    weights: WeightFormat | None = None,
+) -> Recipe:
     """A shipped recipe by backend torch, with learned rounding."""
     recipe = load_recipe(name)
-    algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding="learned")
+    algorithm = dataclasses.replace(
+        recipe.algorithm,
+        scale=scale,
+        rounding="learned",
+        norms=norms,
+        input_correction=input_correction,
+    )
     return dataclasses.replace(
         recipe, backend="torch", algorithm=algorithm, weights=weights or recipe.weights
     )

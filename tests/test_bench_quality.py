@@ -4,6 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts.api.quantize import quantize
+from draftquant.scripts.api.record import record
 from draftquant.scripts.dev import quality_traces
 from draftquant.scripts.dev.bench_quality import (
     Bench,
@@ -16,13 +23,17 @@ from draftquant.scripts.dev.bench_quality import (
     print_rows,
 )
 from draftquant.scripts.dev.measured_process import BenchError
+from draftquant.scripts.dev.quality_divergence import Divergence
 from draftquant.scripts.dev.quality_traces import (
     Calibration,
     PairTraces,
     draftquant,
     write_prompts,
 )
-from draftquant.scripts.dev.training import selection
+from draftquant.scripts.dev.training import corpus, selection
+from draftquant.scripts.dev.training.corpus import Prompt
+from draftquant.scripts.dev.training.selection import SelectedPrompts
+from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +48,7 @@ def test_a_row_is_printed_with_both_changes(capsys: pytest.CaptureFixture[str]) 
         algorithm="gptq",
         weight_error=0.1534,
         agreement=0.975,
+        divergence=0.00123,
         acceptance_length=2.8993,
         greedy=CHANGE,
         drawn=Change(relative=-0.02, lower=-0.03, upper=-0.015, verdict="FAIL"),
@@ -45,7 +57,8 @@ def test_a_row_is_printed_with_both_changes(capsys: pytest.CaptureFixture[str]) 
     )
     print_rows([row])
     said = " ".join(capsys.readouterr().out.split())
-    for word in ("0.1534", "97.50%", "2.8993", "-0.12% (-0.40%, +0.17%) PASS", "FAIL", "512"):
+    for word in ("0.1534", "97.50%", "2.8993", "-0.12% (-0.40%, +0.17%) PASS", "FAIL", "512",
+                 "0.00123"):  # fmt: skip
         assert word in said, said
 
 
@@ -55,6 +68,9 @@ def test_prompts_decide_where_inputs_are_measured() -> None:
     assert is_calibrated("blackwell-nvfp4", "absmax")
     assert is_calibrated("int4-channel", "quark:gptq")
     assert not is_calibrated("fp8-ptpc", "modelopt:mse")
+    assert is_calibrated("int4-channel-gptq", "recipe")
+    assert is_calibrated("blackwell-fp8", "recipe")
+    assert not is_calibrated("int4-channel", "recipe")
 
 
 def test_drawn_text_is_judged_by_drawn_proposals(
@@ -70,6 +86,7 @@ def test_drawn_text_is_judged_by_drawn_proposals(
         return CHANGE, 1.0, 2.9
 
     monkeypatch.setattr(Bench, "_judged", judged)
+    monkeypatch.setattr(Bench, "_divergence", lambda *_: 0.002)
     bench = Bench(PAIR, tmp_path, 0)
     work = tmp_path / "eagle3-llama"
     for name in ("gate", "drawn", "int4-channel-absmax"):
@@ -79,6 +96,11 @@ def test_drawn_text_is_judged_by_drawn_proposals(
     (row,) = bench.rows(["int4-channel"], ["absmax"], [Calibration()])
     assert (row.algorithm, row.cpu_seconds) == ("absmax", 2.0)
     assert asked == [("gate", "greedy"), ("drawn", "probabilistic")]
+    asked.clear()
+    (row,) = Bench(PAIR, tmp_path, 0, greedy_only=True).rows(
+        ["int4-channel"], ["absmax"], [Calibration()]
+    )
+    assert (row.drawn, asked) == (None, [("gate", "greedy")])
 
 
 def test_what_calibrates_is_said_and_does_not_judge(
@@ -110,9 +132,91 @@ def test_what_calibrates_is_said_and_does_not_judge(
     assert asked[-1][3:5] == ("--category", "modules")
 
 
+def test_more_prompts_than_a_pair_ships_are_drawn_from_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh ones stand behind the shipped 48, and none of them is known or of another split."""
+    asked: list[tuple[str, ...]] = []
+    splits: list[str] = []
+
+    def held_out(_files: object, split: str, *_: object, **_how: object) -> tuple[Prompt, ...]:
+        splits.append(split)
+        return tuple(
+            Prompt(id=str(i), category="c", token_ids=tuple(ids), text="")
+            for i, ids in enumerate([shipped[0]["token_ids"], [1, 2], [3, 4]])
+        )
+
+    def select(_target: object, fresh: list[Prompt], *, count: int, **_: object) -> SelectedPrompts:
+        chosen = tuple(fresh[:count])
+        return SelectedPrompts(
+            prompts=chosen,
+            token_ids=torch.empty(0),
+            num_candidates=0,
+            candidates_repeated_8gram_share=0,
+        )
+
+    lines = (PAIR / "calibration.jsonl").read_text(encoding="utf-8").splitlines()
+    shipped = [json.loads(line) for line in lines]
+    monkeypatch.setattr(corpus, "held_out_prompts", held_out)
+    monkeypatch.setattr(selection, "select_prompts", select)
+    monkeypatch.setattr(quality_traces, "draftquant", lambda *words: asked.append(words))
+    traces = PairTraces(PAIR, tmp_path, 0)
+    assert traces.calibration(calibration_of("50")) == tmp_path / "calibration-by-50-prompts"
+    written = tmp_path / "calibration-by-50-prompts.jsonl"
+    found = [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
+    assert found[:48] == shipped
+    assert [one["token_ids"] for one in found[48:]] == [[1, 2], [3, 4]]
+    assert splits == ["calibration"]
+    ((verb, *words),) = asked
+    assert verb == "record"
+    assert words[words.index("--prompts") + 1] == str(written)
+
+
+@pytest.mark.parametrize("name", ["eagle3-llama", "dflash"])
+def test_the_divergence_is_that_of_every_row_and_depth(tmp_path: Path, name: str) -> None:
+    """Against one computed prompt by prompt, of two that do not have the same length."""
+    pair = PAIR.parent / name
+    lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:2]
+    prompts = [json.loads(line) for line in lines]
+    prompts[1] = {"id": "short", "token_ids": prompts[1]["token_ids"][:30]}
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    record(pair / "target", draft=pair / "draft", prompts=tmp_path / "p.jsonl", tables=True,
+           max_new_tokens=12, out=tmp_path / "t")  # fmt: skip
+    quantize(pair / "draft", "int4-channel", tmp_path / "q")
+    traces = TraceFolder.open(tmp_path / "t")
+    drafts = [load_draft(f, shared=traces.tables(None)) for f in (pair / "draft", tmp_path / "q")]
+    count = chosen_num_draft_tokens(None, drafts)
+    total, rows = 0.0, 0
+    for trace in traces:
+        own = whole_rows(trace.num_tokens, count, first_row=trace.prompt_length - 1)
+        with torch.no_grad():
+            both = [
+                [
+                    one.forward.logits(each.hidden[0]).double().log_softmax(-1)
+                    for each in one.forward.passes(
+                        first_hidden(one, traces, trace)[None],
+                        trace.token_ids[None],
+                        rows=own,
+                        num_draft_tokens=count,
+                    )
+                ]
+                for one in drafts
+            ]
+        for p, q in zip(*both, strict=True):
+            total += float((p.exp() * (p - q)).sum())
+            rows += p.shape[0] * p.shape[1]
+    divergence = Divergence(drafts[0], traces, count)
+    assert divergence.mean(drafts[1]) == pytest.approx(total / rows, rel=1e-4)
+    assert total / rows > 1e-4
+    assert divergence.mean(drafts[0]) == 0
+
+
 def test_an_algorithm_is_that_of_the_backend_before_it() -> None:
     assert chosen("gptq") == ("--algorithm", "gptq", "--backend", "torch")
     assert chosen("quark:gptq") == ("--algorithm", "gptq", "--backend", "quark")
+    uncorrected = ("--algorithm", "gptq", "--backend", "torch", "--input-correction", "off")
+    assert chosen("gptq-uncorrected") == uncorrected
+    assert chosen("recipe") == ()
 
 
 def test_without_more_the_prompts_are_the_shipped_ones(tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
 """Draft folders as hostile input: index, config, side files; headers have a file of their own."""
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.files.checkpoint import INDEX_FILE, Checkpoint
+from draftquant.quantize.files.checkpoint import INDEX_FILE, Checkpoint, byte_blocks
 from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.files.safetensors_file import open_files
+from draftquant.quantize.lints.concat import half_ratios
+from draftquant.quantize.stored.decoded_numbers import read_whole
 from tiny import read_tensors, tiny_eagle3_llama, write_safetensors
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -191,6 +197,25 @@ def test_weights_that_are_a_folder(draft: Path) -> None:
     (draft / "model.safetensors").unlink()
     (draft / "model.safetensors").mkdir()
     refused(draft, "cannot be read", "check the draft folder")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda found: list(byte_blocks(found, found.tensors[NORM])),
+        lambda found: read_whole(found, found.tensors[NORM]),
+        lambda found: half_ratios(read_draft(found)),
+        lambda found: open_files(ExitStack(), found, found.folder, {"model.safetensors": []}),
+    ],
+    ids=["blocks", "rows", "sampled rows", "whole files"],
+)
+def test_weights_that_vanish_behind_the_header(
+    read: Callable[[Checkpoint], Any], draft: Path
+) -> None:
+    found = Checkpoint.open(draft)
+    (draft / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read"):
+        read(found)
 
 
 @pytest.mark.parametrize("name", ["absent", "file"])

@@ -294,6 +294,8 @@ def test_weights_alone_gain_nothing_where_computing_takes_longer(
         ("mi325x", "mi355-mxfp4", "bf16", False),  # emulated
         ("mi355x", "blackwell-nvfp4", "bf16", False),
         ("a100", "fp8-ptpc", "bf16", True),
+        ("b200", "nvfp4-weights", "bf16", True),  # as on h100, its inputs have 16 bits
+        ("mi355x", "mxfp4-weights", "bf16", False),  # vLLM has kernels for MXFP4 inputs only
     ],
 )
 def test_what_a_gpu_makes_of_formats_that_it_may_not_multiply(

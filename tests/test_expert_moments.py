@@ -21,7 +21,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
-from draftquant.recipes.schema import Algorithm
+from draftquant.recipes.algorithm import Algorithm
 from draftquant.scripts.cli import main
 from tiny import read_tensors, store, write_tensors
 from tiny_mtp import tiny_glm4_moe_mtp

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant import api as dq
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.quantize.algorithms import InputMoments
@@ -14,7 +15,7 @@ from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, WeightFormat
-from draftquant.recipes.schema import ScaleChoice
+from draftquant.recipes.algorithm import ScaleChoice
 from draftquant.scripts.cli import main
 from gptq_textbook import gaussian, inputs, moments_of, textbook
 from tied_pair import prompt_tokens, save_draft, save_target
@@ -263,12 +264,8 @@ def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> N
             ("backend quark, scale mse, rounding gptq", "takes absmax scales", "--algorithm gptq"),
         ),
         (
-            ("--recipe", "int4-channel", "TRACES"),
-            ("nothing to calibrate", "--algorithm gptq"),
-        ),
-        (
-            ("--recipe", "blackwell-fp8", "--input-scale", "1", "TRACES"),
-            ("--traces, --input-scale", "only one of the two is used"),
+            ("--recipe", "int4-channel", "--input-scale", "1", "TRACES"),
+            ("the recipe's activations are not static", "leave --input-scale out"),
         ),
     ],
 )
@@ -284,3 +281,22 @@ def test_what_makes_no_sense_is_refused(
     said = " ".join(capsys.readouterr().err.split())
     assert all(word in said for word in words), said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore::draftquant.recipes.errors.DraftQuantWarning")
+def test_traces_that_are_not_needed_are_not_looked_at(folder: Path, tmp_path: Path) -> None:
+    """One command line serves a loop over recipes; the prompts stay unseen, so they may judge."""
+    draft, traces = folder / "draft", folder / "traces"
+    scaled = dq.quantize(draft, "blackwell-fp8", tmp_path / "a", traces=traces, input_scale=1.0)
+    plain = dq.quantize(draft, "fp8-ptpc", tmp_path / "b")
+    report = dq.quantize(draft, "fp8-ptpc", tmp_path / "c", traces=traces)
+    nearest = "scale absmax, rounding nearest looks at no inputs"
+    said = f"traces= is not used: recipe fp8-ptpc stores no static input scales, and {nearest}"
+    assert {*report.warnings} - {*plain.warnings} == {said}
+    assert f"traces= is not used: input_scale= gives the static scales, and {nearest}" in (
+        scaled.warnings
+    )
+    for name in ("a", "b", "c"):
+        record = json.loads((tmp_path / name / "draftquant.json").read_text(encoding="utf-8"))
+        assert record.get("calibration_prompts") is None
+    assert read_tensors(tmp_path / "b") == read_tensors(tmp_path / "c")

@@ -14,11 +14,11 @@ from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.changed_norms import balanced_norms
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.quantization_plan import make_plan
-from draftquant.quantize.quantize_draft import balanced_norms
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
 from draftquant.scripts.cli import main

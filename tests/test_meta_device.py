@@ -27,7 +27,7 @@ from draftquant.quantize.layouts import Columns, get_layout
 from draftquant.quantize.numerics.fp4 import _values_on
 from draftquant.quantize.stored.activations import STATIC, InputRounding
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe
-from draftquant.recipes.schema import Algorithm
+from draftquant.recipes.algorithm import Algorithm
 from rounding_pairs import K, make_pair
 from test_passes import ACTIVATIONS
 from torch import Tensor

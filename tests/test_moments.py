@@ -74,18 +74,19 @@ def loaded(folder: Path, kind: str) -> LoadedDraft:
 
 def written_down(
     draft: LoadedDraft, traces: TraceFolder, k: int, rounding: Callable[[Tensor], Tensor]
-) -> dict[str, Tensor]:
-    """All inputs of every linear, one below the other, [n, in] float64."""
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """All inputs of every linear, rounded and before, one below the other, [n, in] float64."""
     seen: dict[str, list[Tensor]] = {}
 
     def note(name: str, x: Tensor) -> Tensor:
-        seen.setdefault(name, []).append(rounding(x).reshape(-1, x.shape[-1]).double())
+        both = torch.stack([rounding(x), x]).reshape(2, -1, x.shape[-1]).double()
+        seen.setdefault(name, []).append(both)
         return rounding(x)
 
     forward = draft.family.forward(draft.geometry, draft.weights, note)
     stride = BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1
     run_over_traces(forward, draft, traces, num_draft_tokens=k, row_stride=stride)
-    return {name: torch.cat(parts) for name, parts in seen.items()}
+    return {name: (*torch.cat(parts, dim=1),) for name, parts in seen.items()}  # type: ignore[misc]
 
 
 def coarse(x: Tensor) -> Tensor:
@@ -113,14 +114,22 @@ def test_moments_are_the_mean_over_all_inputs(
         num_draft_tokens=K[kind],
         spool=tmp_path,
         rounding=lambda _name, x: rounding(x),
+        corrected=draft.linears if rounded else (),
     )
     statistics.measure([*draft.linears, "fc", "lm_head"])
-    for name, x in written_down(draft, traces, K[kind], rounding).items():
+    for name, (x, before) in written_down(draft, traces, K[kind], rounding).items():
         exact = x.T @ x / len(x)
-        found = statistics.second_moments([name])[name].mean.double()
+        moments = statistics.second_moments([name])[name]
+        found = moments.mean.double()
         assert found.shape == (x.shape[1], x.shape[1])
         assert (found - exact).abs().max() <= 1e-5 * exact.abs().max(), name
         assert torch.equal(found, found.T)
+        if not rounded or name not in draft.linears:
+            assert moments.lost is None
+            continue
+        exact = (before - x).T @ x / len(x)
+        assert moments.lost is not None
+        assert (moments.lost.double() - exact).abs().max() <= 1e-5 * exact.abs().max(), name
 
 
 def test_prompts_of_equal_lengths_run_together(
@@ -146,10 +155,11 @@ def test_prompts_of_equal_lengths_run_together(
     assert set(batches[0]) == {2}
     assert set(batches[1]) == {1}
     inputs = written_down(draft, twice, K[kind], torch.clone)
-    for name, x in written_down(draft, traces, K[kind], torch.clone).items():
-        assert len(inputs[name]) == 2 * len(x)
+    for name, (x, _) in written_down(draft, traces, K[kind], torch.clone).items():
+        twofold, _ = inputs[name]
+        assert len(twofold) == 2 * len(x)
         exact = x.T @ x
-        assert (inputs[name].T @ inputs[name] - 2 * exact).abs().max() <= 1e-5 * exact.abs().max()
+        assert (twofold.T @ twofold - 2 * exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
 def test_linears_that_read_the_same_share_a_file(

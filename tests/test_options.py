@@ -135,6 +135,7 @@ COMMANDS = (
         Row("--recipe", "fp8-ptpc", "recipe", "fp8-ptpc"),
         Row("--backend", "quark", "backend", "quark"),
         Row("--algorithm", "gptq", "algorithm", "gptq"),
+        Row("--input-correction", "off", "input_correction", "off"),
         Row("--target-layers", "61", "target_layers", 61, "scripts.api.plan.make_plan"),
     ), {"scripts.api.plan.open_draft": TWO}),
     Command("estimate DRAFT --recipe int4-channel", "scripts.api.estimate.EstimateReport", (
@@ -214,6 +215,7 @@ COMMANDS = (
         Row("--recipe", "fp8-ptpc", "settings.recipe", "fp8-ptpc"),
         Row("--backend", "quark", "settings.backend", "quark"),
         Row("--algorithm", "gptq", "settings.algorithm", "gptq"),
+        Row("--input-correction", "off", "settings.input_correction", "off"),
         Row("--target-layers", "61", "settings.target_layers", 61),
         Row("--out", "other", "settings.out", Path("other")),
         Row("--traces", "T", "settings.traces", Path("T")),

@@ -16,7 +16,7 @@ QUANTIZE = (
     ("stored", "layouts"),
     ("lints", "outputs", "verify", "algorithms", "claims"),
     ("backends", "measured", "quantization_plan"),
-    ("checks", "engines", "estimate", "execute", "folder_card"),
+    ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
     ("dequantize_draft", "quantize_draft", "transcoding", "write_tuned"),
 )
 CALIBRATION = (

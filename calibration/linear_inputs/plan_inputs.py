@@ -11,7 +11,6 @@ import torch
 
 from ...quantize.algorithms import FoundCodes, Need, Statistics
 from ...quantize.backends import get_backend
-from ...quantize.errors import BackendError
 from ...quantize.measured import Measured
 from ...quantize.quantization_plan import Plan
 from ...quantize.stored.activations import InputRounding, kernel_scale
@@ -58,31 +57,19 @@ def need_of(plan: Plan) -> Need:
     return get_backend(plan.recipe.backend, plan.recipe.algorithm).needs
 
 
-def check_traces_wanted(plan: Plan, *, scale_is_given: bool = False) -> None:
-    """Fail unless something is to be measured.
+def why_unused(plan: Plan, *, scale_is_given: bool = False) -> str | None:
+    """Why traces would tell a plan nothing; None where it must know something of inputs.
 
-    Raises:
-        BackendError: static scales are given or the recipe stores none, and its algorithm looks at
-            no inputs.
+    Args:
+        plan: of a draft.
+        scale_is_given: static scales are, so they are not measured.
     """
-    if need_of(plan) != "none":
-        return
-    if scale_is_given:
-        raise BackendError(
-            "--traces, --input-scale",
-            f"only one of the two is used, because {plan.recipe.algorithm} does not need"
-            " the linears' inputs",
-            fix="give one of them",
-        )
-    if not plan.recipe.needs_input_scales:
-        raise BackendError(
-            "--traces",
-            f"there is nothing to calibrate: recipe {plan.recipe.name} stores no static"
-            f" input scales, and {plan.recipe.algorithm} does not need the linears'"
-            " inputs",
-            fix="leave --traces out, or use a recipe with static activations"
-            " (blackwell-fp8) or --algorithm gptq",
-        )
+    recipe, algorithm = plan.recipe, plan.recipe.algorithm
+    if need_of(plan) != "none" or (recipe.needs_input_scales and not scale_is_given):
+        return None
+    if recipe.needs_input_scales:
+        return f"--input-scale gives the static scales, and {algorithm} looks at no inputs"
+    return f"recipe {recipe.name} stores no static input scales, and {algorithm} looks at no inputs"
 
 
 def measured_inputs(
@@ -99,6 +86,8 @@ def measured_inputs(
 ) -> PlanInputs:
     """Static scales now, and moments stage by stage when `quantize_draft` asks for them.
 
+    Where the plan needs neither, the traces are not looked at (`why_unused`).
+
     Args:
         plan: of this draft.
         draft: to quantize, in BF16 or wider values.
@@ -111,10 +100,10 @@ def measured_inputs(
         on_stage_progress: called so while the moments of a stage are.
 
     Raises:
-        BackendError: nothing is to be measured.
         TraceError, CalibrationError: the traces do not fit.
     """
-    check_traces_wanted(plan, scale_is_given=static is not None)
+    if why_unused(plan, scale_is_given=static is not None):
+        return PlanInputs(static=static)
     if plan.recipe.needs_input_scales and static is None:
         static = calibrated_scales(
             plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
@@ -128,11 +117,22 @@ def measured_inputs(
             num_draft_tokens=num_draft_tokens,
             spool=spool,
             rounding=rounding,
+            corrected=corrected_linears(plan),
             together=rounding.rounds_alone,
             precise=precise,
             on_progress=on_stage_progress,
         )
     return PlanInputs(static=static, statistics=statistics, prompts=seen_prompts(traces))
+
+
+def corrected_linears(plan: Plan) -> frozenset[str]:
+    """Linears whose weights are to make up for the rounding of their inputs, by canonical names."""
+    return frozenset(
+        step.row.canonical.removesuffix(".weight")
+        for step in plan.quantized
+        if plan.recipe_of(step).algorithm.input_correction == "auto"
+        and plan.format_of(step).has_coarse_inputs
+    )
 
 
 def served_rounding(plan: Plan, static: StaticScales | None, device: torch.device) -> InputRounding:

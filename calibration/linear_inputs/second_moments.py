@@ -15,8 +15,9 @@ of 512 columns whose inputs' variances fall like 1 / sqrt(k), GPTQ's error on ot
 like 1 / k, 0.9, 1.0, 0.7, 0.5, 0.4.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,8 @@ class MomentsAlongTraces(Statistics):
         num_draft_tokens: K, as it will be served.
         spool: existing folder for the matrices, 4 in^2 bytes each.
         rounding: how the inputs are rounded when served; what it returns is measured and goes on.
+        corrected: canonical names of linears whose weights are to make up for this rounding: of
+            their inputs, what it takes is measured as well.
         together: several prompts may be rounded at once; see `run_over_traces`.
         precise: see `InputMoments`.
         on_progress: called with (work done, work).
@@ -67,6 +70,7 @@ class MomentsAlongTraces(Statistics):
         num_draft_tokens: int,
         spool: Path,
         rounding: OnInput = lambda _name, x: x,
+        corrected: Collection[str] = (),
         together: bool = True,
         precise: bool = False,
         on_progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -74,6 +78,7 @@ class MomentsAlongTraces(Statistics):
         self._draft, self._traces, self._spool = draft, traces, spool
         self._num_draft_tokens = num_draft_tokens
         self._rounding, self._on_progress = rounding, on_progress
+        self._corrected = corrected
         self._together, self._precise = together, precise
         self._damping: dict[str, float] = {}
         self._leaders: dict[str, str] = {}
@@ -91,7 +96,7 @@ class MomentsAlongTraces(Statistics):
             ForwardError: the draft computes NaN or infinity.
         """
         self._leaders = _leaders(self._draft, modules)
-        self._groups = _groups(self._draft, frozenset(self._leaders.values()))
+        self._groups = _groups(self._draft, frozenset(self._leaders.values()), self._corrected)
         if self._groups:
             self._measure_group(0)
 
@@ -118,15 +123,16 @@ class MomentsAlongTraces(Statistics):
     def _measure_group(self, number: int) -> None:
         """Run over the traces for the matrices of one group; those of the one before go."""
         for leader in self._groups[self._at] if self._at is not None else ():
-            self._file(leader).unlink(missing_ok=True)
+            for file in self._files(leader):
+                file.unlink(missing_ok=True)
         self._at = number
-        sums = {leader: _Sum() for leader in self._groups[number]}
+        sums = {leader: _Sum(leader in self._corrected) for leader in self._groups[number]}
 
         def observe(name: str, x: Tensor) -> Tensor:
-            x = self._rounding(name, x)
+            rounded = self._rounding(name, x)
             if name in sums:
-                sums[name].add(x)
-            return x
+                sums[name].add(x, rounded)
+            return rounded
 
         forward = self._draft.family.forward(self._draft.geometry, self._draft.weights, observe)
         run_over_traces(
@@ -143,7 +149,7 @@ class MomentsAlongTraces(Statistics):
             if found.count == 0 and not is_expert(leader):
                 raise never_run(self._traces, leader, self._num_draft_tokens)
             self._seen[leader] = found.count
-            if found.count and not found.save_mean(self._file(leader)):
+            if found.count and not found.save_means(*self._files(leader)):
                 raise CalibrationError(
                     f"{self._draft.name}: {leader}",
                     "an input is NaN or infinite",
@@ -162,67 +168,105 @@ class MomentsAlongTraces(Statistics):
             moments |= {leader: self._mapped(leader) for leader in asked - self.too_few.keys()}
         return {name: moments[leader] for name, leader in leaders.items() if leader in moments}
 
-    def _file(self, leader: str) -> Path:
-        return self._spool / f"{leader}.npy"
+    def _files(self, leader: str) -> tuple[Path, Path]:
+        """Of second moments, and of what rounding takes from the inputs."""
+        return self._spool / f"{leader}.npy", self._spool / f"{leader}.lost.npy"
 
     def _mapped(self, leader: str) -> InputMoments:
-        mean = np.load(self._file(leader), mmap_mode="c")  # copy on write: torch wants writable
+        mean, lost = self._files(leader)
 
         def found(damping: float) -> None:
             self._damping[leader] = damping
 
         return InputMoments(
-            torch.from_numpy(mean),
+            _mapped_matrix(mean),
             self._draft.device,
+            lost=_mapped_matrix(lost) if leader in self._corrected else None,
             precise=self._precise,
             name=leader,
             on_factor=found,
         )
 
 
+def _mapped_matrix(file: Path) -> Tensor:
+    return torch.from_numpy(np.load(file, mmap_mode="c"))  # copy on write: torch wants writable
+
+
 class _Sum:
-    """The sum of x xᵀ over inputs x, 4 in^2 bytes, and their number."""
+    """The sum of x xᵀ over rounded inputs x, 4 in^2 bytes, and their number.
 
-    def __init__(self) -> None:
+    Args:
+        corrects: the sum of e xᵀ as well, with e what rounding took from an input: 8 in^2 bytes.
+    """
+
+    def __init__(self, corrects: bool) -> None:
         self.count = 0
+        self._corrects = corrects
         self._strips: list[Tensor] = []
+        self._lost_strips: list[Tensor] = []
         self._waiting: list[Tensor] = []
+        self._lost: list[Tensor] = []
 
-    def add(self, x: Tensor) -> None:
-        """Add all inputs [..., in]."""
-        rows = x.reshape(-1, x.shape[-1])
+    def add(self, x: Tensor, rounded: Tensor) -> None:
+        """Add all inputs [..., in], as they are and as they are read."""
+        rows, whole = (t.reshape(-1, t.shape[-1]) for t in (rounded, x))
         self.count += len(rows)
-        for part in torch.split(rows, _ROWS):
+        for part, before in zip(torch.split(rows, _ROWS), torch.split(whole, _ROWS), strict=True):
             if sum(map(len, self._waiting)) + len(part) > _ROWS:
                 self._multiply()
             self._waiting.append(part.clone())  # what the draft does with it later is its own
+            if self._corrects:
+                self._lost.append(before - part)
 
     def _multiply(self) -> None:
         rows = torch.cat(self._waiting).float()
         self._waiting.clear()
         starts = range(0, rows.shape[1], _STRIP)
-        for number, start in enumerate(starts):
-            product = rows[:, start : start + _STRIP].T @ rows[:, start:]
-            if number == len(self._strips):
-                self._strips.append(product.double())
-            else:
-                self._strips[number].add_(product)
+        _add_up(
+            self._strips, (rows[:, start : start + _STRIP].T @ rows[:, start:] for start in starts)
+        )
+        if self._corrects:
+            lost = torch.cat(self._lost).float()
+            self._lost.clear()
+            products = (lost[:, start : start + _STRIP].T @ rows for start in starts)
+            _add_up(self._lost_strips, products)
 
     @torch.inference_mode()
-    def save_mean(self, file: Path) -> bool:
-        """Write the mean, float32, unless it holds NaN or infinity; what was summed up goes."""
+    def save_means(self, file: Path, lost_file: Path) -> bool:
+        """Write them, float32, unless they hold NaN or infinity; what was summed up goes."""
         self._multiply()
         columns = self._strips[0].shape[1]
-        matrix = np.lib.format.open_memmap(
-            file, mode="w+", dtype=np.float32, shape=(columns, columns)
-        )
+        matrix = _new_matrix(file, columns)
+        lost = _new_matrix(lost_file, columns) if self._corrects else None
         for start in range(0, columns, _STRIP):
-            strip = self._strips.pop(0).div_(self.count).float().cpu()
-            if not bool(strip.isfinite().all()):
-                return False
+            strip = self._mean(self._strips.pop(0))
             matrix[start : start + _STRIP, start:] = strip.numpy()
             matrix[start:, start : start + _STRIP] = strip.T.numpy()
+            finite = bool(strip.isfinite().all())
+            if lost is not None:
+                strip = self._mean(self._lost_strips.pop(0))
+                lost[start : start + _STRIP] = strip.numpy()
+                finite = finite and bool(strip.isfinite().all())
+            if not finite:
+                return False
         return True
+
+    def _mean(self, strip: Tensor) -> Tensor:
+        return strip.div_(self.count).float().cpu()
+
+
+def _add_up(strips: list[Tensor], products: Iterable[Tensor]) -> None:
+    """Float32 products to sums in float64."""
+    for number, product in enumerate(products):
+        if number == len(strips):
+            strips.append(product.double())
+        else:
+            strips[number].add_(product)
+
+
+def _new_matrix(file: Path, columns: int) -> np.memmap[Any, np.dtype[np.float32]]:
+    shape = (columns, columns)
+    return np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=shape)
 
 
 def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
@@ -241,7 +285,9 @@ def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
     return leaders
 
 
-def _groups(draft: LoadedDraft, leaders: Collection[str]) -> list[tuple[str, ...]]:
+def _groups(
+    draft: LoadedDraft, leaders: Collection[str], corrected: Collection[str]
+) -> list[tuple[str, ...]]:
     """Leaders that are measured together, in the order in which the draft runs them.
 
     A matrix that does not fit beside those before it begins a group of its own.
@@ -251,7 +297,8 @@ def _groups(draft: LoadedDraft, leaders: Collection[str]) -> list[tuple[str, ...
     groups: list[list[str]] = [[]]
     held = 0
     for leader in sorted(leaders, key=lambda name: (order.get(name, len(order)), name)):
-        nbytes = 4 * _columns(draft, leader) ** 2 if f"{leader}.weight" in draft.weights else 0
+        cell = 12 if leader in corrected else 4
+        nbytes = cell * _columns(draft, leader) ** 2 if f"{leader}.weight" in draft.weights else 0
         if groups[-1] and held + nbytes > BYTES_AT_ONCE:
             groups.append([])
             held = 0

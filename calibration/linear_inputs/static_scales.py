@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ...quantize.changed_norms import balanced_norms
 from ...quantize.errors import BackendError
 from ...quantize.quantization_plan import Plan
-from ...quantize.quantize_draft import balanced_norms
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat, Recipe
 from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts

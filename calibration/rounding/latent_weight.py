@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...quantize.algorithms import RowAlgorithm
+from ...quantize.algorithms import InputMoments, RowAlgorithm
 from ...quantize.numerics.quantized_weight import QuantizedWeight
 from ...quantize.numerics.rows import nearest_codes, rounded_values, storable_scale
 from ...recipes.formats import NumberFormat
@@ -49,8 +49,10 @@ class LatentWeight:
     Args:
         weight: [out_features, in_features] as stored, on the CPU.
         weights: the recipe's format, one that `Learned` has no problem with.
-        start: finds the first scales.
+        start: finds the first scales; and the first codes, where it makes up for errors.
         absmax: see `Algorithm.quantize`; of the whole weight at least.
+        moments: of the inputs, where `start` makes up for errors on them; None = latents are the
+            weights themselves, and the first codes the nearest ones.
         device: of what is learned.
 
     Attributes:
@@ -67,17 +69,19 @@ class LatentWeight:
         *,
         absmax: Tensor | None,
         device: torch.device,
+        moments: InputMoments | None = None,
     ) -> None:
         self._weights = weights
         self._groups = weights.group_size or weight.shape[1]
         parts = torch.split(weight, max(1, START_ELEMENTS // weight.shape[1]))
         largest = weight.abs().amax().float().reshape(1, 1) if absmax is None else absmax
-        first = [start.quantize(p, weights, absmax=largest, moments=None) for p in parts]
+        first = [start.quantize(p, weights, absmax=largest, moments=moments) for p in parts]
         self._stored_dtype = first[0].scale.dtype
         self._start = torch.cat([part.scale.float() for part in first]).to(device)
         whole = first[0].global_scale
         self._whole = None if whole is None else whole.to(device)
-        latents = weight.to(device, torch.float32).view(*self._start.shape, -1)
+        values = weight if moments is None else torch.cat([part.dequantized() for part in first])
+        latents = values.to(device, torch.float32).view(*self._start.shape, -1)
         served = self._served(self._start)[..., None]
         # INT4 codes are of the product with the reciprocal: see `int4_codes`.
         latents = latents * (1.0 / served) if weights.number.is_integer else latents / served

@@ -1,23 +1,29 @@
 """Learning the codes of a plan beside the output that they are for: see `run`."""
 
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
-from ...quantize.algorithms import row_algorithm
+from ...quantize.algorithms import InputMoments, row_algorithm
 from ...quantize.checks import check_backends
 from ...quantize.drafts.fused import fused_group
 from ...quantize.errors import BackendError
 from ...quantize.files.staging import check_output
 from ...quantize.quantization_plan import Plan, Step
+from ...quantize.stored.activations import InputRounding
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.schema import Algorithm, Recipe, recipe_sha256
+from ...recipes.algorithm import Algorithm, RoundingChoice
+from ...recipes.schema import Recipe, recipe_sha256
 from ..errors import CalibrationError
-from ..linear_inputs.plan_inputs import served_rounding
+from ..linear_inputs.plan_inputs import corrected_linears, served_rounding
+from ..linear_inputs.second_moments import MomentsAlongTraces
 from ..linear_inputs.static_scales import StaticScales, balanced_draft
 from ..traces.trace_folder import TraceFolder
+from .latent_norm import LatentNorm
 from .latent_weight import LatentWeight
 from .learned_state import LearnedCodes
 from .learning_run import SAVE_SECONDS, LearningTask, Start, learned_beside
@@ -38,6 +44,7 @@ def learned_codes(
     static: StaticScales | None = None,
     settings: LearningSettings | None = None,
     save_seconds: float = SAVE_SECONDS,
+    on_measuring: Callable[[int, int], None] = lambda _done, _total: None,
     on_progress: Callable[[LearningProgress], None] = lambda _progress: None,
 ) -> Iterator[LearnedCodes]:
     """Learn codes and scales, beside the output that they are for: see `learned_beside`.
@@ -51,6 +58,8 @@ def learned_codes(
         static: scales of inputs that will be stored; needed where the recipe stores any.
         settings: None = the defaults; with a teacher where the recipe says `rounding: retuned`.
         save_seconds: at least between two states on the disk.
+        on_measuring: called with (work done, work) while the inputs are measured, where the first
+            codes make up for their rounding.
         on_progress: called after every step.
 
     Yields:
@@ -81,10 +90,13 @@ def learned_codes(
 
     def start() -> Start:
         balanced = balanced_draft(draft, plan)
+        rounding = served_rounding(plan, static, draft.device)
+        with _moments(plan, task, balanced, rounding, on_measuring) as moments:
+            latents = first_latents(plan, balanced, moments)
         return Start(
             draft=balanced,
-            latents=first_latents(plan, balanced),
-            rounding=served_rounding(plan, static, draft.device),
+            latents={**latents, **latent_norms(plan, balanced)},
+            rounding=rounding,
             others=nearest_weights(plan, balanced),
         )
 
@@ -94,24 +106,75 @@ def learned_codes(
         yield found
 
 
-def first_latents(plan: Plan, draft: LoadedDraft) -> dict[str, LatentWeight]:
-    """The linears of a plan whose codes are learned, nearest codes first, by canonical module name.
+@contextmanager
+def _moments(
+    plan: Plan,
+    task: LearningTask,
+    draft: LoadedDraft,
+    rounding: InputRounding,
+    on_progress: Callable[[int, int], None],
+) -> Iterator[Mapping[str, InputMoments]]:
+    """The inputs of the linears that start corrected for their rounding; there within the block.
+
+    On the prompts that are learned from: those that are held back shall judge the start as well.
+    """
+    corrected = corrected_linears(plan)
+    names = [canonical(step) for step in learned_steps(plan) if canonical(step) in corrected]
+    if not names:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="draftquant-moments-") as spool:
+        statistics = MomentsAlongTraces(
+            draft,
+            task.traces.only(task.split().learned),
+            num_draft_tokens=task.num_draft_tokens,
+            spool=Path(spool),
+            rounding=rounding,
+            corrected=corrected,
+            together=rounding.rounds_alone,
+            on_progress=on_progress,
+        )
+        statistics.measure(names)
+        yield statistics.second_moments(names)
+
+
+def first_latents(
+    plan: Plan, draft: LoadedDraft, moments: Mapping[str, InputMoments] = MappingProxyType({})
+) -> dict[str, LatentWeight]:
+    """The linears of a plan whose codes are learned, as they start, by canonical module name.
 
     Args:
         plan: whose recipe says how scales start.
         draft: its weights, balanced as the plan balances them.
+        moments: of the inputs of linears whose first codes are those of GPTQ; the first codes of
+            the others are the nearest ones.
     """
-    start = row_algorithm(Algorithm(scale=plan.recipe.algorithm.scale, rounding="nearest"))
-    largest = _shared_absmax(plan, draft)
-    return {
-        canonical(step): LatentWeight(
-            stored_linear(step, draft),
+    scale, largest = plan.recipe.algorithm.scale, _shared_absmax(plan, draft)
+    found = {}
+    for step in learned_steps(plan):
+        known = moments.get(canonical(step))
+        rounding: RoundingChoice = "nearest" if known is None else "gptq"
+        found[canonical(step)] = LatentWeight(
+            stored_weight(step, draft),
             plan.format_of(step).weights,
-            start,
+            row_algorithm(Algorithm(scale=scale, rounding=rounding)),
             absmax=largest[canonical(step)],
             device=draft.device,
+            moments=known,
         )
-        for step in learned_steps(plan)
+    return found
+
+
+def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
+    """The norms of a plan whose weights learn, as they are, by canonical module name.
+
+    Args:
+        plan: whose recipe says whether any do.
+        draft: as in `first_latents`.
+    """
+    return {
+        canonical(step): LatentNorm(stored_weight(step, draft), device=draft.device)
+        for step in plan.learned_norms
     }
 
 
@@ -128,7 +191,7 @@ def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
         recipe = plan.recipe_of(step)
         if recipe.algorithm.rounding == "nearest":
             rounded = row_algorithm(recipe.algorithm).quantize(
-                stored_linear(step, draft), recipe.weights, absmax=largest[canonical(step)],
+                stored_weight(step, draft), recipe.weights, absmax=largest[canonical(step)],
                 moments=None,
             )  # fmt: skip
             found[step.row.canonical] = rounded.dequantized().to(draft.device)
@@ -140,13 +203,13 @@ def learned_steps(plan: Plan) -> list[Step]:
     return [s for s in plan.quantized if plan.recipe_of(s).algorithm.rounding != "nearest"]
 
 
-def stored_linear(step: Step, draft: LoadedDraft) -> torch.Tensor:
-    """The weight of a linear on the CPU, in the dtype in which the source has it."""
+def stored_weight(step: Step, draft: LoadedDraft) -> torch.Tensor:
+    """The weight of a module on the CPU, in the dtype in which the source has it."""
     return draft.weights[step.row.canonical].to("cpu", _DTYPES[step.row.tensor.dtype])
 
 
 def canonical(step: Step) -> str:
-    """The name of a linear."""
+    """The name of a module."""
     return step.row.canonical.removesuffix(".weight")
 
 

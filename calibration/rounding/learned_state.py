@@ -133,7 +133,7 @@ class KeptRounding:
         )
 
     def weight(self, step: int, module: str) -> Tensor:
-        """The weight of a linear that was learned without being quantized, as it is to be stored.
+        """The weight of a norm, or of a linear that stays unquantized, as it is to be stored.
 
         Raises:
             CalibrationError: it is not there.
@@ -221,7 +221,7 @@ class LearnedCodes:
         return self.kept.codes(self.origin.kept_step, module, self.group_sizes.get(module))
 
     def weight(self, module: str) -> Tensor:
-        """What was learned of a linear that stays unquantized.
+        """What was learned of a norm, or of a linear that stays unquantized.
 
         Raises:
             CalibrationError: nothing was.

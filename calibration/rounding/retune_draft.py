@@ -36,7 +36,7 @@ from ..errors import CalibrationError
 from ..linear_inputs.plan_inputs import PlanInputs
 from ..linear_inputs.static_scales import calibrated_scales
 from ..traces.trace_folder import TraceFolder
-from .learn import canonical, check_recipe, learned_codes, learned_steps, stored_linear
+from .learn import canonical, check_recipe, learned_codes, learned_steps, stored_weight
 from .learning_run import SAVE_SECONDS, LearningTask, Start, learned_beside, rounding_folder
 from .learning_settings import RETUNING, LearningSettings
 from .plain_weight import PlainWeight
@@ -212,7 +212,7 @@ def _write_baseline(
 
     def start() -> Start:
         latents = {
-            canonical(step): PlainWeight(stored_linear(step, draft), device=draft.device)
+            canonical(step): PlainWeight(stored_weight(step, draft), device=draft.device)
             for step in learned_steps(plan)
         }
         return Start(draft, latents, lambda _name, x: x)

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...quantize.files.checkpoint import pread_exactly
+from ...quantize.files.checkpoint import open_weights, pread_exactly
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
-from ...recipes.regular_file import open_stream
 from ..errors import TraceError
 from .manifest import TablesFile
 from .target_tables import EMBEDDING, FINAL_NORM, HEAD, SharedTables, TargetTables
@@ -68,15 +67,15 @@ def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> 
     with SafetensorsFile(path, stored, {}) as file:
         file.write("token_ids", torch.tensor(token_ids, dtype=torch.int32))
         source = tables.checkpoint.folder / embedding.file
-        with open_stream(source) as stream:
+        with open_weights(source) as descriptor:
             for i, token in enumerate(token_ids):
                 start = embedding.start + token * len(row)
-                pread_exactly(stream.fileno(), row.numpy().data, start, source)
+                pread_exactly(descriptor, row.numpy().data, start, source)
                 file.write("embed_tokens", row, offset=i * len(row))
         for name, whole in (("lm_head", head), ("norm", norm)):
             if whole is not None:
-                with open_stream(tables.checkpoint.folder / whole.file) as stream:
-                    file.copy(stream.fileno(), dataclasses.replace(whole, name=name))
+                with open_weights(tables.checkpoint.folder / whole.file) as descriptor:
+                    file.copy(descriptor, dataclasses.replace(whole, name=name))
 
 
 def shared_tables(

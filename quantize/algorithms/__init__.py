@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ...recipes.schema import Algorithm as Choice
+from ...recipes.algorithm import Algorithm as Choice
 from ..errors import PASS_TRACES, BackendError
 from .absmax_nearest import AbsmaxNearest
 from .algorithm import Algorithm, FoundCodes, Need, RowAlgorithm, Statistics

@@ -65,6 +65,13 @@ class FoundCodes(Protocol):
             DraftQuantError: nothing was found for it.
         """
 
+    def weight(self, module: str) -> Tensor:
+        """The weight of a norm that learned, in the dtype in which it is stored, on the CPU.
+
+        Raises:
+            DraftQuantError: nothing was found for it.
+        """
+
 
 class Algorithm:
     """One way to find codes and scales.

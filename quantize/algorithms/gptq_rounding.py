@@ -65,7 +65,7 @@ class Gptq(RowAlgorithm):
             raise TypeError("gptq needs the second moments of the inputs")
         found = self._scales.quantize(weight, weights, absmax=absmax, moments=moments)
         with moments.all_threads():
-            codes = _compensated(weight, weights, found, moments)
+            codes = _compensated(moments.corrected(weight), weights, found, moments)
         return QuantizedWeight(
             codes=codes.to(weight.device),
             scale=found.scale,
@@ -86,7 +86,7 @@ def _compensated(
     served = served_scale(scales.scale, scales.global_scale).to(order.device).T
     groups = order // (scales.group_size or len(order))
     # Weights, and behind the columns in turn the errors of those that are rounded.
-    columns = weight.to(order.device).T.index_select(0, order).float()
+    columns = weight.T.index_select(0, order)
     codes = torch.empty_like(columns, dtype=scales.codes.dtype)
     for stop in range(len(order), 0, -_BLOCK):
         at = slice(max(0, stop - _BLOCK), stop)

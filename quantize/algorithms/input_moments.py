@@ -36,8 +36,12 @@ class Feedback:
 class InputMoments:
     """The mean of x xᵀ over inputs x of linears that read the same ones.
 
+    Where inputs are rounded before they are multiplied, x are the rounded ones.
+
     Args:
         mean: [in_features, in_features] float32, not changed.
+        lost: [in_features, in_features] float32, the mean of e xᵀ, with e what rounding took from
+            an input; None where weights are not to make up for it.
         device: on which its factor is found, and columns are rounded.
         precise: find the factor in float64, not float32: four times the time, twice the memory.
         name: of a linear that reads them, for messages.
@@ -49,17 +53,20 @@ class InputMoments:
         mean: Tensor,
         device: torch.device | None = None,
         *,
+        lost: Tensor | None = None,
         precise: bool = False,
         name: str = "a linear",
         on_factor: Callable[[float], None] = lambda _damping: None,
     ) -> None:
         self.mean = mean
+        self.lost = lost
         self.device = device or mean.device
         self.precise = precise
         self.name = name
         self._on_factor = on_factor
         self._threads = torch.get_num_threads()
         self._feedback: Feedback | None = None
+        self._correction: Tensor | None = None
 
     @property
     def squares(self) -> Tensor:
@@ -90,9 +97,42 @@ class InputMoments:
         """
         if self._feedback is None:
             order = self.mean.diagonal().argsort(stable=True, descending=True).flip(0)
-            factor = self._factor(order).float()
-            self._feedback = Feedback(order=order.to(self.device), factor=factor)
+            factor = self._factor(order)
+            if self.lost is not None:
+                self._correction = self._corrected(order, factor)
+            self._feedback = Feedback(order=order.to(self.device), factor=factor.float())
         return self._feedback
+
+    def corrected(self, weight: Tensor) -> Tensor:
+        """The weight [rows, in_features] float32 whose outputs codes are to come closest to.
+
+        W* = W + W M (H + d I)^-1, with H the mean of x xᵀ, M of e xᵀ and d the damping: of all
+        weights the one that makes of the rounded x what W makes of x + e, on the average over
+        inputs, unless for little gain it would have to be far from W. That is
+        (W C + d W) (H + d I)^-1 with C the mean of (x + e) xᵀ. Without M it is W itself.
+
+        To be called within `all_threads`.
+
+        Raises:
+            BackendError: the moments have no factor.
+        """
+        rows = weight.to(self.device).float()
+        if self.lost is None:
+            return rows
+        self.feedback()
+        assert self._correction is not None  # found beside the factor
+        return torch.addmm(rows, rows, self._correction)
+
+    def _corrected(self, order: Tensor, factor: Tensor) -> Tensor:
+        """M (H + d I)^-1 float32, of the factor of H + d I in an order; rows at a time."""
+        assert self.lost is not None  # else there is nothing to correct
+        columns = order.to(self.device)
+        found = torch.empty(self.mean.shape, device=self.device)
+        for start in range(0, len(order), _ROWS):
+            at = slice(start, start + _ROWS)
+            rows = self.lost[at].to(self.device).index_select(1, columns).to(factor.dtype)
+            found[at].index_copy_(1, columns, torch.cholesky_solve(rows.T, factor).T.float())
+        return found
 
     @cached_property
     def as_inputs(self) -> Tensor:

@@ -5,8 +5,9 @@ What is here says for which formats; the learning itself knows drafts and traces
 
 from typing_extensions import override
 
+from ...recipes.algorithm import RoundingChoice
 from ...recipes.formats import FEW_BITS
-from ...recipes.schema import RoundingChoice, WeightFormat
+from ...recipes.schema import WeightFormat
 from .algorithm import Algorithm, Need
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ...recipes.schema import Algorithm, BackendName, WeightFormat
+from ...recipes.algorithm import Algorithm
+from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms import InputMoments, Need
 from ..errors import BackendError
 from ..numerics.fp8 import fp8_codes, fp8_scale

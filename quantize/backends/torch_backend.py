@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...recipes.schema import Algorithm, BackendName, WeightFormat
+from ...recipes.algorithm import Algorithm
+from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms import InputMoments, get_algorithm, row_algorithm
 from ..errors import BackendError
 from ..numerics.quantized_weight import QuantizedWeight

@@ -15,7 +15,7 @@ from ..drafts.family import Draft, Row
 from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
 from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES
-from ..quantization_plan import Plan
+from ..quantization_plan import Plan, Step
 from .attention_cache import cache_works, key_value_shards
 from .work import ELEMENT_BYTES, Part, Pass, Round, Work
 
@@ -38,7 +38,6 @@ _PARTS: dict[str, Part] = {
     "norm": "norm",
     "vocabulary_map": "other",
 }
-_FP4 = {number.unit for number in NUMBER_FORMATS.values() if number.is_fp4}
 
 
 class Weight(NamedTuple):
@@ -47,6 +46,7 @@ class Weight(NamedTuple):
     row: Row
     nbytes: int
     precision: Precision
+    is_fp4: bool = False
 
 
 def part_of(row: Row) -> Part:
@@ -64,15 +64,15 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
 
     What it drops is the target's, as in a draft that never had it.
     """
-    return tuple(
-        Weight(
-            step.row,
-            step.bytes_after,
-            multiplied_as(plan.recipe_of(step)) if step.action == "quantize" else "bf16",
-        )
-        for step in plan.steps
-        if step.action != "drop"
-    )
+    return tuple(_planned(plan, step) for step in plan.steps if step.action != "drop")
+
+
+def _planned(plan: Plan, step: Step) -> Weight:
+    if step.action != "quantize":
+        return Weight(step.row, step.bytes_after, "bf16")
+    recipe = plan.recipe_of(step)
+    is_fp4 = NUMBER_FORMATS[recipe.weights.dtype].is_fp4
+    return Weight(step.row, step.bytes_after, multiplied_as(recipe), is_fp4)
 
 
 def multiplied_as(recipe: Recipe) -> Precision:
@@ -250,7 +250,7 @@ class _Passes:
             part=part_of(weight.row),
             weight_bytes=weight.nbytes,
             sequence_flops=2 * numel * tokens if len(weight.row.tensor.shape) == 2 else 0,
-            unfolded_bytes=2 * ELEMENT_BYTES * numel if weight.precision in _FP4 else 0,
+            unfolded_bytes=2 * ELEMENT_BYTES * numel if weight.is_fp4 else 0,
             precision=weight.precision,
             byte_shards=shards,
             flop_shards=shards,

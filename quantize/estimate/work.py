@@ -22,7 +22,8 @@ class Work:
         weight_bytes: read once for all sequences.
         sequence_bytes: read for each sequence.
         sequence_flops: multiplications and additions for each sequence.
-        unfolded_bytes: moved besides where FP4 is emulated, see `Gpu.widens_fp4`.
+        unfolded_bytes: moved besides where FP4 is emulated and multiplied as bf16, see
+            `Gpu.widens_fp4`.
         byte_shards, flop_shards: GPUs that share the reading, and the arithmetic.
     """
 
@@ -82,7 +83,7 @@ class Machine:
         precision = self.gpu.computes_in(work.precision)
         peak = self.gpu.peaks[precision]
         moved = work.nbytes(concurrency)
-        if precision != work.precision and not self.gpu.widens_fp4:
+        if precision == "bf16" and not self.gpu.widens_fp4:
             moved += work.unfolded_bytes
         reading = moved / work.byte_shards / self.gpu.bandwidth
         computing = concurrency * work.sequence_flops / work.flop_shards / peak

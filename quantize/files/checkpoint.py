@@ -6,6 +6,7 @@ not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,25 @@ def _is_no_code(file: str) -> bool:
     return "/" in file or not file.endswith(".py")
 
 
+@contextmanager
+def open_weights(path: Path) -> Iterator[int]:
+    """A descriptor of a file of tensors whose header was read.
+
+    Raises:
+        CheckpointError: it vanished, or cannot be read any more.
+    """
+    try:
+        descriptor = open_regular(path)
+    except OSError as exc:
+        raise CheckpointError(
+            path, f"cannot be read: {reason(exc)}", fix="check the folder"
+        ) from exc
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: object) -> None:
     """Fill `buffer` from `offset` of an open file.
 
@@ -169,20 +189,12 @@ def byte_blocks(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[memoryvi
         CheckpointError: its file shrank or vanished while being read.
     """
     path = checkpoint.folder / tensor.file
-    try:
-        descriptor = open_regular(path)
-    except OSError as exc:
-        raise CheckpointError(
-            path, f"cannot be read: {reason(exc)}", fix="check the folder"
-        ) from exc
-    try:
-        buffer = memoryview(bytearray(min(BLOCK_BYTES, tensor.nbytes)))
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, tensor.nbytes)))
+    with open_weights(path) as descriptor:
         for start in range(tensor.start, tensor.stop, BLOCK_BYTES):
             block = buffer[: tensor.stop - start]
             pread_exactly(descriptor, block, start, path)
             yield block
-    finally:
-        os.close(descriptor)
 
 
 def no_config(folder: Path) -> str:

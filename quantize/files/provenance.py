@@ -51,12 +51,15 @@ class Method:
         input_scales: stored static scale of a linear's input, by on-disk module name.
         balanced: on-disk name of a norm's weight -> k, by whose 2^k it was divided, while the
             columns that read it were multiplied.
+        learned_norms: on-disk name of the weight of a norm that learned -> the largest factor by
+            which one of its elements was multiplied or divided, beside what balancing did.
         few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
     """
 
     recipe: Recipe
     input_scales: Mapping[str, float] = field(default_factory=dict)
     balanced: Mapping[str, int] = field(default_factory=dict)
+    learned_norms: Mapping[str, float] = field(default_factory=dict)
     few_inputs: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -149,11 +152,12 @@ class LearnedRounding:
         steps, sequences: planned, and traces in each.
         seed: of what was learned from when, and of which prompts were held back.
         validation_prompts: how many were held back.
-        kept_step: whose codes are stored; 0 = the nearest ones, before anything was learned.
+        kept_step: whose codes are stored; 0 = the first ones, before anything was learned: nearest,
+            or by GPTQ corrected for the rounding of inputs.
         acceptance_length: mean over every position of the validation prompts, bonus token counted.
         overlap: there, of its distributions with those of the unquantized draft: the mean over rows
             and depths of the sum of the smaller probabilities, 1 = equal.
-        acceptance_length_before, overlap_before: of the nearest codes.
+        acceptance_length_before, overlap_before: of the first codes.
         acceptance_length_unquantized: of the draft that was quantized.
     """
 
@@ -195,7 +199,7 @@ class QuantizedProvenance(_Digested):
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the source that is not stored -> the target's tensor that equals it, byte
             for byte, so that its sha256 is that in `source`.
-        balanced, input_scales, few_inputs: see `Method`.
+        balanced, learned_norms, input_scales, few_inputs: see `Method`.
         input_scale_origin: where they came from; None = not said, "" = there are none.
         calibration_prompts, calibration_sketches: of the prompts that the run looked at, by which
             the gate knows them whatever they are called: see `SeenPrompts`.
@@ -224,6 +228,7 @@ class QuantizedProvenance(_Digested):
     config_changes: Mapping[str, object] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     balanced: Mapping[str, int] = field(default_factory=dict)
+    learned_norms: Mapping[str, float] = field(default_factory=dict)
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = ""
     few_inputs: Mapping[str, int] = field(default_factory=dict)
@@ -237,6 +242,11 @@ class QuantizedProvenance(_Digested):
     transcoded_from: TranscodedFrom | None = None
     card: bool = False
     sha256: str = ""
+
+    @property
+    def changed_norms(self) -> frozenset[str]:
+        """On-disk names of the norms' weights that are not those of the source."""
+        return frozenset(self.balanced.keys() | self.learned_norms.keys())
 
     @property
     def method(self) -> Method:

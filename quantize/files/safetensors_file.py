@@ -13,9 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...recipes.regular_file import open_regular
 from ..errors import CheckpointError
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, open_weights
 from .safetensors_header import DTYPE_BYTES, StoredTensor, TensorInfo
 
 if TYPE_CHECKING:
@@ -143,8 +142,7 @@ def open_files(
     """
     inputs, outputs = {}, {}
     for file, tensors in stored.items():
-        inputs[file] = open_regular(source.folder / file)
-        stack.callback(os.close, inputs[file])
+        inputs[file] = stack.enter_context(open_weights(source.folder / file))
         written = SafetensorsFile(
             folder / file, tensors, source.headers[file].metadata, synced=False
         )

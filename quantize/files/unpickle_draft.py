@@ -3,7 +3,6 @@
 The pickles are read as hostile input (`files/torch_file`): plain tensors only, and no code runs.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.regular_file import open_regular, read_text
+from ...recipes.regular_file import read_text
 from ..errors import CheckpointError, VerifyError
-from .checkpoint import CONFIG_FILE, HIDDEN, no_config, pread_exactly, read_json_object
+from .checkpoint import (
+    CONFIG_FILE,
+    HIDDEN,
+    no_config,
+    open_weights,
+    pread_exactly,
+    read_json_object,
+)
 from .files_of_folder import (
     MASK_EMBEDDING_FILE,
     SIGNATURE_FILE,
@@ -148,8 +154,7 @@ class _Unpickling(Rewrite[None]):
 
     @override
     def verify(self, staging: Path) -> None:
-        descriptor = open_regular(staging / WEIGHTS_FILE)
-        try:
+        with open_weights(staging / WEIGHTS_FILE) as descriptor:
             for found in read_header(staging, WEIGHTS_FILE).tensors:
                 written = bytearray(found.nbytes)
                 pread_exactly(descriptor, memoryview(written), found.start, found.name)
@@ -160,8 +165,6 @@ class _Unpickling(Rewrite[None]):
                         " published",
                         fix="run again; if it stays, check the disk",
                     )
-        finally:
-            os.close(descriptor)
 
 
 def _bytes_of(tensor: Tensor) -> bytes:

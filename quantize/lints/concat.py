@@ -5,7 +5,6 @@ weights are much smaller than the other's is rounded to zero, and acceptance col
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...recipes.regular_file import open_regular
 from ..drafts.family import Draft, Row
-from ..files.checkpoint import pread_exactly
+from ..files.checkpoint import open_weights, pread_exactly
 
 SAMPLED_ROWS = 256
 HARMFUL_RATIO = 4.0
@@ -79,13 +77,10 @@ def _read_rows(draft: Draft, row: Row, indices: Sequence[int]) -> NDArray[Any]:
     tensor = row.tensor
     row_bytes = tensor.nbytes // tensor.shape[0]
     data = bytearray(row_bytes * len(indices))
-    descriptor = open_regular(draft.checkpoint.folder / tensor.file)
-    try:
+    with open_weights(draft.checkpoint.folder / tensor.file) as descriptor:
         for place, index in enumerate(indices):
             view = memoryview(data)[place * row_bytes : (place + 1) * row_bytes]
             pread_exactly(descriptor, view, tensor.start + index * row_bytes, tensor.name)
-    finally:
-        os.close(descriptor)
     words = np.uint32 if tensor.dtype == "F32" else np.uint16
     return np.frombuffer(data, dtype=words).reshape(len(indices), tensor.shape[1])
 

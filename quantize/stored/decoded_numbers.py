@@ -5,7 +5,6 @@ The independent counterpart of the writing side: it shares no code with it and d
 torch. Everything works on blocks of rows, so memory stays bounded.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
@@ -13,11 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.errors import reason
 from ...recipes.formats import NUMBER_FORMATS, NumberFormat, WeightDtype
-from ...recipes.regular_file import open_regular
-from ..errors import CheckpointError
-from ..files.checkpoint import Checkpoint, pread_exactly
+from ..files.checkpoint import Checkpoint, open_weights, pread_exactly
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from .layouts.scheme import FP8_DTYPE, NIBBLES_PER_WORD, PackMethod
 
@@ -88,16 +84,8 @@ def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int)
     row_bytes = tensor.nbytes // rows if rows else 0
     block = np.empty((stop - first) * row_bytes, np.uint8)
     path = checkpoint.folder / tensor.file
-    try:
-        descriptor = open_regular(path)
-    except OSError as exc:
-        raise CheckpointError(
-            path, f"cannot be read: {reason(exc)}", fix="check the folder"
-        ) from exc
-    try:
+    with open_weights(path) as descriptor:
         pread_exactly(descriptor, block.data, tensor.start + first * row_bytes, path)
-    finally:
-        os.close(descriptor)
     return block
 
 

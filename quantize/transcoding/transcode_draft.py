@@ -10,15 +10,10 @@ from typing import Literal
 
 from typing_extensions import override
 
+from ...recipes.algorithm import Algorithm
 from ...recipes.brief import Brief, megabytes
 from ...recipes.expectations import Expectation, GateChoice
-from ...recipes.schema import (
-    Algorithm,
-    LayoutName,
-    Recipe,
-    Rule,
-    WeightFormat,
-)
+from ...recipes.schema import LayoutName, Recipe, Rule, WeightFormat
 from ..drafts import Row
 from ..drafts.runtime_names import excluded_modules, known_target_layers
 from ..errors import CheckpointError, LayoutError

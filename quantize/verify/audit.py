@@ -32,7 +32,6 @@ from .headers import (
     must_not_be_quantized,
     wrong_parts,
 )
-from .method import concat_linears
 from .scales import companion_faults
 from .statistics import CodeStatistics, code_statistics
 from .verify_report import Fault
@@ -132,7 +131,7 @@ def audit(checkpoint: Checkpoint) -> Audit:
     stored = StoredDraft.look(checkpoint, scheme)
     draft, looking = stored.draft, stored.modules
     rows = [row for row in draft.linears() if row.module in looking]
-    concat = frozenset(row.canonical for row in concat_linears(draft))
+    concat = frozenset(row.canonical for row in draft.concat_linears())
     with ThreadPoolExecutor(WORKERS) as pool:
         looked = list(pool.map(partial(_look, checkpoint, scheme, concat), rows))
     linears = tuple(found.linear for found in looked)

@@ -93,7 +93,7 @@ def expected_codes(
         draft: the source.
         demands: of its matrices.
         quantized: on-disk names of the modules that are stored quantized.
-        exponents: by tensor name, see `balance_exponents`.
+        exponents: by tensor name, see `ChangedNorms`.
     """
     rows = {row.module: row.tensor for row in draft.linears() if row.module in quantized}
     expected = {

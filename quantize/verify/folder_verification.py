@@ -19,6 +19,7 @@ from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme
+from .changed_norms import ChangedNorms
 from .codes import Expected, compare_linear
 from .config_json import config_faults
 from .demands import demands_of, expected_codes
@@ -32,10 +33,9 @@ from .headers import (
     side_declaration_faults,
     sort_tensors,
 )
-from .kept_tensors import compare_balanced, compare_kept
+from .kept_tensors import compare_kept
 from .method import (
     action_faults,
-    balance_exponents,
     complete_faults,
     declared_faults,
     input_scale_faults,
@@ -78,10 +78,10 @@ def verify(
     the output, tensor or file. Its config.json is the source's with the changes that the run says,
     none of which changes what the draft computes.
 
-    Codes and scales, input scales and what balancing changed are held against the method: bit for
-    bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
-    none: its codes must be the nearest rounding of the source, its scales those of absmax, but for
-    the roundings that such tools are known to do.
+    Codes and scales, input scales and what balancing and learning changed in norms are held against
+    the method: bit for bit where the recipe's algorithm says what they are. Of a folder that
+    another tool made there is none: its codes must be the nearest rounding of the source, its
+    scales those of absmax, but for the roundings that such tools are known to do.
 
     Args:
         output: the quantized folder.
@@ -180,9 +180,8 @@ class _Verification:
                 " quantized linear",
                 fix="give the quantized folder first, and its source behind --against",
             )
-        self._exponents, self._balance_faults = (
-            balance_exponents(method, draft, self._sorting.quantized) if method else ({}, [])
-        )
+        quantized = self._sorting.quantized
+        self._norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
         self._progress = Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
 
     def report(self) -> VerifyReport:
@@ -190,7 +189,8 @@ class _Verification:
         sorting = self._sorting
         with ThreadPoolExecutor(WORKERS) as pool:
             quantized = sorting.quantized
-            expected = expected_codes(pool, self._draft, self._demands, quantized, self._exponents)
+            exponents = self._norms.exponents
+            expected = expected_codes(pool, self._draft, self._demands, quantized, exponents)
             compared = self._compare(pool, expected)
         source_digests: dict[str, str] = {}
         output_digests: dict[str, str] = {}
@@ -208,7 +208,7 @@ class _Verification:
             source=str(self._source.folder),
             scheme=str(self._scheme) if self._scheme else None,
             rule=self._rules(),
-            kept=len(sorting.kept),
+            kept=len(sorting.kept) - len(self._norms.factors),
             quantized=len(sorting.linears),
             bytes_compared=self._progress.done,
             linears=tuple(one.linear for one in compared if one.linear is not None),
@@ -218,6 +218,7 @@ class _Verification:
             dropped=tuple(row.tensor.name for row in self._dropped),
             dropped_shown=bool(self._dropped) and self._target is not None,
             retuned=self._rule.codes == "retuned",
+            learned_norms=self._norms.factors,
         )
 
     def _rules(self) -> str:
@@ -268,7 +269,7 @@ class _Verification:
             *action_faults(method.recipe, self._draft, sorting.quantized),
             *dropped_faults(self._draft, self._dropped, self._provenance, self._target),
             *input_scale_faults(method, self._draft, self._output, sorting.complete),
-            *self._balance_faults,
+            *self._norms.faults,
         ]
 
     def _compare(
@@ -290,11 +291,8 @@ class _Verification:
         return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
 
     def _compare_kept(self, row: Row) -> Compared:
-        exponent = self._exponents.get(row.tensor.name)
-        sides = self._source, self._output, row.tensor
-        if exponent is None:
-            return compare_kept(*sides, self._progress.add, self._algorithm)
-        return compare_balanced(*sides, exponent, self._progress.add, self._algorithm)
+        compare = self._norms.compare if self._norms.changes(row.tensor) else compare_kept
+        return compare(self._source, self._output, row.tensor, self._progress.add, self._algorithm)
 
     def _compare_linear(
         self,

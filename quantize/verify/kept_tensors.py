@@ -1,11 +1,10 @@
-"""Tensors that are no codes: the source's bytes, or, of a balanced norm, those of source / 2^k."""
+"""Tensors that are no codes and do not change: the source's bytes."""
 
 import numpy as np
 
 from ..files.checkpoint import Checkpoint, byte_blocks
 from ..files.digests import NEWEST, Algorithm, Digest
 from ..files.safetensors_header import TensorInfo
-from ..stored.decoded_numbers import floats, read_whole
 from .verify_report import Compared, Fault, OnBytes
 
 
@@ -39,37 +38,6 @@ def compare_kept(
     if changed:
         what = f"{changed} different byte(s), first at byte {first_change}"
         found.faults.append(Fault(where=tensor.name, expected="the source's bytes", got=what))
-    return found
-
-
-def compare_balanced(
-    source: Checkpoint,
-    output: Checkpoint,
-    tensor: TensorInfo,
-    exponent: int,
-    on_bytes: OnBytes,
-    algorithm: Algorithm = NEWEST,
-) -> Compared:
-    """A norm's weight that was divided by 2^exponent: every element exactly, its sign too.
-
-    Float64 holds every quotient exactly, also of what is subnormal in float32.
-    """
-    a, b = read_whole(source, tensor), read_whole(output, output.tensors[tensor.name])
-    on_bytes(a.size + b.size)
-    before, after = (floats(block, tensor.dtype).astype(np.float64) for block in (a, b))
-    wanted = before * 2.0**-exponent
-    wrong = np.flatnonzero(wanted.view(np.uint64) != after.view(np.uint64))
-    digests = Digest(algorithm), Digest(algorithm)
-    for digest, block in zip(digests, (a, b), strict=True):
-        digest.update(block.data)
-    found = Compared(
-        source_digests={tensor.name: str(digests[0])}, output_digests={tensor.name: str(digests[1])}
-    )
-    if len(wrong):
-        first = int(wrong[0])
-        expected = f"the source's values / 2^{exponent}"
-        got = f"{len(wrong)} other(s), first {after[first]:g} for {before[first]:g} at {first}"
-        found.faults.append(Fault(where=tensor.name, expected=expected, got=got))
     return found
 
 

@@ -1,4 +1,4 @@
-"""A folder against the recipe, the input scales and the balancing of the run that made it."""
+"""A folder against the recipe and the input scales of the run that made it."""
 
 import fnmatch
 import json
@@ -20,8 +20,6 @@ from ..stored.layouts.scheme import OwnFormat
 from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, INVERSE_INPUT_SCALE, Part, scale_suffix
 from .verify_report import Fault
 
-_LARGEST_EXPONENT = 126  # 2^k and 2^-k are normal float32 numbers
-
 
 def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
     """What draftquant.json says is what the run did."""
@@ -29,6 +27,7 @@ def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
         "recipe": (run.recipe, recorded.recipe),
         "input_scales": (dict(run.input_scales), dict(recorded.input_scales)),
         "balanced": (dict(run.balanced), dict(recorded.balanced)),
+        "learned_norms": (dict(run.learned_norms), dict(recorded.learned_norms)),
         "few_inputs": (dict(run.few_inputs), dict(recorded.few_inputs)),
     }
     return [
@@ -210,47 +209,6 @@ def input_scale_faults(
 def _stored_input_scale(scale: float, *, divides: bool) -> float:
     with np.errstate(all="ignore"):  # 0 and infinity are faults of their own
         return float(np.float32(1) / np.float32(scale) if divides else np.float32(scale))
-
-
-def concat_linears(draft: Draft) -> list[Row]:
-    """The linears that read the concat input; none where there is none."""
-    concat = draft.family.concat(draft.geometry)
-    return [row for row in draft.linears() if concat and row.canonical in concat.linears]
-
-
-def balance_exponents(
-    method: Method, draft: Draft, quantized: Collection[str]
-) -> tuple[dict[str, int], list[Fault]]:
-    """What balancing the concat input changed: tensor name -> k, of the norm and the linears.
-
-    The norm was divided by 2^k, the first half of the columns of each linear that reads it was
-    multiplied. Nothing is taken for balanced unless all that is recorded makes sense.
-
-    Args:
-        method: of the run, or as recorded.
-        draft: the source.
-        quantized: on-disk names of the modules that are stored quantized.
-    """
-    if not method.balanced:
-        return {}, []
-    where, got = f"{PROVENANCE_FILE}: balanced", str(dict(method.balanced))
-    concat = draft.family.concat(draft.geometry)
-    norm = draft.row(concat.norm) if concat is not None else None
-    linears = concat_linears(draft)
-    kept = [row.module for row in linears if row.module not in quantized]
-    if method.recipe.algorithm.balance_concat == "off":
-        expected = "none: the recipe says balance_concat: off"
-    elif norm is None or not linears:
-        expected = f"none: drafts of {draft.family.name} have no concat input"
-    elif set(method.balanced) != {norm.tensor.name}:
-        expected = f"{norm.tensor.name} alone"
-    elif not 0 < abs(exponent := method.balanced[norm.tensor.name]) <= _LARGEST_EXPONENT:
-        expected = f"a power of two between 1 and {_LARGEST_EXPONENT}, or the negative of one"
-    elif kept:
-        expected = f"none: {', '.join(kept)} read it and are kept"
-    else:
-        return dict.fromkeys((norm.tensor.name, *(r.tensor.name for r in linears)), exponent), []
-    return {}, [Fault(where=where, expected=expected, got=got)]
 
 
 _DECLARATION = "quantization_config"

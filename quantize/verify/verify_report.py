@@ -65,6 +65,8 @@ class VerifyReport(Brief):
         dropped_shown: these were compared with the target's tensors in this verification.
         retuned: the draft was fine-tuned after quantization: its linears are those that were
             recorded, which need not be those of the source.
+        learned_norms: norms that learned with the quantized values, which are not the source's ->
+            the largest factor by which an element changed, as recorded and found.
     """
 
     output: str
@@ -81,6 +83,7 @@ class VerifyReport(Brief):
     dropped: tuple[str, ...] = ()
     dropped_shown: bool = False
     retuned: bool = False
+    learned_norms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

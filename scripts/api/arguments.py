@@ -4,10 +4,11 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from ...recipes.algorithm import ALGORITHMS, InputCorrection
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
-from ...recipes.schema import ALGORITHMS, BackendName
+from ...recipes.schema import BackendName
 from ...validate.counting.estimand import DraftSampling
 from .option import Argument, Option
 from .references import AnyRecipe, Reference
@@ -56,6 +57,13 @@ AlgorithmName = Annotated[
         "algorithm for quantized values and scales (default: the recipe's); runs "
         "on backend torch unless --backend is given",
         f"{{{','.join(ALGORITHMS)}}}",
+    ),
+]
+InputCorrectionChoice = Annotated[
+    InputCorrection | None,
+    Option(
+        "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
+        "(where they are rounded to four bits; default with --algorithm), or off"
     ),
 ]
 TargetLayers = Annotated[

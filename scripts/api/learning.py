@@ -33,6 +33,17 @@ def learn(
     settings = LearningSettings()
     with watch.bar("learn", settings.steps) as bar:
         shown = StepsShown(bar)
+        measures = False
+
+        def measuring(done: int, total: int) -> None:
+            nonlocal measures
+            if not measures:
+                bar.phase("measure the linears' inputs", total, "work")
+                measures = True
+            bar.set(done, total)
+            if done == total:
+                bar.phase("learn", settings.steps)
+                measures = False
 
         def show(progress: "LearningProgress") -> None:
             shown(progress)
@@ -48,6 +59,7 @@ def learn(
                 num_draft_tokens=num_draft_tokens,
                 static=static,
                 settings=settings,
+                on_measuring=measuring,
                 on_progress=show,
             )
         )

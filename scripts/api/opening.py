@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...recipes import Recipe, load_recipe, recipe_of_alias, to_mapping
+from ...recipes.algorithm import CORRECTED, InputCorrection
 from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
@@ -41,6 +42,7 @@ def chosen_recipe(
     *,
     backend: BackendName | None = None,
     algorithm: str | None = None,
+    input_correction: InputCorrection | None = None,
     watch: Watch = SILENT,
 ) -> Recipe:
     """A recipe with another backend or algorithm than its own, where one is named.
@@ -49,6 +51,7 @@ def chosen_recipe(
         recipe: a built-in name, a file, a resolved recipe, or one as a dict.
         backend: who computes the codes.
         algorithm: one of `ALGORITHMS`, computed by torch unless `backend` says otherwise.
+        input_correction: in place of the algorithm's own.
         watch: is told which recipe an alias is.
 
     Raises:
@@ -59,6 +62,8 @@ def chosen_recipe(
         chosen = with_algorithm(chosen, algorithm, backend or "torch")
     elif backend:
         chosen = dataclasses.replace(chosen, backend=backend)
+    if input_correction:
+        chosen = _with_input_correction(chosen, input_correction)
     refused = refusal(chosen.backend, chosen.algorithm)
     if refused is not None:
         where = f"recipe {chosen.name}: backend {chosen.backend}, {chosen.algorithm}"
@@ -125,8 +130,28 @@ def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") ->
         RecipeError: the backend does not run it, or no algorithm has this name.
     """
     scale, rounding = named_algorithm(name, backend)
-    algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
+    coarse = any(form.has_coarse_inputs for form in recipe.formats)
+    corrects = coarse and rounding in CORRECTED and backend == "torch"
+    algorithm = dataclasses.replace(
+        recipe.algorithm,
+        scale=scale,
+        rounding=rounding,
+        input_correction="auto" if corrects else "off",
+        norms=recipe.algorithm.norms if rounding == "learned" else "kept",
+    )
     return dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
+
+
+def _with_input_correction(recipe: Recipe, choice: InputCorrection) -> Recipe:
+    algorithm = recipe.algorithm
+    if choice == "auto" and algorithm.rounding not in CORRECTED:
+        raise RecipeError(
+            f"--input-correction auto, recipe {recipe.name}",
+            f"rounding {algorithm.rounding} measures nothing of the inputs",
+            fix="leave it out, or use --algorithm gptq or --algorithm learned",
+        )
+    algorithm = dataclasses.replace(algorithm, input_correction=choice)
+    return dataclasses.replace(recipe, algorithm=algorithm)
 
 
 def shared_tables(

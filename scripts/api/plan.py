@@ -26,6 +26,7 @@ class PlanSettings(Settings):
     subtree: arguments.Subtree = None
     backend: arguments.Backend = None
     algorithm: arguments.AlgorithmName = None
+    input_correction: arguments.InputCorrectionChoice = None
     target_layers: arguments.TargetLayers = None
 
 
@@ -76,6 +77,7 @@ def plan(settings: PlanSettings) -> PlanReport:
         settings.recipe,
         backend=settings.backend,
         algorithm=settings.algorithm,
+        input_correction=settings.input_correction,
         watch=settings.watch,
     )
     made = make_plan(recipe, draft, target_layers=settings.target_layers)

@@ -46,6 +46,7 @@ class QuantizeSettings(Settings):
     subtree: arguments.Subtree = None
     backend: arguments.Backend = None
     algorithm: arguments.AlgorithmName = None
+    input_correction: arguments.InputCorrectionChoice = None
     target_layers: arguments.TargetLayers = None
     traces: Annotated[
         arguments.AnyPath | None,
@@ -95,7 +96,11 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         _device(settings.device)  # there is such a one
     source, opened = open_draft(settings.draft, settings.subtree)
     chosen = chosen_recipe(
-        settings.recipe, backend=settings.backend, algorithm=settings.algorithm, watch=watch
+        settings.recipe,
+        backend=settings.backend,
+        algorithm=settings.algorithm,
+        input_correction=settings.input_correction,
+        watch=watch,
     )
     plan = make_plan(chosen, opened, target_layers=settings.target_layers)
     check_retuning(plan, None)
@@ -187,9 +192,9 @@ class _Inputs:
         """What the recipe needs, or what the algorithm does; there until the stack is left."""
         from ...calibration.linear_inputs.plan_inputs import (
             PlanInputs,
-            check_traces_wanted,
             measured_inputs,
             need_of,
+            why_unused,
         )
         from ...calibration.linear_inputs.static_scales import constant_scales
         from ...calibration.traces.feature_evidence import feature_evidence
@@ -200,7 +205,9 @@ class _Inputs:
         constant = None if given is None else constant_scales(plan, given)
         if settings.traces is None:
             return PlanInputs(static=constant)
-        check_traces_wanted(plan, scale_is_given=constant is not None)
+        if reason := why_unused(plan, scale_is_given=constant is not None):
+            watch.warning(f"--traces is not used: {reason}")
+            return PlanInputs(static=constant)
         traces = TraceFolder.open(Path(settings.traces))
         draft, _, num_draft_tokens = draft_on_traces(
             plan.draft.checkpoint.folder,

@@ -111,7 +111,7 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
 def retuned_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> "Recipe":
     """A recipe whose codes the target is to teach, from where it says that scales start."""
     recipe = named_recipe(reference, watch)
-    algorithm = dataclasses.replace(recipe.algorithm, rounding="retuned")
+    algorithm = recipe.algorithm.rounded("retuned")
     if recipe.algorithm.rounding == "nearest":
         algorithm = dataclasses.replace(algorithm, scale="mse")
     return dataclasses.replace(recipe, algorithm=algorithm, backend="torch")

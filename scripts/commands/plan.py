@@ -73,6 +73,11 @@ def print_plan(plan: "Plan") -> None:
             f"{norm.row.tensor.name} is divided by a power of two where the halves of the concat"
             " input differ by 4 or more (balance_concat: auto); else it is kept byte for byte"
         )
+    if plan.learned_norms:
+        out.line(
+            f"{len(plan.learned_norms)} norm(s) learn with the quantized values (norms: learned):"
+            " these are not kept byte for byte"
+        )
     if plan.dropped:
         names = ", ".join(f"{s.row.tensor.name} {s.bytes_before:,}" for s in plan.dropped)
         out.line(

@@ -47,7 +47,8 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
     """Print what was written and what verification found."""
     plan = report.plan
     times = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
-    kept = len(plan.remaining.rows) - len(plan.quantized) - len(report.balanced)
+    changed = len(plan.quantized) + len(report.balanced.keys() | report.learned_norms.keys())
+    kept = len(plan.remaining.rows) - changed
     stdout().line(
         (str(report.out), "bold"),
         f": {len(plan.quantized)} linears quantized, "
@@ -66,6 +67,11 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
         stdout().line(
             f"{norm}: divided by 2^{exponent}, the embedding columns behind it multiplied by it"
             " (balance_concat: the same network, both halves under one scale)"
+        )
+    if report.learned_norms:
+        stdout().line(
+            f"norms that learned: {', '.join(sorted(report.learned_norms))}; no element changed by"
+            f" a factor of more than {max(report.learned_norms.values()):.4g}"
         )
 
 
@@ -105,6 +111,7 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "config_changes": dict(report.config_changes),
         "dropped": dict(report.dropped),
         "balanced": dict(report.balanced),
+        "learned_norms": dict(report.learned_norms),
         "few_inputs": dict(report.few_inputs),
         "damping": dict(report.damping),
         "lints": [one.name for one in report.lints],

@@ -70,6 +70,13 @@ def print_verification(report: "VerifyReport") -> None:
             ": fine-tuned on its target, so its linears cannot be recomputed from the source. They"
             " are verified by the digests that draftquant.json records under its seal",
         )
+    if report.learned_norms:
+        most = max(report.learned_norms.values())
+        out.line(
+            f"{len(report.learned_norms)} norm(s) learned with the quantized values: not equal to"
+            f" the source's, but as draftquant.json records them, and no element was changed by a"
+            f" factor of more than {most:.4g}"
+        )
     if report.dropped:
         names = ", ".join(report.dropped)
         shown = (

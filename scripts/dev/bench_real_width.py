@@ -24,13 +24,13 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import DraftQuantError
-from ..console import print_error, print_json, print_table, stderr, stdout, table
+from ..console import print_table, stderr, stdout, table
+from .command_lines import benchmark_parser, run_benchmark
 from .measured_process import BenchError, run_measured
 from .real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 from .real_shapes.generate import write_real_shape_draft, write_target
@@ -57,6 +57,7 @@ class Stage:
         peak_bytes: resident memory of its process.
         parts: stage of the command -> wall seconds, as the command itself reports them.
         result: what it said.
+        exponent: e in wall seconds ~ cores^-e, where it was measured.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Stage:
     peak_bytes: int
     parts: Mapping[str, float] = field(default_factory=dict)
     result: str = ""
+    exponent: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,22 +208,23 @@ def _result(said: Mapping[str, Any]) -> str:
     return f"{said['bytes_before'] / 1e9:.2f} -> {said['bytes_after'] / 1e9:.2f} GB"
 
 
-def print_stages(stages: Sequence[Stage], cores: int, scaling: Sequence[float] | None) -> None:
+def print_stages(asked: argparse.Namespace, stages: Sequence[Stage]) -> None:
     """One row for each command, and under it one for each of its stages."""
-    extrapolated = (f"{MANY_CORES} cores, s *",) if scaling else ()
+    cores = asked.cores
+    extrapolated = (f"{MANY_CORES} cores, s *",) if asked.scaling else ()
     columns = ("wall s", "CPU s", "peak GB", *extrapolated)
     found = table(f"{cores} cores", "stage", *columns, "result", right=columns)
-    for i, stage in enumerate(stages):
+    for stage in stages:
         many = []
-        if scaling:
-            seconds = stage.wall_seconds * (MANY_CORES / cores) ** -scaling[i]
-            many = [f"{seconds:.0f} (e = {scaling[i]:.2f})"]
+        if stage.exponent is not None:
+            seconds = stage.wall_seconds * (MANY_CORES / cores) ** -stage.exponent
+            many = [f"{seconds:.0f} (e = {stage.exponent:.2f})"]
         found.row(stage.name, f"{stage.wall_seconds:.1f}", f"{stage.cpu_seconds:.1f}",
                   f"{stage.peak_bytes / 1e9:.2f}", *many, stage.result)  # fmt: skip
         for part, seconds in stage.parts.items():
             found.row(f"  {part}", f"{seconds:.1f}", *[""] * (len(columns) - 1), "")
     print_table(found)
-    if scaling:
+    if extrapolated:
         stdout().line(
             f"* extrapolated: wall seconds x ({MANY_CORES} / {cores})^-e, where e was measured"
             " between one core and these on a narrower draft"
@@ -229,11 +232,9 @@ def print_stages(stages: Sequence[Stage], cores: int, scaling: Sequence[float] |
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bench_real_width",
-        description="Calibrate, quantize, verify and gate a draft of a published shape.",
-    )
-    parser.add_argument("workdir", type=Path, help="folder with room for draft and traces: 20 GB")
+    """The folder needs room for draft and traces: 20 GB."""
+    about = "Calibrate, quantize, verify and gate a draft of a published shape."
+    parser = benchmark_parser("bench_real_width", about)
     parser.add_argument("--draft", default=DEFAULT_DRAFT, choices=REAL_DRAFTS)
     parser.add_argument("--divide", type=int, default=1, help="a smaller draft, for a quick try")
     parser.add_argument("--recipe", default=FIRST, help="of the first candidate")
@@ -241,8 +242,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=256, help="of each prompt")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--scaling", type=int, help="also a draft so many times narrower")
-    parser.add_argument("--json", action="store_true", help="print every measurement as JSON")
     return parser
+
+
+def _measure(asked: argparse.Namespace) -> list[Stage]:
+    work = Work(
+        folder=asked.workdir,
+        name=asked.draft,
+        divide=asked.divide,
+        prompts=asked.prompts,
+        tokens=asked.tokens,
+    )
+    asked.workdir.mkdir(parents=True, exist_ok=True)
+    make_inputs(work)
+    stages = run_stages(work, asked.recipe, cores=asked.cores)
+    if asked.scaling is None:
+        return stages
+    small = dataclasses.replace(work, divide=asked.scaling)
+    make_inputs(small)
+    alone, together = (run_stages(small, asked.recipe, cores=n) for n in (1, asked.cores))
+    slopes = exponents(alone, together, asked.cores)
+    return [dataclasses.replace(one, exponent=e) for one, e in zip(stages, slopes, strict=True)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -251,33 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 when everything was measured, 2 when something failed.
     """
-    chosen = _parser().parse_args(arguments)
-    work = Work(
-        folder=chosen.workdir,
-        name=chosen.draft,
-        divide=chosen.divide,
-        prompts=chosen.prompts,
-        tokens=chosen.tokens,
-    )
-    try:
-        chosen.workdir.mkdir(parents=True, exist_ok=True)
-        scaling = None
-        if chosen.scaling is not None:
-            small = dataclasses.replace(work, divide=chosen.scaling)
-            make_inputs(small)
-            alone, together = (run_stages(small, chosen.recipe, cores=n) for n in (1, chosen.cores))
-            scaling = exponents(alone, together, chosen.cores)
-        make_inputs(work)
-        stages = run_stages(work, chosen.recipe, cores=chosen.cores)
-    except (DraftQuantError, ValueError) as exc:
-        print_error(exc)
-        return 2
-    if chosen.json:
-        print_json({"cores": chosen.cores, "exponents": scaling,
-                    "stages": [asdict(one) for one in stages]})  # fmt: skip
-    else:
-        print_stages(stages, chosen.cores, scaling)
-    return 0
+    return run_benchmark(_parser(), arguments, _measure, print_stages)
 
 
 if __name__ == "__main__":

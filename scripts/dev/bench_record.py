@@ -15,12 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...recipes.errors import DraftQuantError
-from ..console import print_error, print_json, print_table, stderr, table
+from ..console import print_table, stderr, table
+from .command_lines import benchmark_parser, run_benchmark
 
 if TYPE_CHECKING:
     from ...calibration.prompts.prompt_file import Prompt
@@ -232,43 +232,36 @@ def print_measurements(measurements: Sequence[Measurement]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="bench_record", description="Time recording beside transformers' generate."
-    )
-    parser.add_argument("workdir", type=Path, help="folder with room for the targets, 0.5 GB")
+    parser = benchmark_parser("bench_record", "Time recording beside transformers' generate.")
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all")
     parser.add_argument("--load", action="append", choices=("equal", "ragged", "chat"))
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:I")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print every measurement as JSON")
     return parser
+
+
+def _measure_all(chosen: argparse.Namespace) -> list[Measurement]:
+    """Targets are made once and stay in the folder: 0.5 GB."""
+    chosen.workdir.mkdir(parents=True, exist_ok=True)
+    measurements = []
+    for name in chosen.target or TARGETS:
+        target = chosen.workdir / f"target-{name}"
+        if not target.exists():
+            make_target(target, TARGETS[name])
+        for load in loads(chosen.prompts):
+            if chosen.load is None or load.name in chosen.load:
+                stderr().line(f"{name}, {load.name}")
+                measurements.append(measure(name, target, load, chosen))
+    return measurements
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line: 0 when everything was measured, 2 when it could not be."""
-    try:
-        chosen = _parser().parse_args(arguments)
-        chosen.workdir.mkdir(parents=True, exist_ok=True)
-        measurements = []
-        for name in chosen.target or TARGETS:
-            target = chosen.workdir / f"target-{name}"
-            if not target.exists():
-                make_target(target, TARGETS[name])
-            for load in loads(chosen.prompts):
-                if chosen.load is None or load.name in chosen.load:
-                    stderr().line(f"{name}, {load.name}")
-                    measurements.append(measure(name, target, load, chosen))
-    except DraftQuantError as exc:
-        print_error(exc)
-        return 2
-    if chosen.json:
-        print_json([asdict(m) for m in measurements])
-    else:
-        print_measurements(measurements)
-    return 0
+    return run_benchmark(
+        _parser(), arguments, _measure_all, lambda _, found: print_measurements(found)
+    )
 
 
 if __name__ == "__main__":

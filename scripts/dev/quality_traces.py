@@ -3,12 +3,19 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .measured_process import BenchError, Taken, measured
+
+if TYPE_CHECKING:
+    from .training.corpus import Split
 
 NEW_TOKENS = 128
 SEED = 1
 """The shipped prompts were drawn with 0."""
+SHIPPED = {"gate": "prompts.jsonl", "calibration": "calibration.jsonl"}
+"""Files of a pair, by the split of the corpus whose files they are from."""
+_OPTIONS = {"gate": "--prompts", "calibration": "--calibrate-by"}
 CANDIDATES = 8
 """Per prompt: small targets like to loop, and prompts whose continuation does are left out."""
 
@@ -27,7 +34,8 @@ class Calibration:
     """By which prompts codes are found.
 
     Attributes:
-        count: so many of the pair's; None = all.
+        count: so many of the pair's, and behind these fresh ones from files of calibration prompts;
+            None = all of the pair's.
         category: those of this one alone; it is then no prompt that judges.
     """
 
@@ -65,11 +73,18 @@ class PairTraces:
 
     def calibration(self, by: Calibration) -> Path:
         """To find codes by."""
-        whole = self._recorded("calibration", self._pair / "calibration.jsonl")
+        shipped, name = self._pair / SHIPPED["calibration"], f"calibration{by.suffix}"
+        fresh = (by.count or 0) - len(_lines(shipped))
+        if fresh > 0:
+            prompts = self._work / f"{name}.jsonl"
+            if not prompts.exists():
+                write_prompts(self._pair, prompts, fresh, split="calibration")
+            return self._recorded(name, prompts)
+        whole = self._recorded("calibration", shipped)
         if by.category is not None:
-            return self._split(whole, f"calibration{by.suffix}", "--category", by.category)[0]
+            return self._split(whole, name, "--category", by.category)[0]
         if by.count is not None:
-            return self._split(whole, f"calibration{by.suffix}", "--count", str(by.count))[0]
+            return self._split(whole, name, "--count", str(by.count))[0]
         return whole
 
     def gate(self, by: Calibration) -> Path:
@@ -105,8 +120,8 @@ class PairTraces:
         return out
 
 
-def write_prompts(pair: Path, out: Path, num_more: int) -> None:
-    """The shipped gate prompts and more of the same kind, chosen by the target alone."""
+def write_prompts(pair: Path, out: Path, num_more: int, *, split: "Split" = "gate") -> None:
+    """The shipped prompts and more from files of the same split, chosen by the target alone."""
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -114,16 +129,13 @@ def write_prompts(pair: Path, out: Path, num_more: int) -> None:
     from .training.pair import PairPlan
     from .training.selection import select_prompts
 
-    shipped = [
-        json.loads(line)
-        for line in (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    shipped = [json.loads(line) for line in _lines(pair / SHIPPED[split])]
     known, plan = {tuple(one["token_ids"]) for one in shipped}, PairPlan()
     more = []
     if num_more:
         candidates = held_out_prompts(
             standard_library(),
-            "gate",
+            split,
             PreTrainedTokenizerFast.from_pretrained(pair / "target"),
             count=CANDIDATES * num_more + len(shipped),
             length=plan.prompt_length,
@@ -141,7 +153,13 @@ def write_prompts(pair: Path, out: Path, num_more: int) -> None:
             )
         except ValueError as exc:
             raise BenchError(
-                str(pair), str(exc).splitlines()[0], fix="ask for fewer prompts (--prompts)"
+                str(pair),
+                str(exc).splitlines()[0],
+                fix=f"ask for fewer prompts ({_OPTIONS[split]})",
             ) from exc
         more = [asdict(one) | {"id": f"more-{one.id}"} for one in chosen.prompts]
     out.write_text("".join(json.dumps(one) + "\n" for one in [*shipped, *more]), encoding="utf-8")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()

@@ -18,7 +18,7 @@ from draftquant.quantize.execute import GPU_BLOCK_BYTES
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
-from draftquant.recipes.schema import Algorithm
+from draftquant.recipes.algorithm import Algorithm
 from draftquant.scripts.api.opening import open_draft, with_algorithm
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft

@@ -19,7 +19,7 @@ from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe
-from draftquant.recipes.schema import Algorithm
+from draftquant.recipes.algorithm import Algorithm
 from gpu.rows import Row, Run
 from safetensors.torch import load_file
 from torch import Tensor

@@ -180,6 +180,13 @@ def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
             "Divided by powers of two, while the matching columns of the next linears were"
             f" multiplied by them, which changes no result: {norms}."
         )
+    if record.learned_norms:
+        names = ", ".join(code(name) for name in sorted(record.learned_norms))
+        parts.append(
+            "Not equal to the source's, because they learned with the quantized values to keep the"
+            f" BF16 draft's output: {names}; no element was multiplied or divided by more than"
+            f" {max(record.learned_norms.values()):.4g}."
+        )
     return parts
 
 

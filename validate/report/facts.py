@@ -216,7 +216,7 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
     changed = {
         name for name, digest in record.source.digests.items() if record.digests.get(name) != digest
     }
-    quantized = changed - record.dropped.keys() - record.balanced.keys()
+    quantized = changed - record.dropped.keys() - record.changed_norms
     return QuantizationFacts(
         recipe=recipe.name,
         recipe_sha256=record.recipe_sha256,

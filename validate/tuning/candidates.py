@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...calibration.linear_inputs.plan_inputs import PlanInputs, measured_inputs, need_of
+from ...calibration.linear_inputs.plan_inputs import PlanInputs, measured_inputs
 from ...calibration.rounding.sequences import split_prompts
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts import Draft, Row
@@ -156,7 +156,7 @@ class Candidates:
         )
 
     def _inputs(self, plan: Plan, scratch: Path) -> PlanInputs:
-        if self.calibration is None or not needs_traces(plan):
+        if self.calibration is None:
             return PlanInputs()
         spool = scratch / "moments"
         spool.mkdir()
@@ -178,11 +178,6 @@ def divided(
         return None, traces
     split = split_prompts(traces, num_draft_tokens, share=1 - CALIBRATION_SHARE, seed=0)
     return traces.only(split.learned), traces.only(split.held_back)
-
-
-def needs_traces(plan: Plan) -> bool:
-    """Whether inputs of linears must be known to follow a plan."""
-    return plan.recipe.needs_input_scales or need_of(plan) != "none"
 
 
 def bytes_of(plan: Plan, unit: Unit) -> int:

@@ -13,8 +13,8 @@ from ...calibration.passes.draft_inputs import check_trace_fits
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts import Draft
 from ...recipes import Recipe, to_mapping
+from ...recipes.algorithm import ALGORITHMS, Algorithm
 from ...recipes.brief import Brief, megabytes
-from ...recipes.schema import ALGORITHMS, Algorithm
 from ..counting.draft_replay import DraftReplay
 from ..counting.replay_cache import ReplayCache
 from ..counting.trace_replay import replay_drafts

@@ -1,13 +1,10 @@
 """The figures in the table of docs/acceptance.md, which pictures and advice are made from."""
 
 import re
-import tempfile
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-from ....recipes import Recipe, built_in_recipes, load_recipe
 from ....recipes.regular_file import read_text
 from .. import ROOT
 
@@ -15,7 +12,6 @@ ACCEPTANCE = ROOT / "docs" / "acceptance.md"
 _CELL = re.compile(
     r"[\d.]+, ([-+][\d.]+) % \(([-+][\d.]+), ([-+][\d.]+)\) (PASS|FAIL|INCONCLUSIVE)"
 )
-_SHOWN = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Change(NamedTuple):
@@ -43,21 +39,3 @@ def measured_changes() -> Mapping[str, Mapping[str, Change]]:
                 for pair, (change, lower, upper, verdict) in zip(pairs, values, strict=True)
             }
     return found
-
-
-def measured_recipe(name: str) -> Recipe:
-    """A recipe of the table: a built-in one, or one whose file the page shows.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if name in built_in_recipes():
-        return load_recipe(name)
-    shown = _SHOWN.findall(read_text(ACCEPTANCE))
-    text = next((each for each in shown if f"name: {name}\n" in each), None)
-    if text is None:
-        raise ValueError(f"{ACCEPTANCE}: {name} is no built-in recipe, and no file of it is shown")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"{name}.yaml"
-        file.write_text(text, encoding="utf-8")
-        return load_recipe(file)

@@ -13,7 +13,7 @@ from ....recipes import load_recipe
 from ....recipes.formats import NUMBER_FORMATS
 from ..real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 from ..real_shapes.generate import write_sparse_model
-from .acceptance import Change, measured_changes, measured_recipe
+from .acceptance import Change, measured_changes
 from .drawing import (
     BLUE,
     FAINT,
@@ -85,7 +85,7 @@ def _groups() -> dict[str, dict[str, Mapping[str, Change]]]:
     found: dict[str, dict[str, Mapping[str, Change]]] = {group: {} for group in _KINDS.values()}
     alike = _alike(measured_changes())
     for names in sorted(alike, key=lambda names: -min(c.lower for c in alike[names].values())):
-        number = NUMBER_FORMATS[measured_recipe(names.partition(",")[0].strip()).weights.dtype]
+        number = NUMBER_FORMATS[load_recipe(names.partition(",")[0].strip()).weights.dtype]
         found[_KINDS[number.bits, number.is_fp4]][names] = alike[names]
     return found
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from ..measured_process import BenchError
 from .configs import (
     Config,
     dflash_config,
@@ -41,12 +42,12 @@ class RealDraft:
         """config.json, with widths, heads, ranks and vocabulary `divide` times smaller.
 
         Raises:
-            ValueError: `divide` is not one of `divisors`.
+            BenchError: `divide` is not one of `divisors`.
         """
         if divide not in self.divisors:
-            raise ValueError(
-                f"divide: expected one of {self.divisors} for {self.repository}, got {divide}"
-            )
+            possible = ", ".join(map(str, self.divisors))
+            what = f"expected one of {possible} for {self.repository}, got {divide}"
+            raise BenchError("divide", what, fix="give one of them")
         return self.make_config(divide)
 
 

@@ -51,7 +51,7 @@ def write_real_shape_draft(
         divide: see `RealDraft.config`.
 
     Raises:
-        ValueError: this draft cannot be divided so.
+        BenchError: this draft cannot be divided so.
         OutputError: the folder exists, or cannot be written.
     """
     config = REAL_DRAFTS[draft].config(divide)
