@@ -86,6 +86,10 @@ MISTAKES = {
         Mistake("quantize draft --recipe int8.yaml --out o",
                 "expected one of 'int4', 'fp8_e4m3', 'nvfp4', 'mxfp4', got 'int8'",
                 "write fp8_e4m3, which has the same size: draftquant has no INT8"),
+        Mistake("quantize draft --recipe int3.yaml --out o", "got 'int3'",
+                "write int4: no layout here packs 2 or 3 bits: SGLang refuses them"),
+        Mistake("quantize draft --recipe asymmetric.yaml --out o",
+                "no layout here stores zero points. Groups of 32", "keys in recipes/README.md"),
         Mistake("quantize draft --recipe later.yaml --out o",
                 "schema_version: expected 1, got 99\n", "write 1\n"),
         Mistake("quantize draft --recipe h200 --algorithm gtpq --out o", "'gtpq'", "'gptq'?"),
@@ -353,6 +357,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("learnt.yaml", "extends: fp8-ptpc\nname: learnt\nalgorithm: {norms: learnt}\n"),
         ("onto.yaml", "extends: nvfp4-weights-gptq\nname: onto\n"),
         ("later.yaml", "extends: fp8-ptpc\nname: later\nschema_version: 99\n"),
+        ("int3.yaml", "extends: int4-channel\nname: int3\nweights: {dtype: int3}\n"),
+        (
+            "asymmetric.yaml",
+            "extends: int4-channel\nname: asymmetric\nweights: {symmetric: false}\n",
+        ),
         ("int5.yaml", "extends: int4-channel\nname: int5\nweights: {dtype: int5}\n"),
     ):
         (here / name).write_text(content, encoding="utf-8")
