@@ -36,9 +36,9 @@ class Algorithm:
     """How scales are chosen and codes are rounded.
 
     Attributes:
-        scale: absmax: the largest magnitude fits; mse: absmax times the factor that leaves the
-            smallest squared error of the weights, each counted by the mean square of its inputs
-            where `rounding` measures these. Where rounding is learned, scales start there.
+        scale: absmax: the largest magnitude fits; mse: the one that leaves the smallest squared
+            error of the weights, each counted by the mean square of its inputs where `rounding`
+            measures these; FP4 is not clipped. Where rounding is learned, scales start there.
         rounding: nearest; gptq: column by column, each making up for the errors of those before it
             on the inputs that calibration traces show; learned: what brings the whole draft's
             output closest to that of the BF16 draft along these traces, scales with it; retuned:

@@ -53,7 +53,10 @@ class WeightFormat:
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
         if not self.symmetric:
-            return "symmetric: expected true, because no layout here stores zero points"
+            return (
+                "symmetric: expected true, because no layout here stores zero points. Groups of 32"
+                " (group_size) or 'rounding: gptq' win back what one symmetric scale loses"
+            )
         number = self.number
         if self.granularity not in number.sizes:
             return f"granularity: {self.dtype} needs {_either(number.sizes)}"

@@ -38,8 +38,8 @@ def learn(
     if len(traces) < FEW_PROMPTS:
         watch.note(
             f"learned rounding from {len(traces)} prompts, of which about"
-            f" {settings.validation_share:.0%} are held back: with inputs of four bits, 256"
-            " prompts lose less (draftquant record, docs/rounding.md)"
+            f" {settings.validation_share:.0%} are held back: from 256 prompts the draft comes"
+            " closer to the unquantized one (draftquant record)"
         )
     with watch.bar("learn", settings.steps) as bar:
         shown = StepsShown(bar)
