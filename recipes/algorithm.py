@@ -36,9 +36,9 @@ class Algorithm:
     """How scales are chosen and codes are rounded.
 
     Attributes:
-        scale: absmax: the largest magnitude fits; mse: absmax times the factor that leaves the
-            smallest squared error of the weights, each counted by the mean square of its inputs
-            where `rounding` measures these. Where rounding is learned, scales start there.
+        scale: absmax: the largest magnitude fits; mse: the one that leaves the smallest squared
+            error of the weights, each counted by the mean square of its inputs where `rounding`
+            measures these; FP4 is not clipped. Where rounding is learned, scales start there.
         rounding: nearest; gptq: column by column, each making up for the errors of those before it
             on the inputs that calibration traces show; learned: what brings the whole draft's
             output closest to that of the BF16 draft along these traces, scales with it; retuned:
@@ -46,9 +46,9 @@ class Algorithm:
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
             columns of the embedding half are multiplied by a power of two, and the norm before
             them is divided by it: exact, and both halves then share a scale.
-        input_correction: auto: where inputs are rounded when served, GPTQ aims at what the weight
-            makes of the unrounded ones, and learning starts there; off: at what the weight makes of
-            the rounded ones.
+        input_correction: auto: where inputs are rounded to four bits when served, GPTQ aims at what
+            the weight makes of the unrounded ones, and learning starts there; off: at what the
+            weight makes of the rounded ones.
         norms: learned: the weights of the norms in front of quantized linears learn with the codes;
             kept: they are those of the source.
     """

@@ -143,12 +143,13 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
     except RecipeError as exc:
         raise _at(path, line, f"extends: {named!r}: {exc.what}", exc.fix) from exc
     base = _compose(base_path)
-    if _find(base, "extends")[0] is not None:
+    extended, below = _find(base, "extends")
+    if extended is not None:
         raise _at(
             path,
             line,
             f"extends: {named!r} extends another recipe itself",
-            "extend the recipe that it extends: only one level is allowed",
+            f"write 'extends: {below.value}' and what {named} changes: only one level is allowed",
         )
     if _find(node, "name")[0] is None:
         raise _at(path, 0, "name: it is missing", f"add 'name: {path.stem}'")

@@ -53,7 +53,10 @@ class WeightFormat:
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
         if not self.symmetric:
-            return "symmetric: expected true, because no layout here stores zero points"
+            return (
+                "symmetric: expected true, because no layout here stores zero points. Groups of 32"
+                " (group_size) or 'rounding: gptq' win back what one symmetric scale loses"
+            )
         number = self.number
         if self.granularity not in number.sizes:
             return f"granularity: {self.dtype} needs {_either(number.sizes)}"
@@ -144,6 +147,15 @@ class Format:
         """True if a linear stores a scale of its input, or one over the groups of it."""
         a = self.activations
         return a is not None and (not a.dynamic or a.number.global_scale)
+
+    @property
+    def has_coarse_inputs(self) -> bool:
+        """True if inputs are rounded to four bits, so that correcting weights for it pays.
+
+        For FP8 inputs per token under INT4 weights it did not: the divergence of three drafts was
+        5 % larger, 7 % smaller and 3 % larger.
+        """
+        return self.activations is not None and self.activations.number.bits < 8
 
     def __str__(self) -> str:
         return f"weights {self.weights}, activations {self.activations or 'none'}"

@@ -41,6 +41,15 @@ def _all(names: str, fix: str) -> Iterable[tuple[str, str]]:
     return ((name, fix) for name in names.split())
 
 
+_FEW_BITS = (
+    "no layout here packs 2 or 3 bits: SGLang refuses them in these, and vLLM has kernels for them"
+    " on NVIDIA GPUs only (Humming)"
+)
+_SYMMETRIC = (
+    "no layout here stores zero points. Smaller groups, or GPTQ, win back what one symmetric scale"
+    " loses"
+)
+
 DIFFERENT: Mapping[str, str] = dict(
     (
         *_all(
@@ -60,8 +69,7 @@ DIFFERENT: Mapping[str, str] = dict(
         ),
         *_all(
             "w4a16_asym uint4_wo_32 uint4_wo_64 uint4_wo_128 uint4_wo_per_channel",
-            "use 'int4-group128': the same size, but symmetric, because no layout here stores"
-            " zero points",
+            f"use 'int4-group128' or 'int4-group128-gptq', which are symmetric: {_SYMMETRIC}",
         ),
         *_all(
             "int4_wo_32 int4_wo_64",
@@ -111,7 +119,16 @@ DIFFERENT: Mapping[str, str] = dict(
             "use 'fp8-ptpc' or 'mi355-mxfp4': draftquant has no MXFP6",
         ),
         *_all(
-            "w2a4 w2a8 w2a16 w3a4 w3a8 w3a16 w4a4 w5a8 w5a16 w6a8 w6a16 w7a8 w7a16 int2 int3",
+            "w2a4 w2a8 w2a16 w3a4 w3a8 w3a16 int2 int3 uint2 uint3",
+            f"use 'int4-group128-gptq': {_FEW_BITS}",
+        ),
+        *_all(
+            "nvfp4_four_over_six nvfp4_w4a4_weight_mse_fp8_sweep",
+            "use 'blackwell-nvfp4' with --algorithm mse, which searches the scale of each group"
+            " from absmax to four over six",
+        ),
+        *_all(
+            "w4a4 w5a8 w5a16 w6a8 w6a16 w7a8 w7a16",
             "use 'int4-group128', 'hopper-w4a8' or 'fp8-ptpc': weights have 4 or 8 bits here, and"
             " inputs are FP8, FP4 or BF16",
         ),
@@ -125,6 +142,8 @@ DIFFERENT: Mapping[str, str] = dict(
 
 ABSENT_FORMATS: Mapping[str, str] = {
     "int8": "write fp8_e4m3, which has the same size: draftquant has no INT8",
+    **dict(_all("int2 int3 uint2 uint3", f"write int4: {_FEW_BITS}")),
+    "uint4": f"write int4 and symmetric: true: {_SYMMETRIC}",
 }
 """Number format that no recipe can name -> the nearest one; `int4` is spelled more alike."""
 

@@ -32,7 +32,6 @@ from draftquant.scripts.dev.quality_traces import (
 )
 from draftquant.scripts.dev.training import corpus, selection
 from draftquant.scripts.dev.training.corpus import Prompt
-from draftquant.scripts.dev.training.selection import SelectedPrompts
 from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens
 
 pytestmark = pytest.mark.slow
@@ -146,19 +145,13 @@ def test_more_prompts_than_a_pair_ships_are_drawn_from_the_same_files(
             for i, ids in enumerate([shipped[0]["token_ids"], [1, 2], [3, 4]])
         )
 
-    def select(_target: object, fresh: list[Prompt], *, count: int, **_: object) -> SelectedPrompts:
-        chosen = tuple(fresh[:count])
-        return SelectedPrompts(
-            prompts=chosen,
-            token_ids=torch.empty(0),
-            num_candidates=0,
-            candidates_repeated_8gram_share=0,
-        )
+    def select(_: object, fresh: list[Prompt], *, count: int, **_how: object) -> tuple[Prompt, ...]:
+        return tuple(fresh[:count])
 
     lines = (PAIR / "calibration.jsonl").read_text(encoding="utf-8").splitlines()
     shipped = [json.loads(line) for line in lines]
     monkeypatch.setattr(corpus, "held_out_prompts", held_out)
-    monkeypatch.setattr(selection, "select_prompts", select)
+    monkeypatch.setattr(selection, "first_prompts", select)
     monkeypatch.setattr(quality_traces, "draftquant", lambda *words: asked.append(words))
     traces = PairTraces(PAIR, tmp_path, 0)
     assert traces.calibration(calibration_of("50")) == tmp_path / "calibration-by-50-prompts"
@@ -237,7 +230,7 @@ def test_a_target_that_loops_too_much_is_said(
     def select(*_arguments: object, **_options: object) -> None:
         raise ValueError("held-out prompts: expected 1 with at most 0.25 repeated 8-grams, got 0")
 
-    monkeypatch.setattr(selection, "select_prompts", select)
+    monkeypatch.setattr(selection, "first_prompts", select)
     with pytest.raises(BenchError, match=r"expected 1 with at most 0\.25") as caught:
         write_prompts(PAIR, tmp_path / "p.jsonl", 1)
     assert caught.value.fix == "ask for fewer prompts (--prompts)"

@@ -147,27 +147,29 @@ def test_what_is_advised_loads(
         return
     (row,) = rows
     assert row.fp8 is not None
-    assert row.four_bits is not None
+    assert row.int4 is not None
     assert verdict(row.fp8) == "LOADS"
     if row.by_plugin:
-        assert (verdict(row.four_bits), verdict(choices.UNPACKED)) == ("REFUSED", "LOADS")
+        assert (verdict(row.int4), verdict(choices.UNPACKED)) == ("REFUSED", "LOADS")
     else:
-        assert verdict(row.four_bits) == "LOADS"
+        assert verdict(row.int4) == "LOADS"
+    assert row.fp4 is None or verdict(row.fp4) == "LOADS"
 
 
 def test_the_advice_is_what_was_measured_best(advised: Sequence[choices.Choice]) -> None:
     measured = acceptance.measured_changes()
     for row in advised:
-        for name in (row.fp8, row.four_bits):
+        for name in (row.fp8, row.int4, row.fp4):
             if name is not None:
                 assert {change.verdict for change in measured[name].values()} == {"PASS"}
     of_b200 = [row for row in advised if "B200" in row.gpus]
     assert {row.fp8 for row in of_b200} == {"blackwell-fp8-mla"}  # called after the GPU
-    assert [row.four_bits for row in of_b200] == [
-        "int4-channel-gptq",  # smaller than in groups, and no FP4 passed
-        "int4-channel-gptq",
-        "mi325x-w4a8-gptq",  # of an MLA draft SGLang loads no other weights of four bits
+    assert [(row.int4, row.fp4) for row in of_b200] == [
+        ("int4-channel-gptq", "mxfp4-weights-gptq"),  # smaller than INT4 in groups, and than NVFP4
+        ("int4-channel-gptq", "nvfp4-weights-gptq"),  # SGLang loads MXFP4 with MXFP4 inputs only
+        ("mi325x-w4a8-gptq", None),  # of an MLA draft SGLang loads no other weights of four bits
     ]
+    assert {row.fp4 for row in advised if "MI325X" in row.gpus} == {None}  # emulated there
 
 
 def test_an_emulated_format_is_not_advised() -> None:
@@ -185,7 +187,7 @@ def test_readme_counts_what_there_is() -> None:
     text = README.read_text(encoding="utf-8")
     assert f"one of [{len(FAMILIES)}](docs/families.md)" in text
     assert f"[All {len(built_in_recipes())} recipes]" in text
-    assert len(text.splitlines()) <= 122
+    assert len(text.splitlines()) <= 121
 
 
 # Pictures

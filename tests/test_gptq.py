@@ -192,7 +192,7 @@ def test_a_draft_is_quantized_verified_and_loaded(
     report = verify(tmp_path / "a", folder / "draft")
     assert report.ok
     assert report.rule == (
-        "scales from 1/4 to 1 of absmax, quantized values with at most 4 times the error"
+        "scales of a search around absmax, quantized values with at most 4 times the error"
         " of the nearest"
     )
     record = json.loads((tmp_path / "a" / "draftquant.json").read_text(encoding="utf-8"))

@@ -52,6 +52,7 @@ def test_a_draft_is_quantized_verified_and_told_of(
     said = " ".join(capsys.readouterr().err.split())
     assert "step 2 of 4, loss 0.0" in said
     assert "on 2 prompts held back" in said
+    assert "learned rounding from 12 prompts, of which about 20% are held back" in said
     assert ("input scales from 12 traces" in said) is (recipe == "blackwell-nvfp4")
     assert quantize(pair, tmp_path / "b", *arguments) == 0
     for file in (tmp_path / "a").iterdir():

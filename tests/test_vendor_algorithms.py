@@ -325,7 +325,7 @@ def test_a_draft_is_quantized_verified_and_replayed(
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
     assert report.ok, report.faults
-    scales = "scales from 1/4 to 1 of absmax" if algorithm == "mse" else "exact absmax scales"
+    scales = "scales of a search around absmax" if algorithm == "mse" else "exact absmax scales"
     codes = "quantized values with at most 4 times the error of the nearest"
     codes = codes if measured else "exactly the nearest quantized values"
     assert report.rule == f"{scales}, {codes}"

@@ -7,6 +7,7 @@ allowed for, and as one of ours, where nothing is.
 
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -238,27 +239,33 @@ SEARCHED = sorted(n for n, m in MADE.items() if m.granularity in ("channel", "gr
 
 
 @pytest.mark.parametrize("name", SEARCHED)
-def test_a_clip_search_takes_a_quarter_of_the_absmax_scale_at_least(
+def test_a_search_takes_scales_between_its_ends(
     copy_of: Callable[[str], Path], source: Path, name: str
 ) -> None:
     out, made, w = copy_of(name), MADE[name], weight_of(source)
     right = rounded_of(source, made)
-    at = np.array(np.unravel_index(3 % right.scale.size, right.scale.shape))
-    most = right.scale[tuple(at)]
-    least = most / 4
+    at = np.array(np.unravel_index(right.scale.argmin(), right.scale.shape))  # most is below 448
+    largest = Fraction({"nvfp4": "3/2", "mxfp4": "1", "int4": "15/14", "fp8": "1"}[made.dtype])
+    absmax = right.scale[tuple(at)]
+    ends = [absmax / 4, absmax * np.float32(largest)]
     if made.dtype == "nvfp4":  # rounded once more, from what is no E4M3 value yet
         assert right.whole is not None
         exact = covered(w, made.dtype, made.granularity)[tuple(at)] / (6 * right.whole)
-        least = e4m3_values(nearest_e4m3(np.array([exact / 4])), (1,))[0]
+        ends = list(e4m3_values(nearest_e4m3(np.array([exact / 4, exact * 1.5])), (2,)))
+    if made.dtype == "int4":
+        ends = list(values_of(store(np.array(ends), "F16" if made.layout == "awq" else "BF16")))
+    least, most = ends
 
     def report(value: float) -> VerifyReport:
         with_scale(out, source, made, right, at, value, own=True)
         return verify(out, source, method=method_of(out, "mse"))
 
-    for value in (most, least):
+    for value in (most, absmax, least):
         assert report(value).faults == ()
     for value in (one_step(least, made)[0], one_step(most, made)[1]):
-        assert_only_fault(report(value), scale_name(name), f"1/4 to 1 of {RULES[made.dtype]}")
+        assert_only_fault(
+            report(value), scale_name(name), f"1/4 to {largest} of {RULES[made.dtype]}"
+        )
 
 
 @OWN

@@ -278,11 +278,12 @@ def test_a_scale_of_another_rule(
 
     edit(out, change)
     assert_only_fault(verify(out, source, foreign=True), key, f"expected absmax / {rule}")
-    # Also a recipe that searches scales finds none above absmax.
+    # A recipe that searches scales finds none above absmax in FP8; in INT4 up to 7.1 %.
     report = verify(out, source, foreign=True)
     (out / "draftquant.json").write_text(json.dumps(provenance_of(report, "mse")), encoding="utf-8")
-    (fault,) = (fault for fault in verify(out, source).faults if fault.where == key)
-    assert fault.expected.startswith(f"1/4 to 1 of absmax / {rule}")
+    faults = [fault.expected for fault in verify(out, source).faults if fault.where == key]
+    assert len(faults) == (rule == "448")
+    assert all(expected.startswith("1/4 to 1 of absmax / 448") for expected in faults)
 
 
 def recode(weight: Stored, scale: Stored, made: Made) -> Tensors:

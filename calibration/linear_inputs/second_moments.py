@@ -25,7 +25,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...quantize.algorithms import InputMoments, Statistics
-from ...quantize.algorithms.input_moments import DAMPINGS
+from ...quantize.algorithms.input_moments import DAMPING_PER_INPUT, DAMPINGS
 from ...quantize.drafts.forward import OnInput
 from ...quantize.drafts.fused import fused_group
 from ...quantize.drafts.kinds.block import BlockForward
@@ -113,12 +113,18 @@ class MomentsAlongTraces(Statistics):
     @property
     @override
     def factors(self) -> GptqFactors:
-        raised = {leader: d for leader, d in self._damping.items() if d != DAMPINGS[0]}
-        leaders = self._leaders.items()
+        used = {n: self._damping[at] for n, at in self._leaders.items() if at in self._damping}
+        corrected = {n: d for n, d in used.items() if self._leaders[n] in self._corrected}
         return GptqFactors(
             dtype="float64" if self._precise else "float32",
-            damping={name: raised[leader] for name, leader in leaders if leader in raised},
+            damping={n: d for n, d in used.items() if d > self._usual_damping(self._leaders[n])},
+            input_correction=corrected,
         )
+
+    def _usual_damping(self, leader: str) -> float:
+        if leader not in self._corrected:
+            return DAMPINGS[0]
+        return DAMPINGS[0] + DAMPING_PER_INPUT * _columns(self._draft, leader) / self._seen[leader]
 
     def _measure_group(self, number: int) -> None:
         """Run over the traces for the matrices of one group; those of the one before go."""
@@ -182,6 +188,7 @@ class MomentsAlongTraces(Statistics):
             _mapped_matrix(mean),
             self._draft.device,
             lost=_mapped_matrix(lost) if leader in self._corrected else None,
+            damping=self._usual_damping(leader),
             precise=self._precise,
             name=leader,
             on_factor=found,

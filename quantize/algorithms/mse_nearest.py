@@ -1,9 +1,15 @@
-"""The clip search: each row or group gets the scale that leaves the smallest squared error.
+"""The scale search: each row or group gets the scale that leaves the smallest squared error.
 
-A smaller scale clips the largest weights and rounds all others more finely. The error of the
-weights is not that of the outputs: below four bits, and now and then at four, acceptance falls
-where the weights come closer. So each weight counts by the mean square of its inputs, where these
-are known.
+A smaller scale than that of absmax clips the largest weights and rounds all others more finely: so
+INT4 and FP8 rows are searched, in steps of a 32nd. FP4 is not clipped. Its codes are fine near zero
+as they are, and a clipped weight errs towards zero, as all clipped ones of its row do, so that
+their errors add up in the output: the weights come closer and acceptance falls, measured on every
+pair. A larger scale moves the grid, so that its codes may lie nearer; of NVFP4 often the one that
+makes a 4 of the largest weight ("four over six", arXiv 2512.02010), and every scale from absmax to
+there is tried that can be stored. MXFP4 has no such scale: twice the steps are codes already.
+
+The error of the weights is not that of the outputs: each weight counts by the mean square of its
+inputs, where these are known.
 """
 
 from collections.abc import Iterator
@@ -17,17 +23,20 @@ from ..numerics.absmax import row_absmax
 from ..numerics.fp4 import FP4_MAX, SMALLEST_E4M3
 from ..numerics.fp8 import FP8, FP8_MAX
 from ..numerics.int4 import SMALLEST_SCALE
-from ..numerics.quantized_weight import QuantizedWeight, code_values
-from ..numerics.rows import absmax_scale, nearest_codes, served_scale
+from ..numerics.quantized_weight import QuantizedWeight
+from ..numerics.rows import absmax_scale, nearest_values, served_scale
 from .absmax_nearest import nearest_by_rows, stored_scale_dtype
 from .algorithm import RowAlgorithm
 from .input_moments import InputMoments
 
-FACTORS = tuple(i / 32 for i in range(31, 7, -1))
-"""Of the absmax scale, down to 1/4; the absmax scale itself is tried first."""
-POWERS = (0.5, 0.25)
-"""The same for scales that are powers of two."""
-SMALLEST_E8M0 = 2.0**-127
+SMALLER = tuple(i / 32 for i in range(31, 7, -1))
+"""Factors of the absmax scale, which is tried first; down to 1/4."""
+LARGER_INT4 = (15 / 14, 34 / 32, 33 / 32)
+"""The same; with the first, absmax / 7, the largest weight is a code and is not clipped."""
+FOUR_OVER_SIX = 1.5
+"""Of NVFP4's absmax scale, where its search ends."""
+_E4M3_STEPS = 6
+"""So many numbers of FP8 lie above a number and below 1.5 times it, at most, with both rounded."""
 
 
 class MseNearest(RowAlgorithm):
@@ -72,14 +81,14 @@ def _importance(
 def _best(
     rows: Tensor, weights: WeightFormat, whole: Tensor | None, importance: Tensor | None
 ) -> Tensor:
-    """The scale of each row with the smallest sum of squared errors; the largest of equals."""
+    """The scale of each row with the smallest sum of squared errors; the first tried of equals."""
     wide = rows.float()
     best, least = torch.empty(0), wide.new_full((len(rows), 1), torch.inf)
     for scale in _candidates(rows, weights, whole):
-        codes = nearest_codes(weights.dtype, rows, scale, whole)
-        served = code_values(codes) * served_scale(scale, whole)
-        error = (wide - served).square_()
-        error = (error if importance is None else error * importance).sum(dim=1, keepdim=True)
+        served = served_scale(scale, whole)
+        error = nearest_values(weights.dtype, wide, served).mul_(served).sub_(wide).square_()
+        error = error if importance is None else error.mul_(importance)
+        error = error.sum(dim=1, keepdim=True)
         best = scale if best.numel() == 0 else _chosen(error < least, scale, best)
         least = torch.minimum(error, least)
     return best
@@ -93,18 +102,22 @@ def _chosen(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _candidates(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> Iterator[Tensor]:
-    """Scales [rows, 1] to try, as they are stored: that of absmax first, then smaller ones."""
-    largest = absmax_scale(weights.dtype, rows, whole, stored_scale_dtype(weights))
-    yield largest
-    if weights.number.powers_of_two:
-        yield from ((largest * f).clamp(min=SMALLEST_E8M0) for f in POWERS)
-    elif weights.number.global_scale:
-        exact = row_absmax(rows).float() / served_scale(torch.tensor(FP4_MAX), whole)
-        for factor in FACTORS:
-            smaller = (exact * factor).clamp_(SMALLEST_E4M3, FP8_MAX)
-            yield torch.where(exact > 0, smaller, 1.0).to(FP8)
+    """Scales [rows, 1] to try, as they are stored: that of absmax first."""
+    absmax = absmax_scale(weights.dtype, rows, whole, stored_scale_dtype(weights))
+    yield absmax
+    if weights.number.global_scale:
+        yield from _larger_e4m3(absmax, rows, whole)
     elif weights.number.is_fp8:
-        yield from (torch.where(largest * f > 0, largest * f, largest) for f in FACTORS)
-    else:
-        for factor in FACTORS:
-            yield (largest.float() * factor).clamp_(min=SMALLEST_SCALE).to(largest.dtype)
+        yield from (torch.where(absmax * f > 0, absmax * f, absmax) for f in SMALLER)
+    elif weights.number.is_integer:
+        for factor in (*LARGER_INT4, *SMALLER):
+            yield (absmax.float() * factor).clamp_(min=SMALLEST_SCALE).to(absmax.dtype)
+
+
+def _larger_e4m3(absmax: Tensor, rows: Tensor, whole: Tensor | None) -> Iterator[Tensor]:
+    """All numbers of FP8 above each scale up to four over six; they sort like their bits."""
+    exact = row_absmax(rows).float() / served_scale(torch.tensor(FP4_MAX), whole)
+    largest = (exact * FOUR_OVER_SIX).clamp_(SMALLEST_E4M3, FP8_MAX)
+    end = torch.where(exact > 0, largest, 1.0).to(FP8).view(torch.uint8)
+    for step in range(1, _E4M3_STEPS + 1):
+        yield torch.minimum(absmax.view(torch.uint8) + step, end).view(FP8)

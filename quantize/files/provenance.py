@@ -183,10 +183,13 @@ class GptqFactors:
         dtype: of the computation.
         damping: linear -> what was added to the diagonal of its inputs' second moments, as a share
             of its mean, where the usual 0.01 was too little. By canonical names.
+        input_correction: linear -> the same of those whose weights were corrected for the rounding
+            of their inputs: of few inputs less is believed.
     """
 
     dtype: Literal["float32", "float64"]
     damping: Mapping[str, float] = field(default_factory=dict)
+    input_correction: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

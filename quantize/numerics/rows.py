@@ -70,6 +70,20 @@ def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor
     return fp4_codes(rows.float() / served_scale(scale, whole))
 
 
+def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:
+    """The values of `nearest_codes` under a scale of 1, but for signs of zero; a new tensor.
+
+    Args:
+        dtype: of the codes.
+        rows: [rows, in_features] float32, finite.
+        served: what multiplies the codes, [rows, 1] float32.
+    """
+    number = NUMBER_FORMATS[dtype]
+    if number.is_fp8:
+        return fp8_codes(rows, served).float()
+    return rounded_values(dtype, rows * (1.0 / served) if number.is_integer else rows / served)
+
+
 def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
     """The values of the codes nearest to x under a scale of 1, float32, for INT4 and FP4.
 

@@ -8,11 +8,11 @@ from ..errors import VerifyError
 from ..files.checkpoint import PROVENANCE_FILE
 from ..files.provenance import Method
 
-ScaleRule = Literal["absmax", "clipped", "positive", "about-absmax"]
+ScaleRule = Literal["absmax", "searched", "positive", "about-absmax"]
 CodeRule = Literal["nearest", "near", "retuned", "about-nearest"]
 _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "absmax": "exact absmax scales",
-    "clipped": "scales from 1/4 to 1 of absmax",
+    "searched": "scales of a search around absmax",
     "positive": "positive scales",
     "about-absmax": "scales of other tools (absmax; of INT4 also searched ones)",
     "nearest": "exactly the nearest quantized values",
@@ -27,10 +27,10 @@ class Rule:
     """What is demanded of every quantized linear.
 
     Attributes:
-        scales: "absmax": bit for bit those of the largest magnitudes. "clipped": of rows and groups
-            between a quarter of these and these, that of a whole matrix exactly. "positive": finite
-            and above zero. "about-absmax": those of absmax but for the roundings of other tools, of
-            INT4 by any of their rules.
+        scales: "absmax": bit for bit those of the largest magnitudes. "searched": of rows and
+            groups between the ends of the search (`searched_shares`), that of a whole matrix
+            exactly. "positive": finite and above zero. "about-absmax": those of absmax but for the
+            roundings of other tools, of INT4 by any of their rules.
         codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
             "near": not much further off than these, see `near`. "retuned": taught by the target,
             so that the source does not say what they are, see `retuned`. "about-nearest": nearest
@@ -42,8 +42,8 @@ class Rule:
 
     @property
     def by_absmax(self) -> bool:
-        """True if scales follow from the largest magnitudes bit for bit, or are clipped to them."""
-        return self.scales in ("absmax", "clipped")
+        """True if scales follow from the largest magnitudes bit for bit, or lie about them."""
+        return self.scales in ("absmax", "searched")
 
     @property
     def of_our_own(self) -> bool:
@@ -60,9 +60,9 @@ _LEARNED = Rule(scales="positive", codes="near")
 _RETUNED = Rule(scales="positive", codes="retuned")
 _RULES: Mapping[tuple[str, str], Rule] = {
     ("absmax", "nearest"): Rule(scales="absmax", codes="nearest"),
-    ("mse", "nearest"): Rule(scales="clipped", codes="nearest"),
+    ("mse", "nearest"): Rule(scales="searched", codes="nearest"),
     ("absmax", "gptq"): Rule(scales="absmax", codes="near"),
-    ("mse", "gptq"): Rule(scales="clipped", codes="near"),
+    ("mse", "gptq"): Rule(scales="searched", codes="near"),
     ("absmax", "learned"): _LEARNED,
     ("mse", "learned"): _LEARNED,
     ("absmax", "retuned"): _RETUNED,

@@ -11,7 +11,13 @@ from ..stored.decoded_numbers import Floats, floats, read_rows, read_whole, stor
 from ..stored.linear import INVERSE_SCALE, matrix_scale, stored_scales
 from ..stored.parts import INPUT_SCALES, ZERO_POINTS, scale_suffix
 from .rules import ScaleRule
-from .scales_by_absmax import absmax_scales, smallest_scales, whole_scale, whole_steps
+from .scales_by_absmax import (
+    absmax_scales,
+    searched_shares,
+    share_of_scales,
+    whole_scale,
+    whole_steps,
+)
 from .verify_report import Fault, blocks_of
 
 _BLOCK = 2**21  # bytes
@@ -78,7 +84,7 @@ def scale_faults(
         module: on-disk name of the linear.
         absmax: [out_features, groups] of the source weight.
         whole: the scale of the matrix over them, else None.
-        rule: "absmax": exactly these. "clipped": from a quarter of them on.
+        rule: "absmax": exactly these. "searched": between the ends of a search.
         dtype: to which they were rounded; None = that in which they are stored.
     """
     tensor = output.tensors[f"{module}.{scale_suffix(scheme)}"]
@@ -92,9 +98,12 @@ def scale_faults(
         with np.errstate(all="ignore"):  # what is not finite equals nothing, or is a fault before
             wanted = absmax_scales(largest, scheme, dtype or tensor.dtype, whole)
             wrong = some != wanted
-            if rule == "clipped":
-                least = smallest_scales(largest, scheme, dtype or tensor.dtype, whole)
-                wrong = ~((some >= least) & (some <= wanted))
+            if rule == "searched":
+                least, most = (
+                    share_of_scales(share, largest, scheme, dtype or tensor.dtype, whole)
+                    for share in searched_shares(scheme)
+                )
+                wrong = ~((some >= least) & (some <= most))
         if wrong.any() and first is None:
             row, group = map(int, np.argwhere(wrong)[0])
             first = rows.start + row, some[row, group], wanted[row, group]
@@ -103,7 +112,7 @@ def scale_faults(
         return []
     row, got_scale, wanted_scale = first
     says = f"{_words(scheme)} ({wanted_scale:.9g})"
-    expected = says if rule == "absmax" else f"1/4 to 1 of {says}"
+    expected = says if rule == "absmax" else "{} to {} of ".format(*searched_shares(scheme)) + says
     got = f"{count} other(s), first {got_scale:.9g} at row {row * size}"
     return [Fault(where=tensor.name, expected=expected, got=got)]
 

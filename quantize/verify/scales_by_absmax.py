@@ -4,6 +4,8 @@ Every rule is one float32 division and one rounding to what is stored. All-zero 
 constant scale, so that nothing divides by zero.
 """
 
+from fractions import Fraction
+
 import numpy as np
 
 from ..files.safetensors_header import FloatDtype
@@ -15,8 +17,8 @@ INT4_HALF_RANGE = np.float32(7.5)
 INT4_SMALLEST_SCALE = np.float32(2.0**-23)
 E4M3_SMALLEST = np.float32(2.0**-9)
 E8M0_SMALLEST = np.float32(2.0**-127)
-CLIPPED = np.float32(0.25)
-"""The smallest share of the absmax scale that a clip search may take."""
+QUARTER = Fraction(1, 4)
+"""Of the absmax scale: where searches end below."""
 _FLOATS: dict[str, FloatDtype] = {"BF16": "BF16", "F16": "F16", "F32": "F32"}
 
 
@@ -62,21 +64,36 @@ def absmax_scales(
     return rounded_values(scale, _FLOATS[dtype])
 
 
-def smallest_scales(
-    largest: Floats, scheme: DeclaredScheme, dtype: str, whole: np.float32 | None
+def searched_shares(scheme: DeclaredScheme) -> tuple[Fraction, Fraction]:
+    """The ends of a search: the smallest and the largest share of the absmax scale.
+
+    At the upper one NVFP4's largest weight becomes the code 4 instead of 6, and INT4's 7 instead of
+    7.5, which is no code. Of FP4 the lower one was reached up to version 0.2.0.
+    """
+    if scheme.number.global_scale:
+        return QUARTER, Fraction(6, 4)
+    return QUARTER, Fraction(15, 14) if scheme.number.is_integer else Fraction(1)
+
+
+def share_of_scales(
+    share: Fraction, largest: Floats, scheme: DeclaredScheme, dtype: str, whole: np.float32 | None
 ) -> Floats:
-    """A quarter of what `absmax_scales` gives, rounded: where a clip search ends."""
+    """A share of what `absmax_scales` gives, rounded to what is stored: where a search ends.
+
+    NVFP4's are rounded once, from what is no scale in FP8 yet.
+    """
+    factor = np.float32(share)
     if scheme.number.global_scale:
         assert whole is not None
         exact = largest / (np.float32(E2M1_MAX) * whole)
-        quarter = np.clip(exact * CLIPPED, E4M3_SMALLEST, E4M3_MAX)
-        return e4m3_rounded(np.where(largest > 0, quarter, np.float32(1)))
+        scale = np.clip(exact * factor, E4M3_SMALLEST, E4M3_MAX)
+        return e4m3_rounded(np.where(largest > 0, scale, np.float32(1)))
     scale = absmax_scales(largest, scheme, dtype, whole)
     if scheme.number.powers_of_two:
-        return np.maximum(scale, E8M0_SMALLEST / CLIPPED) * CLIPPED
+        return np.maximum(scale, E8M0_SMALLEST / factor) * factor
     if scheme.number.is_fp8:
-        return scale * CLIPPED
-    return rounded_values(np.maximum(scale * CLIPPED, INT4_SMALLEST_SCALE), _FLOATS[dtype])
+        return scale * factor
+    return rounded_values(np.maximum(scale * factor, INT4_SMALLEST_SCALE), _FLOATS[dtype])
 
 
 def _powers_of_two(largest: Floats) -> Floats:

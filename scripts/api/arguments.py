@@ -63,7 +63,7 @@ InputCorrectionChoice = Annotated[
     InputCorrection | None,
     Option(
         "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
-        "(where inputs are rounded; default with --algorithm), or off"
+        "(where they are rounded to four bits; default with --algorithm), or off"
     ),
 ]
 TargetLayers = Annotated[

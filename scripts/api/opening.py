@@ -130,8 +130,8 @@ def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") ->
         RecipeError: the backend does not run it, or no algorithm has this name.
     """
     scale, rounding = named_algorithm(name, backend)
-    rounds_inputs = any(form.activations is not None for form in recipe.formats)
-    corrects = rounds_inputs and rounding in CORRECTED and backend == "torch"
+    coarse = any(form.has_coarse_inputs for form in recipe.formats)
+    corrects = coarse and rounding in CORRECTED and backend == "torch"
     algorithm = dataclasses.replace(
         recipe.algorithm,
         scale=scale,

@@ -192,6 +192,7 @@ class _Inputs:
         """What the recipe needs, or what the algorithm does; there until the stack is left."""
         from ...calibration.linear_inputs.plan_inputs import (
             PlanInputs,
+            few_for_correction,
             measured_inputs,
             need_of,
             why_unused,
@@ -216,6 +217,8 @@ class _Inputs:
             target=optional_path(settings.target),
             num_draft_tokens=settings.num_draft_tokens,
         )
+        if few := few_for_correction(plan, draft, traces, num_draft_tokens):
+            watch.note(few)
         spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
         with watch.bar("calibrate", len(traces), "work") as bar:
             found = measured_inputs(

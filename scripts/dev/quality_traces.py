@@ -127,7 +127,7 @@ def write_prompts(pair: Path, out: Path, num_more: int, *, split: "Split" = "gat
 
     from .training.corpus import held_out_prompts, standard_library
     from .training.pair import PairPlan
-    from .training.selection import select_prompts
+    from .training.selection import first_prompts
 
     shipped = [json.loads(line) for line in _lines(pair / SHIPPED[split])]
     known, plan = {tuple(one["token_ids"]) for one in shipped}, PairPlan()
@@ -144,7 +144,7 @@ def write_prompts(pair: Path, out: Path, num_more: int, *, split: "Split" = "gat
         fresh = [one for one in candidates if one.token_ids not in known]
         target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
         try:
-            chosen = select_prompts(
+            chosen = first_prompts(
                 target,
                 fresh,
                 count=num_more,
@@ -157,7 +157,7 @@ def write_prompts(pair: Path, out: Path, num_more: int, *, split: "Split" = "gat
                 str(exc).splitlines()[0],
                 fix=f"ask for fewer prompts ({_OPTIONS[split]})",
             ) from exc
-        more = [asdict(one) | {"id": f"more-{one.id}"} for one in chosen.prompts]
+        more = [asdict(one) | {"id": f"more-{one.id}"} for one in chosen]
     out.write_text("".join(json.dumps(one) + "\n" for one in [*shipped, *more]), encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
 """Which recipe for which GPU, engine and family of draft: README's table, made from `check`.
 
-Of the built-in recipes whose result `check` says LOADS, a row has the best in FP8 and the best with
-weights of four bits, by the figures in docs/acceptance.md and by bytes. Kept by hand are the GPUs
-that people use, and which of equal recipes is named.
+Of the built-in recipes whose result `check` says LOADS, a row has the best in FP8, with weights in
+INT4 and with weights in FP4, by the figures in docs/acceptance.md and by bytes. Kept by hand are
+the GPUs that people use, and which of equal recipes is named.
 """
 
 import itertools
@@ -51,16 +51,18 @@ class Choice(NamedTuple):
         engine: that serves the draft.
         families: of drafts.
         fp8: the best recipe in FP8; None where none loads.
-        four_bits: the best recipe with weights of four bits; None where none loads.
-        by_plugin: `four_bits` loads only with draftquant as the engine's plugin.
+        int4: the best recipe with weights in INT4; None where none loads.
+        by_plugin: `int4` loads only with draftquant as the engine's plugin.
+        fp4: the best recipe with weights in FP4; None where none loads that passed on a pair.
     """
 
     gpus: tuple[str, ...]
     engine: EngineName
     families: tuple[str, ...]
     fp8: str | None
-    four_bits: str | None
+    int4: str | None
     by_plugin: bool
+    fp4: str | None
 
 
 def choices() -> tuple[Choice, ...]:
@@ -69,7 +71,7 @@ def choices() -> tuple[Choice, ...]:
     for gpus, engine in PLACES:
         if architecture(gpus[0]) not in choose(engine).gpus:
             continue
-        rows: dict[tuple[str | None, str | None, bool], list[str]] = {}
+        rows: dict[tuple[str | None, str | None, bool, str | None], list[str]] = {}
         for family in FAMILIES:
             rows.setdefault(_advised(architecture(gpus[0]), engine, family), []).append(family)
         found += [Choice(gpus, engine, tuple(every), *best) for best, every in rows.items()]
@@ -79,35 +81,40 @@ def choices() -> tuple[Choice, ...]:
 def choices_table() -> str:
     """The advice as a table."""
     return table(
-        ["GPU", "engine", "family of the draft", "FP8", "4-bit weights"],
+        ["GPU", "engine", "family of the draft", "FP8", "INT4 weights", "FP4 weights"],
         (
             [
                 f"{', '.join(each.gpus)} ({architecture(each.gpus[0])})",
                 TITLES[each.engine],
                 ANY if each.families == FAMILIES else ", ".join(each.families),
                 code(each.fp8) if each.fp8 else NONE,
-                _four_bits(each),
+                _int4(each),
+                code(each.fp4) if each.fp4 else NONE,
             ]
             for each in choices()
         ),
     )
 
 
-def _four_bits(choice: Choice) -> str:
-    if choice.four_bits is None:
+def _int4(choice: Choice) -> str:
+    if choice.int4 is None:
         return NONE
-    return code(choice.four_bits) + (" with the plugin" if choice.by_plugin else "")
+    return code(choice.int4) + (" with the plugin" if choice.by_plugin else "")
 
 
-def _advised(arch: str, engine: EngineName, family: str) -> tuple[str | None, str | None, bool]:
+def _advised(
+    arch: str, engine: EngineName, family: str
+) -> tuple[str | None, str | None, bool, str | None]:
     loading = _loading(family)
     here = [name for name, places in loading.items() if (engine, arch) in places]
     fp8 = _best((name for name in here if _is_fp8(_recipe(name))), arch, family)
-    four = _best((name for name in here if _is_small(_recipe(name), arch)), arch, family)
-    if four is not None or UNPACKED not in here:
-        return fp8, four, False
+    small = [name for name in here if _is_small(_recipe(name), arch)]
+    fp4 = _best((name for name in small if _is_fp4(name)), arch, family)
+    int4 = _best((name for name in small if not _is_fp4(name)), arch, family)
+    if int4 is not None or UNPACKED not in here:
+        return fp8, int4, False, fp4
     unpacked = (name for name in loading if is_for_the_plugin(_recipe(name)))
-    return fp8, _best(unpacked, arch, family), True
+    return fp8, _best(unpacked, arch, family), True, fp4
 
 
 def _is_fp8(recipe: Recipe) -> bool:
@@ -119,6 +126,10 @@ def _is_small(recipe: Recipe, arch: str) -> bool:
     number = NUMBER_FORMATS[recipe.weights.dtype]
     emulated = any(gpu.emulates(number) for gpu in GPUS.values() if gpu.arch == arch)
     return number.bits == 4 and recipe.weights.carrier is None and not emulated
+
+
+def _is_fp4(name: str) -> bool:
+    return NUMBER_FORMATS[_recipe(name).weights.dtype].is_fp4
 
 
 def _best(names: Iterator[str], arch: str, family: str) -> str | None:
