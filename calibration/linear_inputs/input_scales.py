@@ -46,7 +46,10 @@ def stored_scale(absmax: float, activations: ActivationFormat) -> float:
     octave, so nothing is won by that: measured on the shipped pairs, alignments differ by as much
     as two measurements of the same thing do (0.3 %). Powers of two leave the mantissas alone:
     other prompts give the same scale, and the same codes wherever nothing is clipped and no code
-    is subnormal. Zero absmax gives 1.
+    is subnormal. Nor is it worth it to choose by divergence: of NVFP4's inputs, on a shipped pair,
+    2, 4 and 16 times the scale give the same 3.530e-3 nats to the last digit, the quotient 3.542,
+    ModelOpt's headroom 3.509, and a half, which clips, 5.457; two halves of the prompts differ by
+    as much. Zero absmax gives 1.
     """
     rule = nvfp4_global_scale if activations.number.global_scale else fp8_scale
     mantissa, exponent = math.frexp(float(rule(torch.tensor(absmax))))  # mantissa in [0.5, 1)
