@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draftquant.api import dequantize, transcode
 from draftquant.calibration.rounding.latent_norm import LatentNorm
 from draftquant.quantize.algorithms.absmax_nearest import AbsmaxNearest
 from draftquant.quantize.drafts import read_draft
@@ -147,6 +148,19 @@ def test_what_learned_is_stored_recorded_and_verified(source: Path, made: Path) 
     assert report.learned_norms == record.learned_norms
     assert report.kept == len(before) - 7 - 3
     assert "learned | 3 tensors: norm 3" in (made / "README.md").read_text(encoding="utf-8")
+
+
+def test_other_folders_made_of_it_have_its_norms(made: Path, source: Path, tmp_path: Path) -> None:
+    """Transcoded, it still verifies against the source; dequantized, it is what was served."""
+    transcode(str(made), out=str(tmp_path / "other"), layout="compressed-tensors")
+    report = verify(tmp_path / "other", source)
+    assert report.ok, report.faults
+    assert report.learned_norms.keys() == {NORM, OTHER, CONCAT}
+    dequantize(str(made), out=str(tmp_path / "plain"))
+    stored = read_tensors(made)[NORM].data
+    assert stored != read_tensors(source)[NORM].data
+    for folder in ("other", "plain"):
+        assert read_tensors(tmp_path / folder)[NORM].data == stored
 
 
 def test_balanced_norms_learn_too(source: Path) -> None:

@@ -35,6 +35,7 @@ marked "as BF16".
 
 _MEANINGS = {
     "NVFP4 linear layer": "vLLM has no NVFP4 kernel for this CPU.",
+    "Marlin FP4 not available": "vLLM has no NVFP4 kernel for inputs in BF16 on this CPU.",
     "MXFP4 linear layer": "vLLM has no MXFP4 kernel for this CPU.",
     "No compressed-tensors compatible scheme": (
         "vLLM has no scheme for INT4 in groups with FP8 inputs on this CPU."
