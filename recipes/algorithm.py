@@ -72,7 +72,8 @@ class Algorithm:
         return None
 
     def __str__(self) -> str:
-        return f"scale {self.scale}, rounding {self.rounding}"
+        corrected = ", corrected for rounded inputs" if self.input_correction == "auto" else ""
+        return f"scale {self.scale}, rounding {self.rounding}{corrected}"
 
     def of(self, weights: Weights) -> "Algorithm":
         """What it does where these weights are some of several formats.

@@ -40,6 +40,13 @@ def errors(found: QuantizedWeight, w: torch.Tensor, size: int) -> torch.Tensor:
     return (found.dequantized() - w.float()).double().square().reshape(-1, size).sum(1)
 
 
+def test_cards_and_errors_say_that_weights_were_corrected() -> None:
+    gptq = Algorithm(scale="mse", rounding="gptq")
+    assert str(gptq) == "scale mse, rounding gptq"
+    corrected = Algorithm(scale="mse", rounding="gptq", input_correction="auto")
+    assert str(corrected) == "scale mse, rounding gptq, corrected for rounded inputs"
+
+
 @pytest.mark.parametrize("weights", SEARCHED.values(), ids=SEARCHED)
 def test_no_group_is_worse_than_under_absmax_and_the_sum_is_better(weights: WeightFormat) -> None:
     w = gaussian()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError, LayoutError
+from draftquant.quantize.errors import CheckpointError, LayoutError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import QuantizedProvenance
@@ -266,6 +266,34 @@ def there_and_back(case: Any, draft: Path, tmp_path: Path) -> None:
     config = json.loads((third / "config.json").read_text(encoding="utf-8"))
     assert config == json.loads((first / "config.json").read_text(encoding="utf-8"))
     assert verify(third, draft).faults == ()
+
+
+def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Path) -> None:
+    """compressed-tensors' NVFP4 multiplies by the inverse of what is stored: that is the number.
+
+    It may be the last digit away from absmax / 2688. A folder that stores the number itself has
+    the former after transcoding, and the latter after quantizing; each is demanded exactly.
+    """
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+    weights = read_tensors(draft)
+    name = "midlayer.self_attn.o_proj.weight"
+    values = values_of(weights[name]).copy()
+    values[0, 0] = 131 / 64  # of these a scale that is another after 1 / (1 / scale)
+    write_tensors(draft, weights | {name: store(values, "BF16")})
+    first = quantized(draft, tmp_path / "first", nvfp4("compressed-tensors", inputs=False))
+    second = transcoded(first, tmp_path / "second", "modelopt")
+    direct = quantized(draft, tmp_path / "direct", nvfp4("modelopt", inputs=False))
+    scale = f"{name}_scale_2"
+    assert read_tensors(second)[scale] != read_tensors(direct)[scale]
+    assert same_weights(first, second)
+    assert verify(second, draft).faults == verify(direct, draft).faults == ()
+    third = transcoded(second, tmp_path / "third", "compressed-tensors")
+    assert read_tensors(third) == read_tensors(first)
+    with pytest.raises(VerifyError, match="o_proj: expected the source's scales, got"):
+        transcoded(direct, tmp_path / "inverse", "compressed-tensors")
+    write_tensors(second, read_tensors(second) | {scale: read_tensors(direct)[scale]})
+    found = {fault.where: fault.expected for fault in verify(second, draft).faults}
+    assert "/ 2688, inverse of the inverse" in found[scale]
 
 
 def test_without_a_record_codes_and_scales_are_the_same(draft: Path, tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ class LearningSettings:
         missed_weight: of the depths behind one at which the unquantized draft (with a teacher: the
             draft that learns) is wrong: they count only where a chain comes that far.
         validate_every: steps between looks at the validation prompts.
-        patience: such looks without a better one, after which learning stops.
+        patience: such looks without a better one, after which learning stops. First steps at the
+            full rate may be worse than a good start, and are made up for as the rate falls.
         max_overlap_drop: by which the overlap with the unquantized draft's distributions may be
             below that of the first codes, in steps that are kept.
         validation_share: of the prompts, held back from learning.
@@ -60,7 +61,7 @@ class LearningSettings:
     depth_decay: float = 0.8
     missed_weight: float = 0.1
     validate_every: int = 10
-    patience: int = 5
+    patience: int = 15
     max_overlap_drop: float = 0.005
     validation_share: float = 0.2
     seed: int = 0
@@ -83,6 +84,6 @@ class LearningSettings:
 
 
 RETUNING = LearningSettings(
-    steps=100, learning_rate=0.005, max_overlap_drop=0.05, teaching=Teaching()
+    steps=100, patience=5, learning_rate=0.005, max_overlap_drop=0.05, teaching=Teaching()
 )
 """Taught by the target, as measured on the shipped pairs."""

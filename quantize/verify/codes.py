@@ -47,6 +47,7 @@ class Expected:
         group: on-disk names of the linears that `largest` is of.
         carried: the number format of the codes, where a wider one carries them; else None.
         scale_dtype: to which INT4 scales were rounded; they may be stored in a wider one.
+        from_inverse: the scale of the matrix was transcoded from its inverse.
     """
 
     rule: Rule
@@ -55,6 +56,7 @@ class Expected:
     group: tuple[str, ...] = ()
     carried: WeightDtype | None = None
     scale_dtype: str = "F32"
+    from_inverse: bool = False
 
 
 def not_nearest(
@@ -110,9 +112,12 @@ def compare_linear(
         found.faults.append(Fault(where=where, expected=bad[0], got=bad[1]))
     whole = None
     if expected.largest is not None:
-        wrong = whole_scale_faults(output, scheme, module, expected.largest, expected.group)
+        wrong = whole_scale_faults(
+            output, scheme, module, expected.largest, expected.group,
+            from_inverse=expected.from_inverse,
+        )  # fmt: skip
         found.faults += wrong if bad is None else []
-        # What is stored may be its inverse, from which it does not follow bit for bit.
+        # What is stored may be (or come from) its inverse, from which it does not follow exactly.
         whole = whole_scale(scheme, expected.largest)
         whole = global_scale(output, module) if wrong else whole
     buffers = Buffers()

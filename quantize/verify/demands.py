@@ -13,6 +13,7 @@ from ...recipes.schema import Recipe
 from ..drafts import Draft
 from ..files.provenance import Method
 from ..stored.declarations import DeclaredScheme
+from ..stored.linear import INVERSE_SCALE
 from .codes import Expected
 from .method import recipe_of
 from .record_faults import Record
@@ -26,10 +27,12 @@ class Origin(NamedTuple):
     Attributes:
         carried: number format of the codes, where a wider one carries them; else None.
         scale_dtype: safetensors dtype to which INT4 scales were rounded; None = the weight's.
+        from_inverse: it was transcoded from a folder that stores the inverse of its global scale.
     """
 
     carried: WeightDtype | None
     scale_dtype: str | None
+    from_inverse: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ def demands_of(
             scheme=own,
             recipe=used.recipe if used else None,
             rule=rule_of(used),
-            origin=origin_of(own, used, recorded),
+            origin=origin_of(row.module, own, used, recorded),
         )
     return found
 
@@ -102,6 +105,7 @@ def expected_codes(
             exponent=exponents.get(tensor.name, 0),
             carried=demands[module].origin.carried,
             scale_dtype=demands[module].origin.scale_dtype or tensor.dtype,
+            from_inverse=demands[module].origin.from_inverse,
         )
         for module, tensor in rows.items()
     }
@@ -121,14 +125,18 @@ def expected_codes(
 
 
 def origin_of(
-    scheme: DeclaredScheme | None, method: Method | None, recorded: Record | None
+    module: str, scheme: DeclaredScheme | None, method: Method | None, recorded: Record | None
 ) -> Origin:
     """What the record of a folder says of this, or the recipe of the run that is writing it."""
     before = recorded.transcoded_from if recorded is not None else None
     weights = method.recipe.weights if method is not None else before.weights if before else None
     if weights is None:
-        return Origin(None, None)
+        return Origin(None, None, from_inverse=False)
     carries = scheme is not None and scheme.weight_dtype != weights.dtype
     carried = weights.dtype if weights.carrier or (method is None and carries) else None
     scale_dtype = "F16" if weights.scale_dtype else None
-    return Origin(carried, before.scale_dtype if before else scale_dtype)
+    return Origin(
+        carried=carried,
+        scale_dtype=before.scale_dtype if before else scale_dtype,
+        from_inverse=before is not None and f"{module}.{INVERSE_SCALE}" in before.digests,
+    )

@@ -42,9 +42,16 @@ def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.f
     return np.float32(max(np.ldexp(first, exponent), second))
 
 
-def as_stored(scale: np.float32, tensor: TensorInfo) -> np.float32:
-    """The number that stands for the scale of a matrix: compared-tensors' NVFP4 divides by it."""
-    return np.float32(1) / scale if tensor.name.endswith(INVERSE_SCALE) else scale
+def as_stored(scale: np.float32, tensor: TensorInfo, *, from_inverse: bool = False) -> np.float32:
+    """The number that stands for the scale of a matrix: compressed-tensors' NVFP4 divides by it.
+
+    Engines multiply by the inverse of what is stored there, which may differ from `scale` in the
+    last digit. A folder transcoded from that layout (`from_inverse`) stores what they multiply by.
+    """
+    inverse = np.float32(1) / scale
+    if tensor.name.endswith(INVERSE_SCALE):
+        return inverse
+    return np.float32(1) / inverse if from_inverse else scale
 
 
 def whole_scale_faults(
@@ -53,15 +60,18 @@ def whole_scale_faults(
     module: str,
     largest: np.float32,
     group: tuple[str, ...],
+    *,
+    from_inverse: bool,
 ) -> list[Fault]:
     """The one scale of a matrix is that of the largest magnitude of a fused group, bit for bit."""
     tensor = matrix_scale(output, module)
-    wanted = as_stored(whole_scale(scheme, largest), tensor)
+    wanted = as_stored(whole_scale(scheme, largest), tensor, from_inverse=from_inverse)
     stored = stored_scalar(output, tensor)
     if stored == wanted:
         return []
     of = f" of {', '.join(group)}" if len(group) > 1 else ""
     inverse = ", inverse" if tensor.name.endswith(INVERSE_SCALE) else ""
+    inverse = ", inverse of the inverse" if from_inverse and not inverse else inverse
     expected = f"absmax{of} / {whole_steps(scheme):g}{inverse} ({wanted:.9g})"
     return [Fault(where=tensor.name, expected=expected, got=f"{stored:.9g}")]
 
