@@ -198,6 +198,8 @@ OVERHEAD = {
     "blackwell-fp8": {"weight_scale": 7 * 4, "input_scale": 7 * 4},
     "blackwell-fp8-mla": {"weight_scale": 4 * ROWS},
     "blackwell-nvfp4": {"weight_scale": CODES // 16, "weight_scale_2": 7 * 4, "input_scale": 7 * 4},
+    "nvfp4-weights": {"weight_scale": CODES // 16, "weight_global_scale": 7 * 4},
+    "mxfp4-weights": {"weight_scale": CODES // 32},
 }
 
 

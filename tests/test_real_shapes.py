@@ -58,7 +58,7 @@ PUBLISHED = {
 }
 RECIPES = (
     "mi325x-w4a8", "int4-channel", "fp8-ptpc", "blackwell-fp8",
-    "int4-group128", "mi325x-int4-awq", "blackwell-nvfp4", "mi355-mxfp4",
+    "int4-group128", "mi325x-int4-awq", "blackwell-nvfp4", "mi355-mxfp4", "nvfp4-weights",
 )  # fmt: skip
 SAME_BYTES = {
     "mi325x-fp8": "fp8-ptpc",
@@ -72,28 +72,31 @@ SAME_BYTES = {
     "mi325x-int4-awq-gptq": "mi325x-int4-awq",
     "mi325x-w4a8-gptq": "mi325x-w4a8",
     "mi355-mxfp4-learned": "mi355-mxfp4",
+    "mxfp4-weights": "mi355-mxfp4",
+    "mxfp4-weights-gptq": "mi355-mxfp4",
+    "nvfp4-weights-gptq": "nvfp4-weights",
 }
 """Formats of weights that differ in the layout's names or the values alone."""
 BYTES_AFTER = {
     "kimi-k2.5-eagle3": (
         5_343_759_360, 5_343_727_728, 5_681_496_064, 5_681_242_168,
-        5_354_152_048, 5_356_789_760, 5_385_805_880, 5_364_703_232,
+        5_354_152_048, 5_356_789_760, 5_385_805_880, 5_364_703_232, 5_385_805_852,
     ),
     "kimi-k2.5-eagle3-mla": (
         5_275_021_472, 5_274_988_784, 5_527_236_864, 5_526_974_520,
-        5_282_736_240, 5_284_705_792, 5_306_372_152, 5_290_614_784,
+        5_282_736_240, 5_284_705_792, 5_306_372_152, 5_290_614_784, 5_306_372_124,
     ),
     "kimi-k2.6-eagle3-mla": (
         5_275_021_472, 5_274_988_784, 5_527_236_864, 5_526_974_520,
-        5_282_736_240, 5_284_705_792, 5_306_372_152, 5_290_614_784,
+        5_282_736_240, 5_284_705_792, 5_306_372_152, 5_290_614_784, 5_306_372_124,
     ),
     "nvidia-kimi-k2.6-eagle3": (
         2_926_211_232, 2_926_178_544, 3_178_426_624, 3_178_164_280,
-        2_933_926_000, 2_935_895_552, 2_957_561_912, 2_941_804_544,
+        2_933_926_000, 2_935_895_552, 2_957_561_912, 2_941_804_544, 2_957_561_884,
     ),
     "kimi-linear-dflash": (
         265_851_936, 265_777_616, 478_413_216, 477_814_456,
-        272_113_616, 273_771_936, 292_019_896, 278_748_576,
+        272_113_616, 273_771_936, 292_019_896, 278_748_576, 292_019_756,
     ),
 }  # fmt: skip
 
@@ -112,6 +115,7 @@ def overhead_by_hand(recipe: str, linears: int, weights: int, rows: int) -> dict
             "input_scale": linears * 4,
         },
         "mi355-mxfp4": {"weight_scale": weights // 32},
+        "nvfp4-weights": {"weight_scale": weights // 16, "weight_global_scale": linears * 4},
         "mi325x-w4a8": {"weight_scale": 2 * rows, "weight_zero_point": 4 * rows // 8},
         "int4-channel": {"weight_scale": 2 * rows, "weight_shape": linears * 2 * 8},
         "fp8-ptpc": {"weight_scale": 4 * rows},
