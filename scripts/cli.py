@@ -153,21 +153,28 @@ def parser_of(arguments: Container[str]) -> CommandParser:
 def _unwinding_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP unwind like an exception, so that the staging folder is removed.
 
-    A signal that the parent ignores, as nohup does, stays ignored.
+    A signal that the parent ignores, as nohup does, stays ignored. Where a handler raises while
+    safetensors reads, torch raises a ValueError in its place: the run ends as by the signal.
     """
+    raised: list[SystemExit] = []
+
+    def unwind(number: int, _frame: FrameType | None) -> None:
+        raised.append(SystemExit(128 + number))
+        raise raised[-1]
+
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     for number in caught:
-        signal.signal(number, _terminate)
+        signal.signal(number, unwind)
     try:
         yield
+    except Exception as exc:
+        if raised:
+            raise raised[-1] from exc
+        raise
     finally:
         for number in caught:
             signal.signal(number, before[number])
-
-
-def _terminate(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -212,6 +212,24 @@ def test_a_signal_that_the_parent_ignores_stays_ignored(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_signal_that_a_library_turned_into_another_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does where a handler raises while safetensors reads."""
+
+    def reads(_options: object) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            raise ValueError("could not determine the shape of object type") from None
+        return 0
+
+    monkeypatch.setattr("draftquant.scripts.commands.clean.run", reads)
+    with pytest.raises(SystemExit) as ended:
+        main(["clean", str(tmp_path)])
+    assert ended.value.code == 143
+
+
 def test_handlers_are_those_of_before(tmp_path: Path) -> None:
     def mine(_number: int, _frame: object) -> None:
         pytest.fail("called")
