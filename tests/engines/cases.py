@@ -249,7 +249,9 @@ def _quantized(
     try:
         workshop.quantize(source, recipe, name)
     except DraftQuantError as exc:
-        return dataclasses.replace(case, refused=" ".join(str(exc).split()))
+        # What is recorded names drafts, not where this run made them.
+        said = str(exc).replace(f"{workshop.sources}/", "")
+        return dataclasses.replace(case, refused=" ".join(said.split()))
     return case
 
 
