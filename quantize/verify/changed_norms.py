@@ -92,8 +92,7 @@ def _balance_fault(
     wrong = np.flatnonzero(wanted.view(np.uint64) != after.view(np.uint64))
     if not len(wrong):
         return None
-    first = int(wrong[0])
-    got = f"{len(wrong)} other(s), first {after[first]:g} for {before[first]:g} at {first}"
+    got = _others(wrong, before, after)
     return Fault(where=name, expected=f"the source's values / 2^{exponent}", got=got)
 
 
@@ -105,15 +104,19 @@ def _factor_fault(name: str, before: Doubles, after: Doubles, factor: float) -> 
     right = (factors <= factor) & (np.signbit(before) == np.signbit(after))
     wrong = np.flatnonzero(~right)
     if len(wrong):
-        first = int(wrong[0])
-        got = f"{len(wrong)} other(s), first {after[first]:g} for {before[first]:g} at {first}"
         expected = f"the source's values times or divided by at most {factor:.9g} (recorded)"
-        return Fault(where=name, expected=expected, got=got)
+        return Fault(where=name, expected=expected, got=_others(wrong, before, after))
     largest = float(factors.max(initial=1.0))
     if largest != factor:
         expected = f"a largest change by a factor of {factor:.9g} (recorded)"
         return Fault(where=name, expected=expected, got=f"{largest:.9g}")
     return None
+
+
+def _others(wrong: npt.NDArray[np.intp], before: Doubles, after: Doubles) -> str:
+    """How many elements are wrong, and the first of them."""
+    first = int(wrong[0])
+    return f"{len(wrong)} other(s), first {after[first]:g} for {before[first]:g} at {first}"
 
 
 def _learned_factors(
