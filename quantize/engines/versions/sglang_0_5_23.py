@@ -2,7 +2,7 @@
 
 from ..captured_layers import sglang_captures
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
-from ..sglang import config, modules
+from ..sglang import config, cut_head, modules
 from ..sglang.launch import LAUNCH_NOTE, launch
 from ..sglang.schemes import SCHEMES
 
@@ -57,6 +57,7 @@ ENGINE = Engine(
             for table in ("embed_tokens", "lm_head")
         },
         unshared_head=config.unshared_head,
+        cut_head=cut_head.cut_head,
         checks_shapes=True,
         scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
         " loaded_weight.shape",
