@@ -284,6 +284,7 @@ def _cut(workshop: Workshop, cut: CutHead) -> Case:
         what=cut.what,
         recipe=cut.recipe,
         reads=cut.reads,
+        tp=cut.tp,
         proposes=tuple(proposes),
     )
 

@@ -51,6 +51,7 @@ class CutHead:
         edit: of what was built; the head and the map that were built say what it should propose.
         recipe: of `heads`, by which it is quantized before the edit; None = as it was trained.
         reads: the target's layers whose inputs it reads.
+        tp: numbers of tensor-parallel shards to load it in.
     """
 
     name: str
@@ -59,6 +60,7 @@ class CutHead:
     edit: Edit = lambda _folder: None
     recipe: str | None = None
     reads: tuple[int, ...] = _LAYERS_OF_EAGLE3
+    tp: tuple[int, ...] = (1,)
 
 
 def _eagle3(folder: Path, **changes: Any) -> Path:
@@ -258,6 +260,7 @@ def _each(
             build=build,
             edit=_WRONG[name][1],
             reads=reads,
+            tp=(1,) if name else (1, 2),
         )
         for name in names
     )
@@ -273,6 +276,7 @@ def _quantized(
             build=build,
             recipe=name,
             reads=reads,
+            tp=(1, 2),
         )
         for name in recipes
     )

@@ -110,7 +110,7 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
             " semi-AR draft); got markov_rank=0."
         )
         return Finding("init", text, _TOP)
-    own, vocab = config.get("draft_vocab_size"), config.get("vocab_size")
+    own, vocab = config.get("draft_vocab_size") or draft.head_rows, config.get("vocab_size")
     if own not in (None, vocab):
         rank = config["markov_rank"]
         text = (
