@@ -208,6 +208,8 @@ def _check(
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]
     notes += _absent_tables(engine, question, family)
+    if question.traits.head == "target's" and engine.tensors.token_map:
+        notes.append(engine.tensors.token_map)
     return replace(answer, captures=captures, notes=tuple(notes))
 
 

@@ -42,8 +42,8 @@ def proposed(head: Tensor, target_ids: Sequence[int]) -> list[int]:
     logits = states(head.shape[1]).float() @ head.float().T
     best, second = logits.topk(2, dim=-1).values.unbind(-1)
     rows = logits.argmax(-1).tolist()
-    clear = (best - second > CLEAR).tolist()
-    return [target_ids[row] if ok else UNCLEAR for row, ok in zip(rows, clear, strict=True)]
+    apart = (best - second > CLEAR).tolist()
+    return [target_ids[row] if ok else UNCLEAR for row, ok in zip(rows, apart, strict=True)]
 
 
 def differ(expected: Sequence[int], found: Sequence[int]) -> bool:

@@ -1,9 +1,9 @@
 """What SGLang's own draft workers propose under `--speculative-token-map`: `token_map.json`.
 
-Usage: `.venv/bin/python tests/engines/token_map.py .venv-engines/bin/python`. The file is written by
-`quantize/vocabulary/token_map.py`; each draft is loaded by SGLang's loader, and the worker's own
-`init_token_map` and `init_lm_head` share a target's tables with it. `test_token_map.py` holds what
-is said of token maps against the answers.
+Usage: `.venv/bin/python tests/engines/token_map.py .venv-engines/bin/python`. The file is written
+by `quantize/vocabulary/token_map.py`; each draft is loaded by SGLang's loader, and the worker's own
+`init_token_map` and `init_lm_head` share a target's tables with it. `test_token_map.py` holds the
+answers against the head of which only the listed rows are kept.
 """
 
 import json
