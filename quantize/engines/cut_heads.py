@@ -10,7 +10,7 @@ from typing import Any
 from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .contract import CutHead, Question
+from .contract import CutHead, Question, Verdict
 from .engine import Engine
 
 _WEIGHTS = ("weight", "weight_packed")
@@ -48,6 +48,20 @@ def cut_head_findings(
         )
     else:
         yield from _wrong_tokens(engine, checkpoint, head, tables)
+
+
+def head_notes(
+    engine: Engine, question: Question, geometry: Any, verdict: Verdict
+) -> Iterator[str]:
+    """That a served head is cut, and how one may be that is the target's."""
+    rows, vocab = geometry.draft_vocab_size, geometry.vocab_size
+    if verdict == "LOADS" and question.traits.prunes_vocabulary and rows < vocab:
+        yield (
+            f"the head has rows for {rows:,} of {vocab:,} tokens, and {engine.title} proposes"
+            " these alone, by d2t"
+        )
+    if question.traits.head == "target's" and engine.tensors.token_map:
+        yield engine.tensors.token_map
 
 
 def _wrong_tokens(
