@@ -134,8 +134,9 @@ def judged(outcome: Outcome, case: Case) -> Outcome:
         captured = next(iter(outcome["captures"].values())) or _DEFAULT_LAYERS
         if sorted(set(captured)) != list(case.reads):
             outcome |= {"verdict": "LOADS BUT WRONG", "captured": captured}
-    if isinstance(found, str):
-        outcome |= {"verdict": "LOADS BUT WRONG", "proposals": found}
+    if isinstance(found, str):  # which index of several is met first, follows no order
+        said = re.sub(r"index \d+ is", "an index is", found)
+        outcome |= {"verdict": "LOADS BUT WRONG", "proposals": said}
     elif case.proposes and found and differ(case.proposes, found):
         outcome |= {"verdict": "LOADS BUT WRONG", "proposals": "others than those of its head"}
     elif case.proposes and found:
