@@ -8,9 +8,9 @@ that were not accepted: the batch keeps its shape.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
-from ...recipes.formats import NUMBER_FORMATS, Precision
+from ...recipes.formats import NUMBER_FORMATS, OnlineHead, Precision
 from ...recipes.schema import Recipe
 from ..drafts.family import Draft, Row, TensorSpec
 from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
@@ -20,8 +20,6 @@ from ..quantization_plan import Plan, Step
 from .passes import Passes, Weight, targets_head
 from .work import Pass, Round
 
-OnlineHead = Literal["fp8", "nvfp4"]
-"""What vLLM 0.33 makes of a head while it loads (`draft_lm_head_quantization`)."""
 USUAL_CONTEXT = 4096
 """Positions of each sequence that are in the KV cache where nobody says how many."""
 
