@@ -374,6 +374,7 @@ COMMANDS = (
             "validate.counting.trace_replay.replay_drafts"),
         Row("--batch-size", "7", "batch_size", 7, "validate.counting.trace_replay.replay_drafts"),
         Row("--rope-theta", "5e5", "settings.rotary_base", 5e5),
+        Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
     ), {
         DRAFTS: MagicMock(traces=[]),
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens"),
@@ -448,6 +449,7 @@ COMMANDS = (
         Row("--tuned-baseline", "a/b", "settings.tuned_baseline", "a/b"),
         Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
+        Row("--head-online", "fp8", "settings.head_online", "fp8"),
         Row("--policy", "screening", "policy.name", "screening"),
         Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
         Row("--confidence", "0.9", "policy.confidence", 0.9),

@@ -8,6 +8,7 @@ from ...recipes.algorithm import ALGORITHMS, InputCorrection
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
+from ...recipes.formats import OnlineHead
 from ...recipes.schema import BackendName
 from ...validate.counting.estimand import DraftSampling
 from .option import Argument, Option
@@ -103,6 +104,16 @@ Device = Annotated[
 Dtype = Annotated[
     ComputeDtype,
     Option("dtype that drafts compute in: float32 (default), or bfloat16 as engines do"),
+]
+_ONLINE = (
+    "quantize the head of {} as vLLM's draft_lm_head_quantization does while it loads a draft that"
+    " shares the target's head (SGLang has no such option)"
+)
+HeadsOnline = Annotated[
+    OnlineHead | None, Option(_ONLINE.format("every draft after the first, or of the only one,"))
+]
+HeadOnline = Annotated[
+    OnlineHead | None, Option(f"{_ONLINE.format('QUANT')}; QUANT may be the BF16 draft then")
 ]
 BatchSize = Annotated[
     int | None,
