@@ -168,8 +168,17 @@ def test_what_is_replayed_and_judged_says_so(
     asked = [
         Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 7))
     ]
-    record_traces(target, asked, tmp_path / "traces", max_new_tokens=24, table_ids=())
-    given = ["--traces", str(tmp_path / "traces"), "--head-online", "nvfp4", "--json", "-q"]
+    record_traces(target, asked, tmp_path / "traces", max_new_tokens=60, table_ids=())
+    given = [
+        "--traces",
+        str(tmp_path / "traces"),
+        "--head-online",
+        "nvfp4",
+        "-k",
+        "1",
+        "--json",
+        "-q",
+    ]
     assert main(["replay", draft, draft, *given]) == 0
     plain, served = json.loads(capsys.readouterr().out)
     assert (plain["name"], plain["head_online"]) == ("draft", None)
@@ -185,4 +194,4 @@ def test_what_is_replayed_and_judged_says_so(
     assert report["drafts"]["candidate"]["quantization"] == "none, head nvfp4 online"
     assert report["drafts"]["baseline"]["quantization"] == "none"
     assert any('"draft_lm_head_quantization": "nvfp4"' in one for one in report["warnings"])
-    assert main(["gate", draft, draft, "--traces", str(tmp_path / "traces")]) == 2
+    assert main(["gate", draft, draft, *given[:2]]) == 2

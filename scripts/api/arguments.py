@@ -105,15 +105,18 @@ Dtype = Annotated[
     ComputeDtype,
     Option("dtype that drafts compute in: float32 (default), or bfloat16 as engines do"),
 ]
-_ONLINE = (
-    "quantize the head of {} as vLLM's draft_lm_head_quantization does while it loads a draft that"
-    " shares the target's head (SGLang has no such option)"
-)
 HeadsOnline = Annotated[
-    OnlineHead | None, Option(_ONLINE.format("every draft after the first, or of the only one,"))
+    OnlineHead | None,
+    Option(
+        "replay with the head that vLLM makes while it loads (draft_lm_head_quantization; SGLang"
+        " has no such option), every draft but the first of several"
+    ),
 ]
 HeadOnline = Annotated[
-    OnlineHead | None, Option(f"{_ONLINE.format('QUANT')}; QUANT may be the BF16 draft then")
+    OnlineHead | None,
+    Option(
+        "judge QUANT, or BF16 itself, with the head that vLLM makes by draft_lm_head_quantization"
+    ),
 ]
 BatchSize = Annotated[
     int | None,
