@@ -21,6 +21,8 @@ from draftquant.quantize.estimate.draft_round import (
     plain_weights,
     planned_weights,
     usual_context,
+    with_online_head,
+    with_vocabulary,
 )
 from draftquant.quantize.estimate.step_estimate import (
     Candidate,
@@ -216,6 +218,52 @@ def test_the_default_number_of_draft_tokens(drafts: dict[str, Draft]) -> None:
     assert checked_num_draft_tokens(chain, None) == 3
     assert checked_num_draft_tokens(block, None) == 15
     assert checked_num_draft_tokens(chain, 40) == 40
+
+
+# ---- the head
+
+
+def test_a_cut_head_by_hand(drafts: dict[str, Draft]) -> None:
+    cut = with_vocabulary(drafts[LLAMA], 32_000)
+    before, after = (parts(round_of(draft).step) for draft in (drafts[LLAMA], cut))
+    # 32,000 rows of 7,168 in BF16, and for each proposal a row of d2t; t2d is not read.
+    assert after == {**before, "head": 32_000 * 7168 * 2, "other": 8}
+    stored = {row.canonical: row.tensor.nbytes for row in cut.rows}
+    assert stored["d2t"] == 8 * 32_000
+    assert stored["t2d"] == 163840
+    assert stored["embed_tokens.weight"] == HEAD
+    channel = round_of(cut, "int4-channel").step
+    assert channel.nbytes(1, "head") == 32_000 * 7168 * 2
+    assert channel.nbytes(1, "mlp") == round_of(drafts[LLAMA], "int4-channel").step.nbytes(1, "mlp")
+
+
+def test_a_cut_head_of_a_draft_that_had_the_targets(drafts: dict[str, Draft]) -> None:
+    draft = drafts["kimi-linear-dflash"]
+    cut = with_vocabulary(draft, 8_000)
+    assert round_of(cut, k=15).step.nbytes(1, "head") == 8_000 * 2304 * 2
+    assert round_of(cut, k=15).step.nbytes(1, "other") == 15 * 8
+    assert cut.checkpoint.nbytes - draft.checkpoint.nbytes == 8_000 * (2304 * 2 + 8) + 163840
+
+
+@pytest.mark.parametrize("size", [0, -1, 163840, 200_000])
+def test_sizes_that_are_no_cut(drafts: dict[str, Draft], size: int) -> None:
+    with pytest.raises(EstimateError, match="at least 1 and fewer than the 163,840 rows"):
+        with_vocabulary(drafts[LLAMA], size)
+
+
+def test_a_head_that_vllm_quantizes_by_hand(drafts: dict[str, Draft]) -> None:
+    numel = 163840 * 7168
+    for dtype, nbytes in (("fp8", numel + 4 * 163840), ("nvfp4", numel // 2 + numel // 16 + 4)):
+        weights = with_online_head(drafts[LLAMA], plain_weights(drafts[LLAMA]), dtype)  # type: ignore[arg-type]
+        heads = [w for w in weights if w.row.role == "head"]
+        assert [(w.nbytes, w.precision, w.is_fp4) for w in heads] == [
+            (nbytes, "fp8" if dtype == "fp8" else "bf16", dtype == "nvfp4")
+        ]
+        assert len(weights) == len(drafts[LLAMA].rows)
+    draft = drafts["kimi-linear-dflash"]  # a copy of the target's
+    weights = with_online_head(draft, plain_weights(draft), "fp8")
+    step = draft_round(draft, weights, num_draft_tokens=15, context=4096, tp=1).step
+    assert step.nbytes(1, "head") == 163840 * (2304 + 4)
 
 
 # ---- shards

@@ -7,14 +7,14 @@ from ..drafts.family import Draft
 from ..errors import EstimateError
 from ..quantization_plan import Plan
 from .draft_round import (
-    Weight,
+    as_it_is,
     draft_round,
     has_plain_head,
-    part_of,
     plain_weights,
     planned_weights,
-    with_fp8_head,
+    with_online_head,
 )
+from .passes import Weight, part_of
 from .target import Target
 from .work import Machine, Part, Round, break_even_loss
 
@@ -156,7 +156,7 @@ def make_estimate(
         )
 
     def candidate(name: str, weights: Sequence[Weight], *, fp8_head: bool = False) -> Candidate:
-        served = with_fp8_head(weights) if fp8_head else tuple(weights)
+        served = with_online_head(draft, weights, "fp8") if fp8_head else tuple(weights)
         return Candidate(
             name=f"{name}, FP8 head" if fp8_head else name,
             round=draft_round(
@@ -166,9 +166,8 @@ def make_estimate(
             hypothetical=fp8_head,
         )
 
-    norms = [row for row in draft.rows if row.role == "norm"]  # which Medusa heads need not have
-    as_it_is = (*norms, *draft.rows)[0].tensor.dtype
-    forms = {as_it_is: plain_weights(draft)}
+    plain = as_it_is(draft)
+    forms = {plain: plain_weights(draft)}
     for plan in plans:
         if plan.recipe.name in forms:
             raise EstimateError(
@@ -178,7 +177,7 @@ def make_estimate(
     candidates = [candidate(name, weights) for name, weights in forms.items()]
     if any(row.role == "head" for row in draft.rows):
         least = min(candidates, key=lambda one: one.round.nbytes(1))
-        names = [n for n in dict.fromkeys((as_it_is, least.name)) if has_plain_head(forms[n])]
+        names = [n for n in dict.fromkeys((plain, least.name)) if has_plain_head(forms[n])]
         candidates += [candidate(name, forms[name], fp8_head=True) for name in names]
     embedding = (row.tensor.nbytes for row in draft.rows if row.role == "embedding")
     return Estimate(
