@@ -134,7 +134,7 @@ class _Orders:
         none = self.by_token.shape[1]
         least = torch.full(asked.shape, none, dtype=torch.int32, device=logits.device)
         step = max(1, _COMPARED // len(logits))
-        wanted = [(o, j) for j in range(asked.shape[1]) for o in asked[:, j].unique().tolist()]
+        wanted = [(o, j) for j in range(asked.shape[1]) for o in set(asked[:, j].tolist())]
         at = {(o, j): (asked[:, j] == o).nonzero()[:, 0] for o, j in wanted}
         for start in range(0, logits.shape[1], step):
             part = slice(start, start + step)
