@@ -152,6 +152,7 @@ COMMANDS = (
         Row("--concurrency", "3,5", "concurrencies", (3, 5)),
         Row("--tp", "2", "tp", 2, "scripts.api.estimate.make_estimate"),
         Row("--efficiency", "0.5", "machines.0.efficiency", 0.5),
+        Row("--launch-us", "4", "machines.0.launch_seconds", 4e-6),
         Row("--target-step-ms", "14.2", "text", "14.2",
             "scripts.api.estimate.parse_step_times"),
         Row("--target", "M", "target", Path("M"), "scripts.api.estimate.step_of_config"),
