@@ -22,14 +22,14 @@ QUANTIZE = (
 CALIBRATION = (
     ("errors",),
     ("plot_file", "server_client", "traces"),
-    ("prompts", "passes"),
+    ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
     ("dumps", "vllm", "rounding"),
 )
 VALIDATE = (
     ("charts", "errors"),
     ("counting",),
-    ("judging", "measure"),
+    ("judging", "measure", "vocabulary"),
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),
