@@ -16,7 +16,7 @@ from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, Rule, load_recipe
-from tiny import read_tensors, tiny_eagle3_llama
+from tiny import tiny_eagle3_llama
 from tiny_dspark import tiny_dspark
 
 pytestmark = pytest.mark.usefixtures("one_thread")
