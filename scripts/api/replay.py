@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.target_tables import SharedTables
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
+    from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import ReplayCache
 
@@ -61,6 +62,22 @@ class ReplaySettings(OnTracesSettings):
             "BASE",
         ),
     ] = None
+    confidence: Annotated[
+        str | None,
+        Option(
+            "shorten verify steps by the drafts' confidence heads: a survival from 0 to 1 down to"
+            " which drafted tokens are verified, or an engine's rule with what a step costs it"
+            " (sglang:TABLE.json, vllm:COSTS.json)",
+            "RULE",
+        ),
+    ] = None
+    sts: Annotated[
+        arguments.AnyPath | None,
+        Option(
+            "temperatures of the confidence head, as 'calibrate --sts' fits them, for all drafts",
+            "FILE",
+        ),
+    ] = None
 
     @property
     @override
@@ -90,10 +107,29 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     from ...calibration.traces.trace_folder import TraceFolder
 
     loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
-    replays = replay_loaded(loaded, settings)
+    replays = replay_loaded(loaded, settings, _confidence_question(loaded, settings))
     if fault := replays[0].traces.features.fault():
         settings.watch.warning(fault)
     return replays
+
+
+def _confidence_question(
+    loaded: "LoadedForReplay", settings: ReplaySettings
+) -> "ConfidenceQuestion | None":
+    """What `--confidence` and `--sts` ask; None = nothing."""
+    from ...validate.confidence.length_rules import length_rule
+    from ...validate.confidence.temperatures import read_temperatures
+    from ...validate.counting.confidence_answers import ConfidenceQuestion
+    from ...validate.counting.trace_replay import chosen_num_draft_tokens
+
+    if settings.confidence is None and settings.sts is None:
+        return None
+    rule = None if settings.confidence is None else length_rule(settings.confidence)
+    temperatures = None
+    if settings.sts is not None:
+        chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
+        temperatures = read_temperatures(Path(settings.sts), chosen).temperatures
+    return ConfidenceQuestion(rule=rule, temperatures=(temperatures,) * len(loaded.drafts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +210,11 @@ def load_for_replay(
     )
 
 
-def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple[DraftReplay, ...]":
+def replay_loaded(
+    loaded: LoadedForReplay,
+    settings: OnTracesSettings,
+    confidence: "ConfidenceQuestion | None" = None,
+) -> "tuple[DraftReplay, ...]":
     """Replay, and then say what memory it took."""
     from ...calibration.passes.devices import peak_bytes
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
@@ -189,6 +229,7 @@ def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple
             batch_size=settings.batch_size,
             max_tokens=loaded.max_tokens,
             cache=replay_cache(settings.watch, no_cache=settings.no_cache),
+            confidence=confidence,
             on_progress=bar.set,
         )
     held = peak_bytes(loaded.device) / 1e9
