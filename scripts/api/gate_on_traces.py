@@ -11,11 +11,18 @@ from ...recipes.library import aliases, built_in_recipes
 from . import arguments
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
-from .replay import OnTracesSettings, load_for_replay, replay_loaded
+from .replay import (
+    LoadedForReplay,
+    OnTracesSettings,
+    load_for_replay,
+    replay_loaded,
+    temperatures_of,
+)
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.files.provenance import QuantizedProvenance
+    from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder
@@ -48,6 +55,14 @@ class GateOnTracesSettings(OnTracesSettings):
         Option(
             "the identically fine-tuned BF16 draft (control); needed if 'retune' wrote QUANT",
             "TUNED",
+        ),
+    ] = None
+    sts: Annotated[
+        arguments.AnyPath | None,
+        Option(
+            "temperatures of QUANT's confidence head, as 'calibrate --sts' fits them and SGLang"
+            " reads them",
+            "FILE",
         ),
     ] = None
     unrelated: Annotated[bool, Option("allow a QUANT that was not quantized from BF16")] = False
@@ -90,6 +105,7 @@ def judge_on_traces(
     """
     from ...calibration.traces.head_agreement import head_agreement
     from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.counting.calibration_change import calibration_change
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
     from ...validate.judging.held_out import check_held_out
@@ -110,7 +126,18 @@ def judge_on_traces(
         warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
     warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
-    replays = replay_loaded(loaded, settings)
+    asked = _confidence_question(loaded, settings)
+    replays = replay_loaded(loaded, settings, asked)
+    head = None
+    if asked is not None:
+        head = calibration_change(
+            replays[0].prompts,
+            replays[1].prompts,
+            policy.confidence,
+            temperatures=asked.temperatures[1],
+        )
+    else:
+        warnings += _unmeasured_heads(loaded, settings)
     background = Background(
         baseline_sha256=baseline.sha256,
         candidate_sha256=candidate.sha256,
@@ -120,6 +147,7 @@ def judge_on_traces(
         unrecorded=not unrelated and candidate.quantized_by is None,
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         recipes_to_try=recipes_to_try(candidate.quantized_by),
+        confidence_head=head,
         warnings=warnings,
     )
     report: GateReport | RetunedReport
@@ -131,6 +159,40 @@ def judge_on_traces(
         )
     folders = (baseline, candidate) if tuned is None else (baseline, candidate, tuned)
     return OnTraces(replays=replays, report=report, background=background, folders=folders)
+
+
+def _confidence_question(
+    loaded: "LoadedForReplay", settings: GateOnTracesSettings
+) -> "ConfidenceQuestion | None":
+    """What drafts with a confidence head are asked, whether or not it is told; None = nothing."""
+    from ...validate.counting.confidence_answers import ConfidenceQuestion, check_confident
+
+    if settings.sts is not None:
+        check_confident(loaded.drafts, settings.draft_sampling)
+    elif _heads(loaded) != [True] * len(loaded.drafts) or settings.draft_sampling != "greedy":
+        return None
+    return ConfidenceQuestion(temperatures=(None, temperatures_of(loaded, settings, settings.sts)))
+
+
+def _unmeasured_heads(loaded: "LoadedForReplay", settings: GateOnTracesSettings) -> tuple[str, ...]:
+    """Why confidence heads that there are were not asked."""
+    heads = _heads(loaded)
+    if not any(heads):
+        return ()
+    if settings.draft_sampling != "greedy":
+        why = "drawn proposals have no confidence along recorded text"
+    else:
+        lacking = ", ".join(
+            draft.name for draft, has in zip(loaded.drafts, heads, strict=True) if not has
+        )
+        why = f"there is none in {lacking}"
+    return (f"the calibration error of the confidence head was not measured: {why}",)
+
+
+def _heads(loaded: "LoadedForReplay") -> list[bool]:
+    from ...calibration.passes.predictions import confident
+
+    return [confident(draft.forward) is not None for draft in loaded.drafts]
 
 
 def other_policy_warnings(candidate: "QuantizedProvenance | None", policy: str) -> tuple[str, ...]:

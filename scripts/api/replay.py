@@ -118,18 +118,26 @@ def _confidence_question(
 ) -> "ConfidenceQuestion | None":
     """What `--confidence` and `--sts` ask; None = nothing."""
     from ...validate.confidence.length_rules import length_rule
-    from ...validate.confidence.temperatures import read_temperatures
     from ...validate.counting.confidence_answers import ConfidenceQuestion
-    from ...validate.counting.trace_replay import chosen_num_draft_tokens
 
     if settings.confidence is None and settings.sts is None:
         return None
     rule = None if settings.confidence is None else length_rule(settings.confidence)
-    temperatures = None
-    if settings.sts is not None:
-        chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
-        temperatures = read_temperatures(Path(settings.sts), chosen).temperatures
+    temperatures = temperatures_of(loaded, settings, settings.sts)
     return ConfidenceQuestion(rule=rule, temperatures=(temperatures,) * len(loaded.drafts))
+
+
+def temperatures_of(
+    loaded: "LoadedForReplay", settings: OnTracesSettings, sts: arguments.AnyPath | None
+) -> "tuple[float, ...] | None":
+    """The temperatures in an STS file, for the K of the replay; None = there is no file."""
+    from ...validate.confidence.temperatures import read_temperatures
+    from ...validate.counting.trace_replay import chosen_num_draft_tokens
+
+    if sts is None:
+        return None
+    chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
+    return read_temperatures(Path(sts), chosen).temperatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
