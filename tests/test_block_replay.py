@@ -7,6 +7,7 @@ decide.
 """
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,18 @@ from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
+from draftquant.scripts.cli import main
 from draftquant.validate.confidence.cost_tables import MeasuredCosts, StepsPerSecond
 from draftquant.validate.confidence.length_rules import SGLangRule, Threshold, VllmRule
 from draftquant.validate.confidence.shortened import LengthRule, shortened_rounds
 from draftquant.validate.confidence.survival import confidences
+from draftquant.validate.confidence.temperatures import read_temperatures
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.confidence_answers import ConfidenceQuestion
 from draftquant.validate.counting.rounds import accepted_by_row, rounds
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import ReplayError
+from draftquant.validate.report.document import read_report
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64
@@ -444,7 +448,7 @@ SGLANG = SGLangRule(
 VLLM = VllmRule(costs=MeasuredCosts(draft_ms=0.2, verify_ms=tuple(STEP_SECONDS)))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("rule", "length"),
     [
@@ -544,3 +548,68 @@ def test_who_has_no_confidence_head_is_refused_by_name(
         replay_drafts(
             [loaded(made, folder / "target")], traces, num_draft_tokens=K, confidence=asked
         )
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    code = main([str(word) for word in words])
+    told = capsys.readouterr()
+    return code, " ".join((told.out + told.err).split())
+
+
+def test_commands_on_confidence_heads(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    with_own_tensors(folder / "draft", tmp_path / "bf16", "dspark")
+    traces, target = ("--traces", folder / "traces"), ("--target", folder / "target")
+    recipe = ("--recipe", "int4-channel", "--backend", "torch", "--out", "int4")
+    assert run(capsys, "quantize", "bf16", *recipe, "-q")[0] == 0
+
+    code, told = run(capsys, "calibrate", "int4", *traces, *target, "--sts", "sts.json")
+    assert code == 0
+    assert "sts.json: for SGLang's --speculative-dspark-confidence-sts-path" in told
+    temperatures = read_temperatures(tmp_path / "sts.json", K)
+    assert temperatures.num_samples > 10
+    assert len(set(temperatures.temperatures)) > 1
+    code, told = run(capsys, "calibrate", "int4", *traces, "--sts", "x.json", "--compare")
+    assert code == 2
+    assert "leave --compare and --plot out" in told
+
+    drafts = ("replay", "bf16", "int4", *traces, *target)
+    code, told = run(capsys, *drafts, "--confidence", "0.3", "--sts", "sts.json")
+    assert code == 0
+    assert "Verify steps shortened by survival of at least 0.3" in told
+    code, told = run(capsys, *drafts, "--confidence", "0.3", "--json", "-q")
+    (bf16, int4) = json.loads(told)
+    assert bf16["shortened"]["rule"] == "survival of at least 0.3"
+    assert bf16["shortened"]["num_steps"] > bf16["num_steps"]
+    assert 0 < int4["confidence_head"]["calibration_error"]["estimate"] < 1
+    assert run(capsys, *drafts, "--confidence", "vllm")[0] == 2
+
+    judge = ("gate", "bf16", "int4", *traces, *target, "--policy", "screening")
+    code, told = run(capsys, *judge, "--report", "g.json", "--markdown", "g.md", "--html", "g.html")
+    assert code == 3
+    report = read_report(tmp_path / "g.json")
+    head = report.comparisons[0][1].background.confidence_head
+    assert head is not None
+    assert head.temperatures is None
+    assert head.candidate.calibration_error.estimate == pytest.approx(
+        int4["confidence_head"]["calibration_error"]["estimate"], abs=1e-6
+    )
+    error = head.baseline.calibration_error.estimate
+    assert f"confidence head: expected calibration error {error:.4f}" in told
+    for form in ("g.md", "g.html"):
+        assert "onfidence head" in (tmp_path / form).read_text(encoding="utf-8")
+    code, told = run(capsys, *judge, "--sts", "sts.json")
+    assert code == 2
+    assert "5 of its 5 prompts were used to fit the temperatures (--sts)" in told
+    of_sglang = dataclasses.replace(temperatures, fitted_on=())
+    (tmp_path / "other.json").write_text(of_sglang.text(), encoding="utf-8")
+    code, told = run(capsys, *judge, "--sts", "other.json")
+    assert code == 3
+    assert "with its temperatures" in told
+    assert "does not name the prompts that its temperatures were fitted on" in told

@@ -169,6 +169,7 @@ def _fitted(
     """Fit temperatures on all traces together, and write them."""
     import torch
 
+    from ...calibration.traces.recorded_prompts import seen_prompts
     from ...validate.confidence.temperatures import fitted
     from ...validate.counting.confidence_answers import confidence_samples
 
@@ -182,6 +183,7 @@ def _fitted(
             )
     logits, accepted = (torch.cat(one) for one in zip(*found, strict=True))
     names = ", ".join(f"{one.manifest.target.name} traces {one.sha256[:12]}" for one in folders)
-    temperatures = fitted(logits, accepted, f"draftquant: {draft.name} on {names}")
+    dataset = f"draftquant: {draft.name} on {names}"
+    temperatures = fitted(logits, accepted, dataset, [seen_prompts(one) for one in folders])
     write_reports({out: temperatures.text()}, overwrite=False)
     return CalibrateReport(ranges={}, errors={}, comparison=None, temperatures=temperatures)

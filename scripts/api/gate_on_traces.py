@@ -22,6 +22,7 @@ from .replay import (
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.files.provenance import QuantizedProvenance
+    from ...validate.confidence.temperatures import Temperatures
     from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.judging.anomalies import Background
@@ -108,7 +109,7 @@ def judge_on_traces(
     from ...validate.counting.calibration_change import calibration_change
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
-    from ...validate.judging.held_out import check_held_out
+    from ...validate.judging.held_out import check_held_out, check_temperatures_held_out
     from ...validate.judging.judgement import judge
     from ...validate.judging.retuned_gate import check_tuned_baseline, judge_retuned
 
@@ -126,7 +127,9 @@ def judge_on_traces(
         warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
     warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
-    asked = _confidence_question(loaded, settings)
+    temperatures = temperatures_of(loaded, settings, settings.sts)
+    warnings += check_temperatures_held_out(temperatures, traces)
+    asked = _confidence_question(loaded, settings, temperatures)
     replays = replay_loaded(loaded, settings, asked)
     head = None
     if asked is not None:
@@ -162,16 +165,19 @@ def judge_on_traces(
 
 
 def _confidence_question(
-    loaded: "LoadedForReplay", settings: GateOnTracesSettings
+    loaded: "LoadedForReplay",
+    settings: GateOnTracesSettings,
+    temperatures: "Temperatures | None",
 ) -> "ConfidenceQuestion | None":
     """What drafts with a confidence head are asked, whether or not it is told; None = nothing."""
     from ...validate.counting.confidence_answers import ConfidenceQuestion, check_confident
 
-    if settings.sts is not None:
+    if temperatures is not None:
         check_confident(loaded.drafts, settings.draft_sampling)
     elif _heads(loaded) != [True] * len(loaded.drafts) or settings.draft_sampling != "greedy":
         return None
-    return ConfidenceQuestion(temperatures=(None, temperatures_of(loaded, settings, settings.sts)))
+    own = None if temperatures is None else temperatures.temperatures
+    return ConfidenceQuestion(temperatures=(None, own))
 
 
 def _unmeasured_heads(loaded: "LoadedForReplay", settings: GateOnTracesSettings) -> tuple[str, ...]:

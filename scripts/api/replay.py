@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.target_tables import SharedTables
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
+    from ...validate.confidence.temperatures import Temperatures
     from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import ReplayCache
@@ -123,21 +124,22 @@ def _confidence_question(
     if settings.confidence is None and settings.sts is None:
         return None
     rule = None if settings.confidence is None else length_rule(settings.confidence)
-    temperatures = temperatures_of(loaded, settings, settings.sts)
+    found = temperatures_of(loaded, settings, settings.sts)
+    temperatures = None if found is None else found.temperatures
     return ConfidenceQuestion(rule=rule, temperatures=(temperatures,) * len(loaded.drafts))
 
 
 def temperatures_of(
     loaded: "LoadedForReplay", settings: OnTracesSettings, sts: arguments.AnyPath | None
-) -> "tuple[float, ...] | None":
-    """The temperatures in an STS file, for the K of the replay; None = there is no file."""
+) -> "Temperatures | None":
+    """What stands in an STS file, for the K of the replay; None = there is no file."""
     from ...validate.confidence.temperatures import read_temperatures
     from ...validate.counting.trace_replay import chosen_num_draft_tokens
 
     if sts is None:
         return None
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
-    return read_temperatures(Path(sts), chosen).temperatures
+    return read_temperatures(Path(sts), chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,13 @@
 SGLang 0.5.23 alone reads it (`--speculative-dspark-confidence-sts-path`). The fit is that of its
 `benchmark/dspark_sts_fit.py`: position after position, of 41 temperatures between 0.1 and 10 the
 one with the smallest expected calibration error of the survival so far, the smaller of equal ones.
-The file is what its `DSparkStsCalibration` reads. No proposal changes by it.
+The file is what its `DSparkStsCalibration` reads, which passes over the prompts that we name
+besides. No proposal changes by it.
 """
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...recipes.regular_file import read_text
+from ...recipes.seen_prompts import SeenPrompts
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import ReplayError
 from .calibration_error import SurvivalCounts, calibration_errors
@@ -30,6 +33,7 @@ class Temperatures:
         temperatures: [K] above 0. dataset: what they were fitted on, in words.
         num_samples: verify steps. ece_before, ece_after: [K] expected calibration errors of the
             survival on them, without and with the temperatures.
+        fitted_on: the prompts of each trace folder; none in a file of SGLang's.
     """
 
     temperatures: tuple[float, ...]
@@ -37,6 +41,7 @@ class Temperatures:
     num_samples: int = 0
     ece_before: tuple[float, ...] = ()
     ece_after: tuple[float, ...] = ()
+    fitted_on: tuple[SeenPrompts, ...] = ()
 
     def text(self) -> str:
         """As SGLang reads it."""
@@ -70,13 +75,16 @@ def read_temperatures(path: Path, num_draft_tokens: int) -> Temperatures:
     return found
 
 
-def fitted(logits: Tensor, accepted: Tensor, dataset: str) -> Temperatures:
+def fitted(
+    logits: Tensor, accepted: Tensor, dataset: str, fitted_on: Sequence[SeenPrompts] = ()
+) -> Temperatures:
     """Fit temperatures.
 
     Args:
         logits: [N, K] of the confidence head at N verify steps, one at least.
         accepted: [N] draft tokens that the target accepts of all K.
         dataset: for the file.
+        fitted_on: their prompts, for the file.
     """
     grid = torch.logspace(math.log10(0.1), math.log10(10.0), steps=41).double().tolist()
     logits = logits.double()
@@ -100,6 +108,7 @@ def fitted(logits: Tensor, accepted: Tensor, dataset: str) -> Temperatures:
         num_samples=len(logits),
         ece_before=tuple(before),
         ece_after=tuple(after),
+        fitted_on=tuple(fitted_on),
     )
 
 
