@@ -24,7 +24,8 @@ from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
 from .files.package_version import package_version
-from .files.provenance import Method, QuantizedProvenance, SourceDraft, TensorBytes
+from .files.provenance import Method, QuantizedProvenance, TensorBytes
+from .files.provenance_sources import SourceDraft
 from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.side_files import config_and_index, json_texts

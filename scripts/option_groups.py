@@ -31,7 +31,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "limits of the verdict": (
         "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
     ),
-    "the confidence head": ("confidence RULE", "sts"),
     "what servers measured": ("baseline_again", "measured", "parity"),
     "where it runs": ("batch_size", "device", "device_map", "dtype", "no_cache"),
     "report files": (

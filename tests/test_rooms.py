@@ -17,12 +17,12 @@ QUANTIZE = (
     ("lints", "outputs", "verify", "algorithms", "claims"),
     ("backends", "measured", "quantization_plan"),
     ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
-    ("dequantize_draft", "quantize_draft", "transcoding", "write_tuned"),
+    ("dequantize_draft", "quantize_draft", "transcoding", "vocabulary", "write_tuned"),
 )
 CALIBRATION = (
     ("errors",),
     ("plot_file", "server_client", "traces"),
-    ("prompts", "passes"),
+    ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
     ("dumps", "vllm", "rounding"),
 )
@@ -30,7 +30,7 @@ VALIDATE = (
     ("charts", "errors"),
     ("confidence",),
     ("counting",),
-    ("judging", "measure"),
+    ("judging", "measure", "vocabulary"),
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),

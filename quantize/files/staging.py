@@ -102,6 +102,38 @@ def staged_output(out: Path, *, last: str | None = None) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)  # what stays is stale: the next run removes it
 
 
+@contextmanager
+def staged_file(out: Path) -> Iterator[Path]:
+    """Give the path of a file to create; leaving the block without an exception publishes it.
+
+    It stands in a staging folder beside `out`, is flushed here, and never replaces anything.
+
+    Args:
+        out: file to create.
+
+    Raises:
+        OutputError: `out` exists, appeared meanwhile, or writing failed.
+    """
+    check_output(out)
+    staging = out.parent / staging_name(out.name)
+    remove_stale(out.parent, out.name)
+    try:
+        staging.mkdir()
+        yield staging / out.name
+        sync(staging / out.name)
+        check_output(out)
+        (staging / out.name).rename(out)
+        sync(out.parent)
+    except OSError as exc:
+        raise OutputError(
+            out,
+            f"cannot be written: {exc.strerror or exc}",
+            fix="free some space or choose another place; nothing was kept",
+        ) from exc
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
 def sync(path: Path) -> None:
     """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

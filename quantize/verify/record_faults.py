@@ -7,6 +7,7 @@ from ..drafts import Draft
 from ..errors import CheckpointError
 from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ..files.provenance import (
+    CutProvenance,
     DequantizedProvenance,
     QuantizedProvenance,
     RepairedProvenance,
@@ -31,7 +32,7 @@ def read_record(folder: Path) -> Record | TunedProvenance | None:
         CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
     """
     recorded = read_provenance(folder)
-    if isinstance(recorded, DequantizedProvenance):
+    if isinstance(recorded, DequantizedProvenance | CutProvenance):
         raise CheckpointError(
             folder / PROVENANCE_FILE,
             "there is nothing to verify: the folder was dequantized, and holds no quantized values",

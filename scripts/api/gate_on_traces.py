@@ -6,24 +6,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
+from typing_extensions import override
+
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...recipes.library import aliases, built_in_recipes
 from . import arguments
+from .confidence_heads import heads_of_gate
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
-from .replay import (
-    LoadedForReplay,
-    OnTracesSettings,
-    load_for_replay,
-    replay_loaded,
-    temperatures_of,
-)
+from .replay import OnTracesSettings, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.files.provenance import QuantizedProvenance
-    from ...validate.confidence.temperatures import Temperatures
-    from ...validate.counting.confidence_answers import ConfidenceQuestion
+    from ...recipes.formats import OnlineHead
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder
@@ -60,11 +56,7 @@ class GateOnTracesSettings(OnTracesSettings):
     ] = None
     sts: Annotated[
         arguments.AnyPath | None,
-        Option(
-            "temperatures of QUANT's confidence head, as 'calibrate --sts' fits them and SGLang"
-            " reads them",
-            "FILE",
-        ),
+        Option("temperatures for QUANT's confidence head", "FILE"),
     ] = None
     unrelated: Annotated[bool, Option("allow a QUANT that was not quantized from BF16")] = False
     expect_baseline: Annotated[
@@ -74,6 +66,12 @@ class GateOnTracesSettings(OnTracesSettings):
             "AL",
         ),
     ] = None
+
+    head_online: arguments.HeadOnline = None
+
+    @override
+    def online_heads(self, count: int) -> "list[OnlineHead | None]":
+        return [None, self.head_online, *[None] * (count - 2)]
 
     @property
     def references(self) -> list[Reference]:
@@ -106,10 +104,9 @@ def judge_on_traces(
     """
     from ...calibration.traces.head_agreement import head_agreement
     from ...calibration.traces.trace_folder import TraceFolder
-    from ...validate.counting.calibration_change import calibration_change
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
-    from ...validate.judging.held_out import check_held_out, check_temperatures_held_out
+    from ...validate.judging.held_out import check_held_out
     from ...validate.judging.judgement import judge
     from ...validate.judging.retuned_gate import check_tuned_baseline, judge_retuned
 
@@ -117,7 +114,8 @@ def judge_on_traces(
     unrelated, drafts = settings.unrelated, settings.references
     baseline, candidate, *controls = (DraftFolder.read(folder_of(name)) for name in drafts)
     tuned = controls[0] if controls else None
-    warnings = check_folders(baseline, candidate, unrelated=unrelated)
+    same = settings.head_online is not None and candidate.sha256 == baseline.sha256
+    warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces = TraceFolder.open(Path(settings.traces))
     warnings += check_held_out(candidate.quantized_by, traces)
@@ -127,30 +125,26 @@ def judge_on_traces(
         warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
     warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
-    temperatures = temperatures_of(loaded, settings, settings.sts)
-    warnings += check_temperatures_held_out(temperatures, traces)
-    asked = _confidence_question(loaded, settings, temperatures)
-    replays = replay_loaded(loaded, settings, asked)
-    head = None
-    if asked is not None:
-        head = calibration_change(
-            replays[0].prompts,
-            replays[1].prompts,
-            policy.confidence,
-            temperatures=asked.temperatures[1],
-        )
-    else:
-        warnings += _unmeasured_heads(loaded, settings)
+    warnings += _online_warnings(settings.head_online)
+    heads = heads_of_gate(
+        loaded.drafts,
+        traces,
+        draft_sampling=settings.draft_sampling,
+        num_draft_tokens=settings.num_draft_tokens,
+        sts=settings.sts,
+    )
+    warnings += heads.warnings
+    replays = replay_loaded(loaded, settings, heads.asked)
     background = Background(
         baseline_sha256=baseline.sha256,
         candidate_sha256=candidate.sha256,
         head_agreement=head_agreement(traces, loaded.tables),
         expected_baseline=settings.expect_baseline,
         unrelated=unrelated,
-        unrecorded=not unrelated and candidate.quantized_by is None,
+        unrecorded=not unrelated and not same and candidate.quantized_by is None,
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         recipes_to_try=recipes_to_try(candidate.quantized_by),
-        confidence_head=head,
+        confidence_head=heads.change(replays, policy.confidence),
         warnings=warnings,
     )
     report: GateReport | RetunedReport
@@ -164,49 +158,23 @@ def judge_on_traces(
     return OnTraces(replays=replays, report=report, background=background, folders=folders)
 
 
-def _confidence_question(
-    loaded: "LoadedForReplay",
-    settings: GateOnTracesSettings,
-    temperatures: "Temperatures | None",
-) -> "ConfidenceQuestion | None":
-    """What drafts with a confidence head are asked, whether or not it is told; None = nothing."""
-    from ...validate.counting.confidence_answers import ConfidenceQuestion, check_confident
-
-    if temperatures is not None:
-        check_confident(loaded.drafts, settings.draft_sampling)
-    elif _heads(loaded) != [True] * len(loaded.drafts) or settings.draft_sampling != "greedy":
-        return None
-    own = None if temperatures is None else temperatures.temperatures
-    return ConfidenceQuestion(temperatures=(None, own))
-
-
-def _unmeasured_heads(loaded: "LoadedForReplay", settings: GateOnTracesSettings) -> tuple[str, ...]:
-    """Why confidence heads that there are were not asked."""
-    heads = _heads(loaded)
-    if not any(heads):
-        return ()
-    if settings.draft_sampling != "greedy":
-        why = "drawn proposals have no confidence along recorded text"
-    else:
-        lacking = ", ".join(
-            draft.name for draft, has in zip(loaded.drafts, heads, strict=True) if not has
-        )
-        why = f"there is none in {lacking}"
-    return (f"the calibration error of the confidence head was not measured: {why}",)
-
-
-def _heads(loaded: "LoadedForReplay") -> list[bool]:
-    from ...calibration.passes.predictions import confident
-
-    return [confident(draft.forward) is not None for draft in loaded.drafts]
-
-
 def other_policy_warnings(candidate: "QuantizedProvenance | None", policy: str) -> tuple[str, ...]:
     """A candidate does not choose its own judge, but the reader learns what its recipe asks for."""
     if candidate is None or policy in (candidate.recipe.gate.policy, "custom"):
         return ()
     asked = candidate.recipe.gate.policy
     return (f"the candidate's recipe asks for the policy {asked!r}, but {policy!r} was used",)
+
+
+def _online_warnings(head: "OnlineHead | None") -> tuple[str, ...]:
+    """The folder alone is not what was judged."""
+    if head is None:
+        return ()
+    return (
+        f"the candidate was judged with the head that vLLM makes of it while it loads"
+        f' ("draft_lm_head_quantization": "{head}" in --speculative-config): served without that'
+        " key, or by SGLang, which has no such option, it is another draft",
+    )
 
 
 def algorithm_to_try(candidate: "QuantizedProvenance | None") -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from . import arguments, reports
+from .confidence_heads import confidence_question
 from .opening import shared_tables
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.target_tables import SharedTables
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.confidence.temperatures import Temperatures
+    from ...recipes.formats import OnlineHead
     from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import ReplayCache
@@ -44,6 +45,10 @@ class OnTracesSettings(Settings):
     def rotary_base(self) -> float | None:
         """Instead of that of config.json."""
         return None
+
+    def online_heads(self, count: int) -> "list[OnlineHead | None]":
+        """What vLLM makes of the head of each of so many drafts while it loads them."""
+        return [None] * count
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +84,18 @@ class ReplaySettings(OnTracesSettings):
             "FILE",
         ),
     ] = None
+    head_online: arguments.HeadsOnline = None
 
     @property
     @override
     def rotary_base(self) -> float | None:
         return self.rope_theta
+
+    @override
+    def online_heads(self, count: int) -> "list[OnlineHead | None]":
+        # The first of several is the reference.
+        as_stored = min(1, count - 1)
+        return [None] * as_stored + [self.head_online] * (count - as_stored)
 
 
 @verb(ReplaySettings)
@@ -108,38 +120,13 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     from ...calibration.traces.trace_folder import TraceFolder
 
     loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
-    replays = replay_loaded(loaded, settings, _confidence_question(loaded, settings))
+    asked = confidence_question(
+        loaded.drafts, settings.num_draft_tokens, settings.confidence, settings.sts
+    )
+    replays = replay_loaded(loaded, settings, asked)
     if fault := replays[0].traces.features.fault():
         settings.watch.warning(fault)
     return replays
-
-
-def _confidence_question(
-    loaded: "LoadedForReplay", settings: ReplaySettings
-) -> "ConfidenceQuestion | None":
-    """What `--confidence` and `--sts` ask; None = nothing."""
-    from ...validate.confidence.length_rules import length_rule
-    from ...validate.counting.confidence_answers import ConfidenceQuestion
-
-    if settings.confidence is None and settings.sts is None:
-        return None
-    rule = None if settings.confidence is None else length_rule(settings.confidence)
-    found = temperatures_of(loaded, settings, settings.sts)
-    temperatures = None if found is None else found.temperatures
-    return ConfidenceQuestion(rule=rule, temperatures=(temperatures,) * len(loaded.drafts))
-
-
-def temperatures_of(
-    loaded: "LoadedForReplay", settings: OnTracesSettings, sts: arguments.AnyPath | None
-) -> "Temperatures | None":
-    """What stands in an STS file, for the K of the replay; None = there is no file."""
-    from ...validate.confidence.temperatures import read_temperatures
-    from ...validate.counting.trace_replay import chosen_num_draft_tokens
-
-    if sts is None:
-        return None
-    chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
-    return read_temperatures(Path(sts), chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +175,7 @@ def load_for_replay(
 
     device, dtype = resolve_device(settings.device), getattr(torch, settings.dtype)
     folders = [folder_of(reference) for reference in references]
+    heads = settings.online_heads(len(folders))
     estimate = estimate_replay(
         folders,
         traces,
@@ -195,12 +183,13 @@ def load_for_replay(
         device=device,
         num_draft_tokens=settings.num_draft_tokens,
         batch_size=settings.batch_size,
+        online_heads=heads,
     )
     estimate.check()
     settings.watch.note(estimate.line())
     tables = shared_tables(traces, optional_path(settings.target), device)
     drafts: list[LoadedDraft] = []
-    for folder in folders:
+    for folder, head in zip(folders, heads, strict=True):
         draft = load_draft(
             folder,
             dtype=dtype,
@@ -209,6 +198,7 @@ def load_for_replay(
             like=drafts[0] if drafts else None,
             shared=tables,
             rope_theta=settings.rotary_base,
+            online_head=head,
         )
         drafts.append(draft)
     return LoadedForReplay(
