@@ -224,8 +224,9 @@ def confident_proposals(
 
 def confident(forward: DraftForward) -> ConfidentBlockForward | None:
     """The same, if the draft has a confidence head."""
-    has = isinstance(forward, ConfidentBlockForward) and forward.has_confidence_head
-    return forward if has else None
+    if isinstance(forward, ConfidentBlockForward) and forward.has_confidence_head:
+        return forward
+    return None
 
 
 class _Chooser:

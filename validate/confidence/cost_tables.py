@@ -9,6 +9,7 @@ import bisect
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,7 +152,7 @@ def _text(path: Path, fix: str) -> str:
         raise ReplayError(path, f"cannot be read: {exc}", fix=fix) from exc
 
 
-def _decoded(kind: type[SGLangTable | MeasuredCosts], text: str, path: Path, fix: str) -> object:
+def _decoded(kind: type[SGLangTable | MeasuredCosts], text: str, path: Path, fix: str) -> Any:
     try:
         found = decode(kind, parse_object(text))
     except JsonProblem as exc:

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
@@ -100,7 +101,7 @@ def trained_head(inputs: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor, floa
     """
     weight = torch.zeros(1, inputs.shape[1], requires_grad=True)
     bias = torch.zeros(1, requires_grad=True)
-    solver = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, line_search_fn="strong_wolfe")
+    solver: Any = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def entropy() -> Tensor:
         logits = F.linear(inputs, weight, bias)[:, 0]
