@@ -23,6 +23,10 @@ NOT_ON_THIS_CPU = {
     "mxfp4-weights", "mxfp4-weights-gptq", "nvfp4-weights", "nvfp4-weights-gptq",
 }  # fmt: skip
 """Recipes that vLLM refuses on the CPU of the table; what it refuses beside them is a loss."""
+REFUSED_HEADS = {
+    "eagle3-mla": {"fp8-ptpc-head", "int4-channel-gptq-head", "int4-group128-gptq-head"}
+}
+"""vLLM's class of MLA drafts hands the head no declaration, as `check` says of every GPU."""
 
 
 def trace(*continuation: int) -> PromptTrace:
@@ -101,8 +105,9 @@ def test_served_and_replayed_agree() -> None:
     for row in results.read_results():
         by_family.setdefault(row.family, []).append(row)
     assert set(by_family) == FAMILIES
-    for rows in by_family.values():
-        assert {row.draft for row in rows if row.error is not None} == NOT_ON_THIS_CPU
+    for family, rows in by_family.items():
+        refused = NOT_ON_THIS_CPU | REFUSED_HEADS.get(family, set())
+        assert {row.draft for row in rows if row.error is not None} == refused
         for row in rows:
             if row.error is not None:
                 continue
