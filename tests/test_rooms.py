@@ -28,6 +28,7 @@ CALIBRATION = (
 )
 VALIDATE = (
     ("charts", "errors"),
+    ("confidence",),
     ("counting",),
     ("judging", "measure", "vocabulary"),
     ("launch", "parity", "tuning"),
