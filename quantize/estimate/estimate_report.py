@@ -18,13 +18,33 @@ from .work import Machine, Part, Pass, Round
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Who serves one form on one GPU.
+
+    Attributes:
+        folder: engines that load a folder in this form, by `check`.
+        online: vLLM makes its head while it loads the draft without it.
+        online_problem: why vLLM does not; None where it does, or where no head is in fewer bits.
+    """
+
+    folder: Sequence[str] = ()
+    online: bool = False
+    online_problem: str | None = None
+
+    @property
+    def engines(self) -> Sequence[str]:
+        """All of them, each once."""
+        return tuple(dict.fromkeys((*self.folder, *(("vllm",) if self.online else ()))))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EstimateReport(Brief):
     """An estimate, with the settings that it was made for.
 
     Attributes:
         estimate: bytes and operations of the unquantized draft and of every candidate.
-        loaded_by: name of a recipe -> GPU -> the engines that load its result there.
+        serving: name of a form -> GPU -> who serves it there; not of the draft as it is.
         refused: name of a built-in recipe that does not fit this draft -> the reason.
         machines: the GPUs, with the share of their data sheet that kernels reach.
         concurrencies: how many sequences are served at once, one estimate for each.
@@ -34,13 +54,22 @@ class EstimateReport(Brief):
     """
 
     estimate: Estimate
-    loaded_by: Mapping[str, Mapping[str, Sequence[str]]]
+    serving: Mapping[str, Mapping[str, Serving]]
     refused: Mapping[str, str]
     machines: tuple[Machine, ...]
     concurrencies: tuple[int, ...]
     target: Target | None
     allowed_drop: float
     context_by_config: bool = False
+
+    @property
+    def loaded_by(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
+        """Name of a recipe -> GPU -> the engines that load its result there."""
+        return {
+            one.name: {gpu: each.folder for gpu, each in self.serving[one.name].items()}
+            for one in self.estimate.candidates[1:]
+            if not one.hypothetical
+        }
 
     def break_even(self, candidate: Candidate, machine: Machine) -> tuple[BreakEven, ...]:
         """Of a candidate on a machine; nothing where the target is not known."""
@@ -49,14 +78,14 @@ class EstimateReport(Brief):
         return self.estimate.break_even(candidate, machine, self.target, self.concurrencies)
 
     def engines(self, candidate: Candidate, gpu: Gpu) -> Sequence[str]:
-        """The engines that `check` says load it there."""
-        return self.loaded_by.get(candidate.name, {}).get(gpu.name, ())
+        """The engines that serve it there."""
+        return self.serving.get(candidate.name, {}).get(gpu.name, Serving()).engines
 
     @override
     def brief(self) -> Mapping[str, object]:
+        recipes = counted(len(self.loaded_by), "recipe")
         return {
-            "recipes": f"{counted(len(self.loaded_by), 'recipe')} on"
-            f" {counted(len(self.machines), 'GPU')}",
+            "recipes": f"{recipes} on {counted(len(self.machines), 'GPU')}",
             "K": self.estimate.num_draft_tokens,
             "do not fit": len(self.refused) or None,
             "target": "known" if self.target else "not known: no break-even acceptance",
@@ -66,6 +95,21 @@ class EstimateReport(Brief):
 def multiplied_as(whole: Round) -> str:
     """What the linears of the MLP are multiplied as; those of the attention may be kept besides."""
     return ", ".join(dict.fromkeys(w.precision for w in whole.step.works if w.part == "mlp"))
+
+
+def online_heads(report: EstimateReport) -> Iterator[str]:
+    """What vLLM makes of each head that is asked for while it loads the draft, a sentence each."""
+    uncut = [one for one in report.estimate.candidates if one.form.rows is None]
+    for head in dict.fromkeys(one.form.head for one in uncut if one.form.head):
+        found = [report.serving[one.name] for one in uncut if one.form.head == head]
+        problems = dict.fromkeys(
+            each.online_problem or f"vLLM 0.33 serves it on {gpu} (draft_lm_head_quantization)"
+            for of_one in found
+            for gpu, each in of_one.items()
+        )
+        yield f"{head.upper()} head made while loading: " + "; ".join(
+            (*problems, "SGLang 0.5.23 makes none")
+        )
 
 
 def assumptions(report: EstimateReport) -> Iterator[str]:
@@ -165,7 +209,15 @@ def _candidate_mapping(report: EstimateReport, one: Candidate) -> dict[str, Any]
         "stored_bytes": one.stored_bytes,
         "multiplied_as": multiplied_as(one.round),
         "engines": {m.gpu.name: list(report.engines(one, m.gpu)) for m in report.machines}
-        if one.name in report.loaded_by
+        if one.name in report.serving
+        else None,
+        "vocab_size": one.form.rows,
+        "head": one.form.head,
+        "online_head": {
+            name: {"served": each.online, "why_not": each.online_problem}
+            for name, each in report.serving.get(one.name, {}).items()
+        }
+        if one.form.head
         else None,
         "step_bytes": _by_part(one.round.step),
         "round_bytes": _by_part(one.round),
