@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OnTracesSettings(Settings):
-    """How drafts run along traces, for `replay`, `gate` and `compare`."""
+class PassesSettings(Settings):
+    """How drafts run along traces."""
 
     _: KW_ONLY
     num_draft_tokens: arguments.NumDraftTokens = None
@@ -36,12 +36,19 @@ class OnTracesSettings(Settings):
     dtype: arguments.Dtype = "float32"
     draft_sampling: arguments.Sampling = "greedy"
     batch_size: arguments.BatchSize = None
-    no_cache: arguments.NoCache = False
 
     @property
     def rotary_base(self) -> float | None:
         """Instead of that of config.json."""
         return None
+
+
+@dataclass(frozen=True)
+class OnTracesSettings(PassesSettings):
+    """How they are replayed, for `replay`, `gate` and `compare`."""
+
+    _: KW_ONLY
+    no_cache: arguments.NoCache = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,7 @@ class LoadedForReplay:
 def load_for_replay(
     references: Sequence[Reference],
     traces: "TraceFolder",
-    settings: OnTracesSettings,
+    settings: PassesSettings,
 ) -> LoadedForReplay:
     """Say what memory a replay takes, refuse what does not fit, and load the drafts.
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .recipes import ListedRecipe as ListedRecipe
     from .report import WrittenReport as WrittenReport
     from .verify import Verification as Verification
+    from .vocab import VocabReport as VocabReport
 
 _HOMES = {
     "CalibrateReport": "scripts.api.calibrate",
@@ -74,6 +75,7 @@ _HOMES = {
     "Unpickled": "quantize.files.unpickle_draft",
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",
+    "VocabReport": "scripts.api.vocab",
     "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""

@@ -68,6 +68,21 @@ def check_held_out(candidate: QuantizedProvenance | None, traces: TraceFolder) -
     return ()
 
 
+def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
+    """Refuse traces that have prompts, or nearly the same ones, among those that were seen.
+
+    Args:
+        traces: that judge.
+        seen: what must not judge.
+        what: became of them, such as "choose the rows".
+
+    Raises:
+        GateError: names them.
+        TraceError: a trace is damaged.
+    """
+    _check_unseen(recorded_prompts(traces), seen, what, traces)
+
+
 def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder) -> None:
     """A prompt is not made another one by naming a conversation that it does not belong to."""
     strange = [prompt.entry.id for prompt in prompts if not prompt.conversation_known]
