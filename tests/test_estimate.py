@@ -157,6 +157,30 @@ def test_a_block_draft_reads_keys_and_values_twice_and_the_targets_head(
     }
 
 
+@pytest.mark.parametrize(
+    ("recipe", "code_bytes", "row_bytes"),
+    [("int4-channel", 0.5, 2), ("fp8-ptpc", 1, 4)],  # scales of a row in BF16 and F32
+)
+def test_quantized_inputs_of_a_block_draft_lose_the_fused_context(
+    drafts: dict[str, Draft], recipe: str, code_bytes: float, row_bytes: int
+) -> None:
+    """Then q is read besides k and v for the verified positions, and each layer is a kernel."""
+    fused, apart = (round_of(drafts["kimi-linear-dflash"], one, k=15) for one in (None, recipe))
+    assert parts(fused.passes[0])["attention"] == 5 * 2 * 2 * 2304 * 2304
+    shapes = 16 if recipe == "int4-channel" else 0
+    each = code_bytes * 2304 * 2304 + row_bytes * 2304 + shapes
+    assert parts(apart.passes[0])["attention"] == 5 * 3 * each
+    flops = [
+        sum(w.sequence_flops for w in one.passes[0].works if w.part == "attention")
+        for one in (fused, apart)
+    ]
+    assert flops == [16 * 2 * n * 5 * 2304 * 2304 for n in (2, 3)]
+    assert (fused.launches, apart.launches) == (0, 5)
+    priced = Machine(gpu=GPUS["h100"], efficiency=1.0, launch_seconds=4e-6)
+    more = priced.round_seconds(apart, 1) - H100.round_seconds(apart, 1)
+    assert more == pytest.approx(5 * 4e-6)
+
+
 def test_a_shorter_block_computes_less_and_reads_the_same_weights(
     drafts: dict[str, Draft],
 ) -> None:
@@ -842,6 +866,7 @@ def test_a_draft_that_cannot_gain_says_so(
         (["--gpu", "h1000"], "did you mean h100"),
         (["--vocab-size", "1024"], "expected at least 1 and fewer than the 1,024 rows"),
         (["--efficiency", "2"], "--efficiency"),
+        (["--launch-us", "-1"], "--launch-us"),
         (["--tp", "5"], "--tp"),
         (["--context", "0"], "--context"),
         (["--concurrency", "0"], "--concurrency"),

@@ -152,6 +152,7 @@ COMMANDS = (
         Row("--concurrency", "3,5", "concurrencies", (3, 5)),
         Row("--tp", "2", "tp", 2, "scripts.api.estimate.make_estimate"),
         Row("--efficiency", "0.5", "machines.0.efficiency", 0.5),
+        Row("--launch-us", "4", "machines.0.launch_seconds", 4e-6),
         Row("--target-step-ms", "14.2", "text", "14.2",
             "scripts.api.estimate.parse_step_times"),
         Row("--target", "M", "target", Path("M"), "scripts.api.estimate.step_of_config"),
@@ -377,6 +378,7 @@ COMMANDS = (
             "validate.counting.trace_replay.replay_drafts"),
         Row("--batch-size", "7", "batch_size", 7, "validate.counting.trace_replay.replay_drafts"),
         Row("--rope-theta", "5e5", "settings.rotary_base", 5e5),
+        Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
     ), {
         DRAFTS: MagicMock(traces=[]),
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens"),
@@ -451,6 +453,7 @@ COMMANDS = (
         Row("--tuned-baseline", "a/b", "settings.tuned_baseline", "a/b"),
         Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
+        Row("--head-online", "fp8", "settings.head_online", "fp8"),
         Row("--policy", "screening", "policy.name", "screening"),
         Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
         Row("--confidence", "0.9", "policy.confidence", 0.9),

@@ -55,7 +55,7 @@ def multiplied_as(recipe: Recipe) -> Precision:
 
 def has_plain_head(weights: Iterable[Weight]) -> bool:
     """Whether the draft has a head of its own, in floats."""
-    return any(w.row.role == "head" and w.nbytes == w.row.tensor.nbytes for w in weights)
+    return any(w.row.role == "head" and not w.is_quantized for w in weights)
 
 
 def with_vocabulary(draft: Draft, size: int) -> Draft:

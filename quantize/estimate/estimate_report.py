@@ -128,6 +128,8 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
             " positions of each sequence that were verified, then one pass over a block of"
             f" {k + 1}, and the head reads {k} of them"
         )
+        if any(one.round.launches for one in estimate.candidates):
+            yield _apart(report)
     yield (
         "weights are read once per step for all sequences, with scales and zero points, and nothing"
         " stays in a cache on chip"
@@ -169,6 +171,19 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
         yield f"{gpu.name}: {gpu.bandwidth / 1e12:g} TB/s; TFLOPS {peaks} ({gpu.source})"
 
 
+def _apart(report: EstimateReport) -> str:
+    """What quantized q, k and v cost a block draft beside the block."""
+    most = max(one.round.launches for one in report.estimate.candidates)
+    microseconds = 1e6 * report.machines[0].launch_seconds
+    priced = f"each takes {microseconds:g} µs" if microseconds else "they are not priced"
+    return (
+        "keys and values of the verified positions: in floats, k and v of all layers in one"
+        " multiplication; quantized, q, k and v of each layer whole, as vLLM 0.33 and SGLang 0.5.23"
+        f" fall back, with up to {most} kernels more in vLLM ({priced}: --launch-us) and more in"
+        " SGLang, which norms and rotates layer by layer then"
+    )
+
+
 def to_mapping(report: EstimateReport) -> dict[str, Any]:
     """The estimate as plain data: bytes, seconds, shares."""
     estimate = report.estimate
@@ -179,6 +194,7 @@ def to_mapping(report: EstimateReport) -> dict[str, Any]:
         "context": estimate.context,
         "tp": estimate.tp,
         "efficiency": report.machines[0].efficiency,
+        "launch_seconds": report.machines[0].launch_seconds,
         "parameters": estimate.parameters,
         "parts": [
             {"part": one.part, "parameters": one.parameters, "stored_bytes": one.nbytes}
@@ -221,6 +237,7 @@ def _candidate_mapping(report: EstimateReport, one: Candidate) -> dict[str, Any]
         else None,
         "step_bytes": _by_part(one.round.step),
         "round_bytes": _by_part(one.round),
+        "extra_launches": one.round.launches,
         "times": [
             {
                 "gpu": machine.gpu.name,

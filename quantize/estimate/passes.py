@@ -38,6 +38,11 @@ class Weight(NamedTuple):
     precision: Precision
     is_fp4: bool = False
 
+    @property
+    def is_quantized(self) -> bool:
+        """Other bytes stand for it than its own."""
+        return self.nbytes != self.row.tensor.nbytes
+
 
 def part_of(row: Row) -> Part:
     """The part that a tensor counts to."""
@@ -67,9 +72,21 @@ class Passes:
         return tuple(self._weight(w, tokens) for w in self.weights if self._makes_features(w.row))
 
     def context_keys_values(self, tokens: int) -> tuple[Work, ...]:
-        """Keys and values of new context positions, projected apart from the block's."""
-        of = ("k_proj", "v_proj", "k_norm")
-        return tuple(self._weight(w, tokens) for w in self.weights if _leaf(w.row) in of)
+        """Keys and values of new context positions, projected apart from the block's.
+
+        In floats, k and v of all layers are one matrix. Quantized, a layer's q, k and v are run
+        whole and q is thrown away: a kernel for each layer instead of one, and another that puts
+        them together. Sources: vLLM 0.33
+        `qwen3_dflash.py:505-534` and `:592-616`; SGLang 0.5.23 `models/dflash.py:429-456` and
+        `dflash_worker_v2.py:1000-1062`, which norms, rotates and writes layer by layer besides.
+        """
+        inputs = [w for w in self.weights if _leaf(w.row) in ("q_proj", "k_proj", "v_proj")]
+        quantized = [w for w in inputs if w.is_quantized]
+        read = [w for w in inputs if quantized or _leaf(w.row) != "q_proj"]
+        norms = [w for w in self.weights if _leaf(w.row) == "k_norm"]
+        layers = sum(_leaf(w.row) == "q_proj" for w in quantized)
+        apart = (Work(part="attention", launches=layers),) if quantized else ()
+        return (*(self._weight(w, tokens) for w in (*read, *norms)), *apart)
 
     def heads(self, geometry: HeadsGeometry) -> tuple[Work, ...]:
         """All heads over one state, however many tokens are asked for.

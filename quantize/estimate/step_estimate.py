@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ...recipes.formats import OnlineHead
 from ..drafts.family import Draft
@@ -209,6 +210,21 @@ def checked_efficiency(share: float) -> float:
             fix="give the share of the data sheet's figures that kernels reach, such as 0.75",
         )
     return share
+
+
+def checked_launch(microseconds: float) -> float:
+    """The seconds that a kernel takes beside what it reads and computes.
+
+    Raises:
+        EstimateError: below zero, or no number.
+    """
+    if not 0 <= microseconds < inf:
+        raise EstimateError(
+            "--launch-us",
+            f"expected 0 or more, got {microseconds:g}",
+            fix="give the microseconds of a kernel launch, such as 5",
+        )
+    return microseconds / 1e6
 
 
 def checked_concurrencies(asked: Sequence[int]) -> tuple[int, ...]:

@@ -19,9 +19,11 @@ from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme
+from ..stored.stored_draft import StoredDraft
 from .changed_norms import ChangedNorms
 from .codes import Expected, compare_linear
 from .config_json import config_faults
+from .cut_verification import cut_of, verify_cut
 from .demands import demands_of, expected_codes
 from .dropped import dropped_faults, dropped_rows, remaining
 from .exclude_list_faults import exclude_faults
@@ -45,7 +47,7 @@ from .record_faults import NO_RECORD, Record, read_record, record_faults
 from .rules import Rule, rule_of
 from .scales import companion_faults
 from .tuned_verification import verify_tuned
-from .unowned_files import card_faults, own_files, side_file_faults, unowned_faults
+from .unowned_files import ONLY_OURS, card_faults, own_files, side_file_faults, unowned_faults
 from .verify_report import (
     Compared,
     Fault,
@@ -102,7 +104,12 @@ def verify(
         CheckpointError: `source` is not an unquantized draft, or holds what must not travel;
             `output` is no checkpoint at all, or not quantized; `target` has no such tables.
     """
-    draft = read_draft(Checkpoint.open(source, subtree=subtree))
+    of_source = Checkpoint.open(source, subtree=subtree)
+    if method is None and (cut := cut_of(output, of_source)) is not None:
+        return verify_cut(
+            output, StoredDraft.read(of_source), cut, target=target, config_file=config_file
+        )
+    draft = read_draft(of_source)
     _check_is_checkpoint(output, config_file)
     try:
         checkpoint = Checkpoint.open(output, config_file=config_file)
@@ -242,7 +249,7 @@ class _Verification:
             *side_declaration_faults(self._output, scheme),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),
-            *side_file_faults(self._source, self._output),
+            *side_file_faults(self._source, self._output, without=ONLY_OURS),
             *card_faults(self._output, self._provenance),
             *self._unowned_faults(),
             *self._method_faults(),
@@ -251,7 +258,9 @@ class _Verification:
     def _unowned_faults(self) -> list[Fault]:
         side_file = self._scheme.layout.side_file if self._scheme else None
         own = own_files(side_file.name if side_file else None)
-        return unowned_faults(self._source, self._output, config_file=self._config_file, own=own)
+        return unowned_faults(
+            self._source, self._output, config_file=self._config_file, own=own, without=ONLY_OURS
+        )
 
     def _method_faults(self) -> list[Fault]:
         """What the run did, against headers and small values."""

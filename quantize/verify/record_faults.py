@@ -42,7 +42,7 @@ def read_record(folder: Path) -> Record | TunedProvenance | None:
 
 
 def record_faults(
-    recorded: Record | TunedProvenance,
+    recorded: Record | TunedProvenance | CutProvenance,
     draft: Draft,
     output: Checkpoint,
     source_digests: Mapping[str, str],

@@ -16,6 +16,7 @@ from ...quantize.estimate.forms import ONLINE_HEADS
 from ...quantize.estimate.step_estimate import (
     checked_concurrencies,
     checked_efficiency,
+    checked_launch,
     make_estimate,
 )
 from ...quantize.estimate.target import (
@@ -112,6 +113,14 @@ class EstimateSettings(Settings):
             "SHARE",
         ),
     ] = 0.75
+    launch_us: Annotated[
+        float,
+        Option(
+            "microseconds of each kernel that quantized q, k and v of a block draft add"
+            " (default 0: counted, not priced)",
+            "MICROSECONDS",
+        ),
+    ] = 0.0
     target_step_ms: Annotated[
         str | float | None,
         Option(
@@ -152,7 +161,10 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     context = settings.context
     if context is None:
         context = usual_context(_configs(draft, optional_path(settings.target)))
-    machines = tuple(Machine(gpu=named_gpu(name), efficiency=efficiency) for name in gpus)
+    launch = checked_launch(settings.launch_us)
+    machines = tuple(
+        Machine(gpu=named_gpu(name), efficiency=efficiency, launch_seconds=launch) for name in gpus
+    )
     found = make_estimate(
         draft,
         plans,

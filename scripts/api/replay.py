@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.target_tables import SharedTables
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
+    from ...recipes.formats import OnlineHead
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import ReplayCache
 
@@ -41,6 +42,10 @@ class PassesSettings(Settings):
     def rotary_base(self) -> float | None:
         """Instead of that of config.json."""
         return None
+
+    def online_heads(self, count: int) -> "list[OnlineHead | None]":
+        """What vLLM makes of the head of each of so many drafts while it loads them."""
+        return [None] * count
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,18 @@ class ReplaySettings(OnTracesSettings):
             "BASE",
         ),
     ] = None
+    head_online: arguments.HeadsOnline = None
 
     @property
     @override
     def rotary_base(self) -> float | None:
         return self.rope_theta
+
+    @override
+    def online_heads(self, count: int) -> "list[OnlineHead | None]":
+        # The first of several is the reference.
+        as_stored = min(1, count - 1)
+        return [None] * as_stored + [self.head_online] * (count - as_stored)
 
 
 @verb(ReplaySettings)
@@ -149,6 +161,7 @@ def load_for_replay(
 
     device, dtype = resolve_device(settings.device), getattr(torch, settings.dtype)
     folders = [folder_of(reference) for reference in references]
+    heads = settings.online_heads(len(folders))
     estimate = estimate_replay(
         folders,
         traces,
@@ -156,12 +169,13 @@ def load_for_replay(
         device=device,
         num_draft_tokens=settings.num_draft_tokens,
         batch_size=settings.batch_size,
+        online_heads=heads,
     )
     estimate.check()
     settings.watch.note(estimate.line())
     tables = shared_tables(traces, optional_path(settings.target), device)
     drafts: list[LoadedDraft] = []
-    for folder in folders:
+    for folder, head in zip(folders, heads, strict=True):
         draft = load_draft(
             folder,
             dtype=dtype,
@@ -170,6 +184,7 @@ def load_for_replay(
             like=drafts[0] if drafts else None,
             shared=tables,
             rope_theta=settings.rotary_base,
+            online_head=head,
         )
         drafts.append(draft)
     return LoadedForReplay(

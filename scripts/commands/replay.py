@@ -21,7 +21,11 @@ def run(options: argparse.Namespace) -> int:
         from ...validate.comparison.replay_file import ReplayedDraft
 
         rope_theta, dtype = settings.rope_theta, settings.dtype
-        found = [ReplayedDraft.of(one, rope_theta=rope_theta, dtype=dtype) for one in replays]
+        heads = settings.online_heads(len(replays))
+        found = [
+            ReplayedDraft.of(one, rope_theta=rope_theta, dtype=dtype, head_online=head)
+            for one, head in zip(replays, heads, strict=True)
+        ]
         print_json([one.to_mapping() for one in found])
     else:
         print_replays(replays)

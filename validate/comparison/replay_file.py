@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...recipes.decode import encode
+from ...recipes.formats import OnlineHead
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..counting.acceptance_counts import AcceptanceCounts
@@ -59,6 +60,7 @@ class ReplayedDraft(DraftFigures):
     Attributes:
         first_step_agreement: share of the positions where it proposes what the first draft does.
         rope_theta, dtype: that it was replayed with; None = as its config.json has it.
+        head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
     """
 
     estimand: str
@@ -69,9 +71,17 @@ class ReplayedDraft(DraftFigures):
     prompts: tuple[ReplayedPrompt, ...]
     rope_theta: float | None
     dtype: str
+    head_online: OnlineHead | None = None
 
     @classmethod
-    def of(cls, replay: DraftReplay, *, rope_theta: float | None, dtype: str) -> "ReplayedDraft":
+    def of(
+        cls,
+        replay: DraftReplay,
+        *,
+        rope_theta: float | None,
+        dtype: str,
+        head_online: OnlineHead | None = None,
+    ) -> "ReplayedDraft":
         """Of a replay that was made with these settings."""
         traces = replay.traces
         return cls(
@@ -84,6 +94,7 @@ class ReplayedDraft(DraftFigures):
             prompts=tuple(map(ReplayedPrompt.of, replay.prompts)),
             rope_theta=rope_theta,
             dtype=dtype,
+            head_online=head_online,
         )
 
     def to_mapping(self) -> dict[str, Any]:

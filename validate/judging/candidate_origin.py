@@ -132,7 +132,7 @@ class DraftFolder:
 
 
 def check_folders(
-    baseline: DraftFolder, candidate: DraftFolder, *, unrelated: bool = False
+    baseline: DraftFolder, candidate: DraftFolder, *, unrelated: bool = False, same: bool = False
 ) -> tuple[str, ...]:
     """The baseline has weights that were never quantized; the candidate was made from them.
 
@@ -140,6 +140,8 @@ def check_folders(
         baseline: the draft as released.
         candidate: the quantized draft.
         unrelated: two different drafts are compared on purpose: nothing is demanded.
+        same: the candidate has the baseline's tensors, and is served otherwise: so it has no origin
+            of its own.
 
     Returns:
         What nothing verifies, in sentences without a full stop for the verdict.
@@ -151,6 +153,8 @@ def check_folders(
     if unrelated:
         return (_UNRELATED,)
     _check_baseline(baseline)
+    if same:
+        return ()
     _check_candidate(baseline, candidate)
     return () if candidate.quantized_by else (_unrecorded(candidate),)
 

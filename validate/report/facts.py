@@ -19,7 +19,9 @@ from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
 from ...quantize.stored.declarations import declared_scheme
+from ...quantize.stored.online_head import online_label
 from ...quantize.stored.stored_draft import StoredDraft
+from ...recipes.formats import OnlineHead
 from ...recipes.schema import Rule
 from ..errors import GateError
 from ..judging.candidate_origin import DraftFolder
@@ -114,23 +116,32 @@ class Drafts:
     tuned: DraftFacts | None = None
 
 
-def drafts_of(names: Sequence[str], folders: Sequence[DraftFolder]) -> Drafts:
+def drafts_of(
+    names: Sequence[str],
+    folders: Sequence[DraftFolder],
+    online_heads: Sequence[OnlineHead | None] = (),
+) -> Drafts:
     """Of folders that were read.
 
     Args:
         names: as the user gave them.
         folders: baseline, candidate, and the identically fine-tuned BF16 draft where there is one.
+        online_heads: what vLLM made of the head of each while it loaded; empty = of none.
     """
-    baseline, candidate, *tuned = map(folder_facts, names, folders)
+    heads = online_heads or [None] * len(folders)
+    baseline, candidate, *tuned = map(folder_facts, names, folders, heads)
     return Drafts(baseline=baseline, candidate=candidate, tuned=tuned[0] if tuned else None)
 
 
-def folder_facts(name: str, folder: DraftFolder) -> DraftFacts:
+def folder_facts(
+    name: str, folder: DraftFolder, online_head: OnlineHead | None = None
+) -> DraftFacts:
     """Of a folder that was read.
 
     Args:
         name: as the user gave it.
         folder: its tensors are hashed.
+        online_head: see `drafts_of`.
     """
     checkpoint = Checkpoint.open(folder.folder)
     record = folder.quantized_by
@@ -141,7 +152,7 @@ def folder_facts(name: str, folder: DraftFolder) -> DraftFacts:
         sha256=folder.sha256,
         family=StoredDraft.look(checkpoint, declared_scheme(checkpoint)).draft.family.name,
         num_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
-        quantization=declared if record is None else record.recipe.name,
+        quantization=online_label(declared if record is None else record.recipe.name, online_head),
         quantized=None if record is None else _quantization(record),
         hub_id=None if record is None else record.source.hub_id,
         revision=None if record is None else record.source.revision,

@@ -8,8 +8,7 @@ Sources: `config/speculative.py:1953`, `v1/worker/gpu/spec_decode/eagle/utils.py
 from ....recipes.formats import NUMBER_FORMATS, OnlineHead
 from ...drafts.family import Draft
 from ...gpus import Gpu
-
-_METHODS = ("eagle", "eagle3", "mtp")
+from ...stored.online_head import METHODS
 
 
 def online_head_problem(draft: Draft, head: OnlineHead, gpu: Gpu | None = None) -> str | None:
@@ -21,7 +20,7 @@ def online_head_problem(draft: Draft, head: OnlineHead, gpu: Gpu | None = None) 
         gpu: where; None = wherever it can be.
     """
     method = draft.family.engine_traits.vllm.served_as
-    if method not in _METHODS:
+    if method not in METHODS:
         return f"vLLM 0.33 refuses draft_lm_head_quantization for method '{method}'"
     geometry = draft.geometry
     if geometry.draft_vocab_size != geometry.vocab_size:
