@@ -1,4 +1,4 @@
-"""`draftquant vocab`: rows of a draft's head by what its target says; written, or judged by size."""
+"""`draftquant vocab`: rows of a draft's head by what its target says: written, or by size."""
 
 import argparse
 import dataclasses
@@ -55,8 +55,8 @@ def _print_cut(report: VocabReport, cut: "VocabularyReport", rows: "ChosenRows")
     if rows.never_said:
         out.line(f"{rows.never_said:.2%} of the held-out tokens were said by no other part")
     out.line(
-        f"next: draftquant gate {choosing.source.folder} {cut.out} --traces OTHERS (of other prompts"
-        " than those that chose the rows)"
+        f"next: draftquant gate {choosing.source.folder} {cut.out} --traces OTHERS (of other"
+        " prompts than those that chose the rows)"
     )
 
 
@@ -113,7 +113,7 @@ def _print_way(
         *numbers[5:],
         *read,
         right=(*numbers, *read),
-        spare=("head reads", "its bounds"),
+        spare=(*read[:1], "its bounds"),
     )
 
     def reads(size: int) -> tuple[str, ...]:
