@@ -94,27 +94,6 @@ class Choosing:
                 fix="ask for another size; --curve shows what sizes cost",
             )
 
-    def rows(self, size: int | None, coverage: float | None) -> ChosenRows:
-        """The rows of a size, or of the least size that covers so much of held-out text.
-
-        Raises:
-            CalibrationError: no cut of this draft has that size, or reaches that coverage.
-        """
-        held_out = held_out_coverage(self.chooser, self.texts)
-        if size is None:
-            size = max(self.least, self._least_size(held_out, coverage or 1.0))
-        else:
-            self.check_size("--size", size)
-        order = self.chooser.order(self.texts)
-        said = TokenCounts.of(self.texts, self.chooser.vocab_size).pooled
-        return ChosenRows(
-            target_ids=order.first(size),
-            coverage=float(order.covered(said)[size] / said.sum()),
-            held_out=held_out.of(size),
-            held_out_by_category=held_out.by_category(size),
-            never_said=held_out.never_said / int(held_out.totals.sum()),
-        )
-
     def record(
         self, rows: ChosenRows, size: int | None, coverage: float | None
     ) -> VocabularyChoice:
@@ -130,26 +109,49 @@ class Choosing:
             calibration_sketches=seen.sketches,
         )
 
-    def _least_size(self, held_out: HeldOutCoverage, coverage: float) -> int:
-        rows, vocabulary = self.chooser.num_rows, self.chooser.vocab_size
-        found = held_out.least_size(coverage)
-        if found is None:
-            raise CalibrationError(
-                "--coverage",
-                f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
-                f" (of {vocabulary:,} tokens) cover {held_out.of(rows):.2%}, and a cut makes no row"
-                " that the draft lacks",
-                fix="ask for less, or cut the draft that has the whole vocabulary",
-            )
-        if found >= rows:
-            raise CalibrationError(
-                "--coverage",
-                f"{coverage:.2%} of held-out text needs all {rows:,} rows:"
-                f" {held_out.never_said:,} of its {int(held_out.totals.sum()):,} tokens were said"
-                " by no other part of the traces",
-                fix="ask for less, or record traces of more prompts",
-            )
-        return found
+
+def chosen_rows(choosing: Choosing, size: int | None, coverage: float | None) -> ChosenRows:
+    """The rows of a size, or of the least size that covers so much of held-out text.
+
+    Raises:
+        CalibrationError: no cut of this draft has that size, or reaches that coverage.
+    """
+    held_out = held_out_coverage(choosing.chooser, choosing.texts)
+    if size is None:
+        size = max(choosing.least, _least_size(choosing, held_out, coverage or 1.0))
+    else:
+        choosing.check_size("--size", size)
+    order = choosing.chooser.order(choosing.texts)
+    said = TokenCounts.of(choosing.texts, choosing.chooser.vocab_size).pooled
+    return ChosenRows(
+        target_ids=order.first(size),
+        coverage=float(order.covered(said)[size] / said.sum()),
+        held_out=held_out.of(size),
+        held_out_by_category=held_out.by_category(size),
+        never_said=held_out.never_said / int(held_out.totals.sum()),
+    )
+
+
+def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float) -> int:
+    rows, vocabulary = choosing.chooser.num_rows, choosing.chooser.vocab_size
+    found = held_out.least_size(coverage)
+    if found is None:
+        raise CalibrationError(
+            "--coverage",
+            f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
+            f" (of {vocabulary:,} tokens) cover {held_out.of(rows):.2%}, and a cut makes no row"
+            " that the draft lacks",
+            fix="ask for less, or cut the draft that has the whole vocabulary",
+        )
+    if found >= rows:
+        raise CalibrationError(
+            "--coverage",
+            f"{coverage:.2%} of held-out text needs all {rows:,} rows:"
+            f" {held_out.never_said:,} of its {int(held_out.totals.sum()):,} tokens were said"
+            " by no other part of the traces",
+            fix="ask for less, or record traces of more prompts",
+        )
+    return found
 
 
 def choosing_of(

@@ -153,12 +153,12 @@ class VocabReport(Brief):
     """Rows of a head, chosen by what a target says.
 
     Attributes:
-        choosing: by which text, of which draft.
-        rows: that were kept, and what they cover; None for the curve.
-        cut: what was written; None for the curve.
-        curve: acceptance by the number of rows; None where a folder was written.
-        estimate: bytes and speed by the number of rows; None where a folder was written, and of
-            drafts that are not estimated.
+        choosing: the draft, the traces and the text that chooses the rows.
+        rows: the rows that were kept, and what they cover; None for the curve.
+        cut: the folder that was written; None for the curve.
+        curve: the acceptance length by the number of rows; None where a folder was written.
+        estimate: bytes and speed by the number of rows; None where a folder was written, and for a
+            draft that cannot be estimated.
         warnings: what the command line prints as warnings.
     """
 
@@ -211,9 +211,10 @@ def vocab(settings: VocabSettings) -> VocabReport:
 
 def _written(settings: VocabSettings, choosing: "Choosing") -> VocabReport:
     """Choose the rows, and write the folder."""
+    from ...calibration.vocabulary.choosing import chosen_rows
     from ...quantize.vocabulary.cut_vocabulary import cut_vocabulary
 
-    rows = choosing.rows(settings.size, settings.coverage)
+    rows = chosen_rows(choosing, settings.size, settings.coverage)
     watch = settings.watch
     with watch.bar("cut", None, "bytes") as bar:
         written = cut_vocabulary(
@@ -237,12 +238,10 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> VocabReport:
     from ...validate.counting.trace_replay import chosen_num_draft_tokens
     from ...validate.judging.held_out import check_apart
     from ...validate.vocabulary.curve_chart import drawing
-    from ...validate.vocabulary.size_curve import size_curve, usual_sizes
+    from ...validate.vocabulary.size_curve import size_curve
 
     traces, judge = choosing.traces, None
-    sizes = tuple(sorted(set(settings.sizes))) or usual_sizes(choosing.chooser.num_rows)
-    for size in sizes:
-        choosing.check_size("--sizes", size)
+    sizes = _sizes(settings, choosing)
     machines, target, concurrencies = _serving(settings)
     if settings.judge is not None:
         judge = TraceFolder.open(Path(settings.judge))
@@ -271,6 +270,18 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> VocabReport:
         estimate=estimate,
         warnings=() if why is None else (why,),
     )
+
+
+def _sizes(settings: VocabSettings, choosing: "Choosing") -> tuple[int, ...]:
+    """As asked, in ascending order; of the usual ones those that are cuts of this draft."""
+    from ...validate.vocabulary.size_curve import usual_sizes
+
+    rows = choosing.chooser.num_rows
+    usual = [size for size in usual_sizes(rows) if size >= choosing.least] or [rows // 2]
+    sizes = tuple(sorted(set(settings.sizes or usual)))
+    for size in sizes:
+        choosing.check_size("--sizes", size)
+    return sizes
 
 
 def _serving(
