@@ -182,10 +182,7 @@ def absolute(folder: Path) -> Path:
     tiny_eagle3_llama(folder, pruned_vocabulary=True)
 
     def add(tensors: dict[str, Any]) -> None:
-        ids = np.arange(48, dtype="<i8")
-        tensors["d2t"] = Stored("I64", (48,), (2 * ids).tobytes())
-        tensors["t2d"] = Stored("BOOL", (96,), (np.arange(96) % 2 == 0).tobytes())
-        tensors["d2t"] = Stored("I64", (48,), (ids * 2 // 2).tobytes())
+        tensors["d2t"] = Stored("I64", (48,), np.arange(48, dtype="<i8").tobytes())
         tensors["t2d"] = Stored("BOOL", (96,), (np.arange(96) < 48).tobytes())
 
     edit(folder, add)

@@ -27,7 +27,7 @@ from ..stored.table_names import HEAD
 from .verify_report import Fault
 
 Ids = npt.NDArray[np.int64]
-_INTEGERS = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+_INTEGERS: Mapping[str, npt.DTypeLike] = {"I64": "<i8", "I32": "<i4"}
 _BLOCK_ROWS = 4096
 
 
@@ -61,7 +61,7 @@ def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
     row = draft.row(kind.map)
     if row is None:
         return np.arange(draft.geometry.draft_vocab_size, dtype=np.int64)
-    stored = read_whole(checkpoint, row.tensor).view(_INTEGERS[row.tensor.dtype])
+    stored = read_whole(checkpoint, row.tensor).view(np.dtype(_INTEGERS[row.tensor.dtype]))
     steps = np.arange(len(stored)) if kind.offsets else 0
     return np.asarray(stored.astype(np.int64) + steps, np.int64)
 
@@ -189,7 +189,7 @@ def _cut(
     whole, columns = row.tensor.shape
     part = stored_parts(scheme, len(rows), columns)[suffix]
     if suffix == "weight_shape":
-        data = np.array([len(rows), columns], _INTEGERS[tensor.dtype])
+        data = np.array([len(rows), columns]).astype(_INTEGERS[tensor.dtype])
         return iter([data.view(np.uint8)]), part.shape
     if suffix in ZERO_POINTS:
         count = int(np.prod(part.shape)) * DTYPE_BYTES[tensor.dtype]
@@ -226,7 +226,7 @@ def _maps(
     """The map, and the mask of its tokens."""
     row, steps = draft.row(kind.map), np.arange(len(ids)) if kind.offsets else 0
     name = row.tensor.name if row is not None else kind.map
-    stored = np.asarray(ids - steps, _INTEGERS["I64"])
+    stored = (ids - steps).astype(np.dtype("<i8"))
     yield scratch.add(name, "I64", stored.shape, iter([stored.view(np.uint8)]))
     if kind.mask is not None:
         row = draft.row(kind.mask)

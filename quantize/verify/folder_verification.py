@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
-from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
@@ -23,12 +23,14 @@ from ..stored.stored_draft import StoredDraft
 from .changed_norms import ChangedNorms
 from .codes import Expected, compare_linear
 from .config_json import config_faults
+from .cut_between import cut_between, quantized_record
 from .cut_verification import cut_of, verify_cut
 from .demands import demands_of, expected_codes
 from .dropped import dropped_faults, dropped_rows, remaining
 from .exclude_list_faults import exclude_faults
 from .foreign_scales import about_matrix_scale_faults
 from .headers import (
+    check_is_checkpoint,
     fused_faults,
     index_faults,
     metadata_faults,
@@ -43,7 +45,7 @@ from .method import (
     input_scale_faults,
     recorded_faults,
 )
-from .record_faults import NO_RECORD, Record, read_record, record_faults
+from .record_faults import NO_RECORD, Record, read_record, record_faults, recorded_changes
 from .rules import Rule, rule_of
 from .scales import companion_faults
 from .tuned_verification import verify_tuned
@@ -110,42 +112,28 @@ def verify(
             output, StoredDraft.read(of_source), cut, target=target, config_file=config_file
         )
     draft = read_draft(of_source)
-    _check_is_checkpoint(output, config_file)
+    check_is_checkpoint(output, config_file)
     try:
         checkpoint = Checkpoint.open(output, config_file=config_file)
         scheme = declared_scheme(checkpoint)
         recorded = read_record(output)
         if isinstance(recorded, TunedProvenance):
             return verify_tuned(output, draft, recorded, config_file=config_file)
-        run = method
-        if run is None and isinstance(recorded, QuantizedProvenance):
-            run = recorded.method
-        said = config_changes if method is not None else _recorded_changes(recorded)
+        made = quantized_record(recorded)
+        run = made.method if method is None and isinstance(made, QuantizedProvenance) else method
         rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
         fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
         return unreadable(output, source, fault)
-    verification = _Verification(
-        draft, checkpoint, scheme, recorded, run, rule, said, target, config_file, on_progress
-    )
-    report = verification.report()
-    if recorded is None and method is None and not foreign:
-        report = replace(report, faults=(NO_RECORD, *report.faults))
-    return report
-
-
-def _recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
-    """None where nothing says what config.json must be: it was repaired, or is another tool's."""
-    if not isinstance(recorded, QuantizedProvenance) or recorded.repairs:
-        return None
-    return recorded.config_changes
-
-
-def _check_is_checkpoint(output: Path, config_file: str) -> None:
-    has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
-    if not (output / config_file).is_file() or not has_weights:
-        raise CheckpointError(output, f"it holds no {CONFIG_FILE}, or no safetensors files",
-                              fix="give the output folder of `draftquant quantize`")  # fmt: skip
+    with cut_between(draft, checkpoint, recorded, target) as (draft, made, faults):
+        said = config_changes if method is not None else recorded_changes(made)
+        verification = _Verification(
+            draft, checkpoint, scheme, made, run, rule, said, target, config_file, on_progress
+        )
+        report = verification.report()
+    if made is None and method is None and not foreign:
+        faults = (NO_RECORD, *faults)
+    return replace(report, faults=(*faults, *report.faults))
 
 
 class _Verification:

@@ -197,28 +197,24 @@ class _Cutting(Rewrite[VerifyReport]):
             missing=plan.kept.missing,
             head_from=_target_head(plan),
         )
-        again = isinstance(record, CutProvenance)
         return CutProvenance(
             draftquant=package_version("draftquant"),
             argv=recorded_argv(self.argv),
-            cuts=(*record.cuts, cut) if again else (cut,),
+            cuts=(*(record.cuts if isinstance(record, CutProvenance) else ()), cut),
             tensor_digests=found.output_digests,
             tensor_bytes=TensorBytes(before=plan.source.checkpoint.nbytes, after=plan.bytes_after),
-            quantized_by=record.quantized_by if again else record,
+            quantized_by=record.quantized_by if isinstance(record, CutProvenance) else record,
         )
 
     def report(self, found: VerifyReport) -> VocabularyReport:
         """What was written, of what verification found."""
         plan = self.plan
         size, missing = len(plan.kept.rows), plan.kept.missing
-        warnings = ()
-        if missing:
-            asked = size + missing
-            warnings = (
-                f"{missing:,} of the {asked:,} chosen tokens have no row in this draft, whose"
-                f" vocabulary was cut before, and no row can be made of nothing: {size:,} rows"
-                " are kept. Cut the draft that has the whole vocabulary, if there is one",
-            )
+        lacking = (
+            f"{missing:,} of the {size + missing:,} chosen tokens have no row in this draft, whose"
+            f" vocabulary was cut before, and no row can be made of nothing: {size:,} rows are"
+            " kept. Cut the draft that has the whole vocabulary, if there is one"
+        )
         return VocabularyReport(
             out=self.out,
             family=plan.source.draft.family.name,
@@ -230,7 +226,7 @@ class _Cutting(Rewrite[VerifyReport]):
             bytes_before=plan.source.checkpoint.nbytes,
             bytes_after=plan.bytes_after,
             verification=found,
-            warnings=warnings,
+            warnings=(lacking,) if missing else (),
         )
 
 
