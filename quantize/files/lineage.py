@@ -17,8 +17,8 @@ from .vocabulary_cut import VocabularyCut
 def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
     """How its weights were quantized, where a record of this package says so.
 
-    Of a folder that was cut or dequantized afterwards it is that of the folder before, with the
-    tensors of this one, and with every cut.
+    Of a folder that was cut or dequantized afterwards it is that of the folder before, with every
+    cut, and the bytes that are left.
     """
     if isinstance(record, DequantizedProvenance):
         return quantization_of(record.quantized_by)
@@ -28,13 +28,7 @@ def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
     if not isinstance(before, QuantizedProvenance):
         return None
     nbytes = TensorBytes(before=before.tensor_bytes.before, after=record.tensor_bytes.after)
-    return dataclasses.replace(
-        before,
-        tensor_digests=record.digests,
-        tensor_sha256={},
-        tensor_bytes=nbytes,
-        cuts=(*before.cuts, *record.cuts),
-    )
+    return dataclasses.replace(before, tensor_bytes=nbytes, cuts=(*before.cuts, *record.cuts))
 
 
 def cuts_of(record: Provenance | None) -> tuple[VocabularyCut, ...]:

@@ -1,8 +1,9 @@
 """The held-out rule: a draft is never judged on prompts that the making of it looked at.
 
 Neither on those that its quantization was calibrated by, nor on those that its recipe was chosen
-by (`draftquant tune`). A prompt is known by its own token ids, by those of the first turn of its
-conversation, and, where it was changed a little, by its sketch.
+by (`draftquant tune`), nor on those that chose the rows of its head (`draftquant vocab`). A prompt
+is known by its own token ids, by those of the first turn of its conversation, and, where it was
+changed a little, by its sketch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,29 +22,41 @@ from ...calibration.traces.shingles import (
 )
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.files.provenance import QuantizedProvenance
+from ...quantize.files.vocabulary_cut import VocabularyCut
 from ...recipes.seen_prompts import SeenPrompts
 from ..errors import GateError
 
 _OTHERS = "record traces of other prompts for the gate"
 
 
-def check_held_out(candidate: QuantizedProvenance | None, traces: TraceFolder) -> tuple[str, ...]:
+def check_held_out(
+    candidate: QuantizedProvenance | None,
+    traces: TraceFolder,
+    cuts: Sequence[VocabularyCut] = (),
+) -> tuple[str, ...]:
     """Hold the prompts of the traces, by their token ids, against those that made a draft.
 
     Args:
         candidate: how it was quantized; None where nothing says it.
         traces: of the gate. Their ids and their folder do not matter.
+        cuts: of its vocabulary.
 
     Returns:
         What could not be held against anything, in sentences without a full stop.
 
     Raises:
-        GateError: a prompt, or nearly the same one, calibrated the candidate or chose its recipe;
-            or a prompt names the first turn of a conversation that it does not belong to.
+        GateError: a prompt, or nearly the same one, calibrated the candidate, chose its recipe or
+            chose the rows of its head; or a prompt names the first turn of a conversation that it
+            does not belong to.
         TraceError: a trace is damaged.
     """
     prompts = recorded_prompts(traces)
     _check_conversations(prompts, traces)
+    for cut in cuts:
+        _check_unseen(
+            prompts, cut.choice.prompts, "were used to choose the rows of the candidate's head"
+            " (vocab)", traces,
+        )  # fmt: skip
     if candidate is None:
         return ()
     calibrated = SeenPrompts(
