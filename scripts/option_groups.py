@@ -30,7 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "shared",
     ),
     "limits of the verdict": (
-        "confidence", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
+        "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
     ),
     "what servers measured": ("baseline_again", "measured", "parity"),
     "where it runs": ("batch_size", "device", "device_map", "dtype", "no_cache"),
@@ -39,6 +39,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Heading -> names of options, the most used heading first; what stands nowhere is rarely needed.
+A name that verbs use for different things has its metavar behind it.
 """
 
 
@@ -46,4 +47,5 @@ def heading(option: argparse.Action) -> str:
     """The heading of an option."""
     if option.required:
         return NEEDED
-    return next((title for title, names in GROUPS.items() if option.dest in names), RARE)
+    own = {option.dest, f"{option.dest} {option.metavar}"}
+    return next((title for title, names in GROUPS.items() if own & set(names)), RARE)

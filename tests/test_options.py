@@ -174,6 +174,7 @@ COMMANDS = (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.calibrate.resolve_draft"),
         *on_traces("calibrate"),
         Row("--compare", "", ""),
+        Row("--sts", "F.json", "out", Path("F.json"), "scripts.api.calibrate._fitted"),
         Row("--plot", "p.svg", "path", Path("p.svg"),
             "calibration.linear_inputs.range_plot.draw_ranges"),
     ), {
@@ -426,10 +427,18 @@ COMMANDS = (
             "validate.counting.trace_replay.replay_drafts"),
         Row("--batch-size", "7", "batch_size", 7, "validate.counting.trace_replay.replay_drafts"),
         Row("--rope-theta", "5e5", "settings.rotary_base", 5e5),
+        Row("--confidence", "0.5", "confidence.rule.survival", 0.5,
+            "validate.counting.trace_replay.replay_drafts"),
+        Row("--sts", "F.json", "path", Path("F.json"),
+            "validate.confidence.temperatures.read_temperatures"),
         Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
     ), {
         DRAFTS: MagicMock(traces=[]),
-        **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens"),
+        "validate.counting.trace_replay.replay_drafts": [
+            MagicMock(**{"traces.features.fault.return_value": ""})],
+        **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
+                "scripts.commands.replay.print_replays",
+                "scripts.commands.replay._print_confidence"),
     }),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
@@ -499,6 +508,7 @@ COMMANDS = (
         Row("BF16", "a/b", "settings.baseline", "a/b"),
         Row("QUANT", "a/b", "settings.candidate", "a/b"),
         Row("--tuned-baseline", "a/b", "settings.tuned_baseline", "a/b"),
+        Row("--sts", "F.json", "settings.sts", Path("F.json")),
         Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
         Row("--head-online", "fp8", "settings.head_online", "fp8"),

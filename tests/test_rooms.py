@@ -28,6 +28,7 @@ CALIBRATION = (
 )
 VALIDATE = (
     ("charts", "errors"),
+    ("confidence",),
     ("counting",),
     ("judging", "measure"),
     ("launch", "parity", "tuning"),

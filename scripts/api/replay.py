@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from . import arguments, reports
+from .confidence_heads import confidence_question
 from .opening import shared_tables
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
     from ...recipes.formats import OnlineHead
+    from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import ReplayCache
 
@@ -73,6 +75,22 @@ class ReplaySettings(OnTracesSettings):
             "BASE",
         ),
     ] = None
+    confidence: Annotated[
+        str | None,
+        Option(
+            "shorten verify steps by the drafts' confidence heads: a survival from 0 to 1 down to"
+            " which drafted tokens are verified, or an engine's rule with what a step costs it"
+            " (sglang:TABLE.json, vllm:COSTS.json)",
+            "RULE",
+        ),
+    ] = None
+    sts: Annotated[
+        arguments.AnyPath | None,
+        Option(
+            "temperatures of the confidence head, as 'calibrate --sts' fits them, for all drafts",
+            "FILE",
+        ),
+    ] = None
     head_online: arguments.HeadsOnline = None
 
     @property
@@ -109,7 +127,10 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     from ...calibration.traces.trace_folder import TraceFolder
 
     loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
-    replays = replay_loaded(loaded, settings)
+    asked = confidence_question(
+        loaded.drafts, settings.num_draft_tokens, settings.confidence, settings.sts
+    )
+    replays = replay_loaded(loaded, settings, asked)
     if fault := replays[0].traces.features.fault():
         settings.watch.warning(fault)
     return replays
@@ -196,7 +217,11 @@ def load_for_replay(
     )
 
 
-def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple[DraftReplay, ...]":
+def replay_loaded(
+    loaded: LoadedForReplay,
+    settings: OnTracesSettings,
+    confidence: "ConfidenceQuestion | None" = None,
+) -> "tuple[DraftReplay, ...]":
     """Replay, and then say what memory it took."""
     from ...calibration.passes.devices import peak_bytes
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
@@ -211,6 +236,7 @@ def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple
             batch_size=settings.batch_size,
             max_tokens=loaded.max_tokens,
             cache=replay_cache(settings.watch, no_cache=settings.no_cache),
+            confidence=confidence,
             on_progress=bar.set,
         )
     held = peak_bytes(loaded.device) / 1e9
