@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuts import CHOICE, IDS, cut
+from cuts import CHOICE, IDS, cut, target
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, OutputError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -15,7 +15,7 @@ from draftquant.quantize.files.provenance import CutProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import DraftQuantError
-from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_eagle1, tiny_language_model
@@ -136,15 +136,6 @@ def test_the_record_says_why_these_rows(tmp_path: Path) -> None:
     assert verify(tmp_path / "twice", tmp_path / "once").ok
     card = (tmp_path / "once" / "README.md").read_text(encoding="utf-8")
     assert "vocabulary 20 of 96" in card
-
-
-def target(folder: Path, hidden: int = 64, vocab: int = 96) -> Path:
-    """A target with a head."""
-    model = tiny_eagle3_llama(folder, seed=7, hidden=hidden, vocab=vocab)
-    tensors = read_tensors(model)
-    names = ("embed_tokens.weight", "lm_head.weight")
-    write_tensors(model, {f"model.{n}": tensors[n] for n in names}, metadata={})
-    return model
 
 
 def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> None:
