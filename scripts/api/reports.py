@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ...validate.served.joint_report import JointReport as JointReport
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
+    from ...validate.vocabulary.vocab_report import VocabReport as VocabReport
     from .calibrate import CalibrateReport as CalibrateReport
     from .check import CheckReport as CheckReport
     from .inspect import Inspection as Inspection
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from .recipes import ListedRecipe as ListedRecipe
     from .report import WrittenReport as WrittenReport
     from .verify import Verification as Verification
-    from .vocab import VocabReport as VocabReport
 
 _HOMES = {
     "CalibrateReport": "scripts.api.calibrate",
@@ -75,7 +75,7 @@ _HOMES = {
     "Unpickled": "quantize.files.unpickle_draft",
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",
-    "VocabReport": "scripts.api.vocab",
+    "VocabReport": "validate.vocabulary.vocab_report",
     "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""

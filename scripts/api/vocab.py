@@ -1,19 +1,16 @@
 """`vocab`: rows of a draft's head, chosen by what its target says; written, or judged by size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-from typing_extensions import override
 
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import check_reports, write_reports
 from ...quantize.files.staging import check_output
 from ...recipes.bounds import AT_LEAST_1
-from ...recipes.brief import Brief
-from . import arguments
+from . import arguments, reports
 from .arguments import AnyPath, share
 from .option import Option
 from .references import optional_path
@@ -21,12 +18,12 @@ from .replay import PassesSettings, load_for_replay
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ...calibration.vocabulary.choosing import Choosing, ChosenRows
+    from ...calibration.vocabulary.choosing import Choosing
     from ...quantize.estimate.target import MeasuredStep
     from ...quantize.estimate.work import Machine
-    from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
     from ...validate.vocabulary.size_curve import SizeCurve
     from ...validate.vocabulary.size_estimate import SizeEstimate
+    from ...validate.vocabulary.vocab_report import VocabReport
 
 USUAL_GPU = "h200"
 USUAL_EFFICIENCY = 0.75
@@ -148,39 +145,8 @@ class VocabSettings(PassesSettings):
             check_reports({"plot": Path(self.plot)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class VocabReport(Brief):
-    """Rows of a head, chosen by what a target says.
-
-    Attributes:
-        choosing: the draft, the traces and the text that chooses the rows.
-        rows: the rows that were kept, and what they cover; None for the curve.
-        cut: the folder that was written; None for the curve.
-        curve: the acceptance length by the number of rows; None where a folder was written.
-        estimate: bytes and speed by the number of rows; None where a folder was written, and for a
-            draft that cannot be estimated.
-        warnings: what the command line prints as warnings.
-    """
-
-    choosing: "Choosing"
-    rows: "ChosenRows | None" = None
-    cut: "VocabularyReport | None" = None
-    curve: "SizeCurve | None" = None
-    estimate: "SizeEstimate | None" = None
-    warnings: tuple[str, ...] = ()
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        found: dict[str, object] = {}
-        if self.curve is not None:
-            found |= self.curve.brief()
-        if self.cut is not None and self.rows is not None:
-            found |= {**self.cut.brief(), "held-out coverage": f"{self.rows.held_out:.2%}"}
-        return found | {"warnings": len(self.warnings) or None}
-
-
 @verb(VocabSettings)
-def vocab(settings: VocabSettings) -> VocabReport:
+def vocab(settings: VocabSettings) -> "reports.VocabReport":
     """Cut a draft's head to the tokens that its target says, or find out how many it needs.
 
     With `curve=True` nothing is written: one replay gives the acceptance length at every size, with
@@ -209,10 +175,11 @@ def vocab(settings: VocabSettings) -> VocabReport:
     return replace(found, warnings=(*choosing.warnings, *found.warnings))
 
 
-def _written(settings: VocabSettings, choosing: "Choosing") -> VocabReport:
+def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """Choose the rows, and write the folder."""
     from ...calibration.vocabulary.choosing import chosen_rows
     from ...quantize.vocabulary.cut_vocabulary import cut_vocabulary
+    from ...validate.vocabulary.vocab_report import VocabReport
 
     rows = chosen_rows(choosing, settings.size, settings.coverage)
     watch = settings.watch
@@ -230,7 +197,7 @@ def _written(settings: VocabSettings, choosing: "Choosing") -> VocabReport:
     return VocabReport(choosing=choosing, rows=rows, cut=written, warnings=written.warnings)
 
 
-def _judged(settings: VocabSettings, choosing: "Choosing") -> VocabReport:
+def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """The curve, and what it is worth in time."""
     from ...calibration.traces.recorded_prompts import seen_prompts
     from ...calibration.traces.trace_folder import TraceFolder
@@ -239,6 +206,7 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> VocabReport:
     from ...validate.judging.held_out import check_apart
     from ...validate.vocabulary.curve_chart import drawing
     from ...validate.vocabulary.size_curve import size_curve
+    from ...validate.vocabulary.vocab_report import VocabReport
 
     traces, judge = choosing.traces, None
     sizes = _sizes(settings, choosing)

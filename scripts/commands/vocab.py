@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..api.vocab import VocabReport, vocab
+from ..api.vocab import vocab
 from ..console import megabytes, print_json, print_table, stderr, stdout, table
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ...validate.vocabulary.size_curve import ChoiceCurve, SizeChange, SizeCurve
     from ...validate.vocabulary.size_estimate import SizeEstimate
     from ...validate.vocabulary.size_speed import MachineSpeeds, SizeSpeed
+    from ..api.reports import VocabReport
 
 VERB = vocab
 
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_cut(report: VocabReport, cut: "VocabularyReport", rows: "ChosenRows") -> None:
+def _print_cut(report: "VocabReport", cut: "VocabularyReport", rows: "ChosenRows") -> None:
     out, choosing = stdout(), report.choosing
     out.line(
         (str(cut.out), "bold"),
@@ -60,7 +61,7 @@ def _print_cut(report: VocabReport, cut: "VocabularyReport", rows: "ChosenRows")
     )
 
 
-def _print_curve(report: VocabReport, curve: "SizeCurve") -> None:
+def _print_curve(report: "VocabReport", curve: "SizeCurve") -> None:
     out, choosing = stdout(), report.choosing
     out.line(
         (str(choosing.source.folder), "bold"),
@@ -225,7 +226,7 @@ def _advice(one: "MachineSpeeds", off_domain: "MachineSpeeds | None") -> Iterato
         yield f"for traffic like none of the traces: {other.size:,} rows, {gain}"
 
 
-def to_mapping(report: VocabReport) -> dict[str, Any]:
+def to_mapping(report: "VocabReport") -> dict[str, Any]:
     """Plain data for JSON."""
     choosing = report.choosing
     found: dict[str, Any] = {
