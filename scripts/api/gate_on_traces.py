@@ -118,7 +118,7 @@ def judge_on_traces(
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces = TraceFolder.open(Path(settings.traces))
-    warnings += check_held_out(candidate.quantized_by, traces)
+    warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
     loaded = load_for_replay(drafts, traces, settings)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
     if tuned is not None:
@@ -141,7 +141,7 @@ def judge_on_traces(
         head_agreement=head_agreement(traces, loaded.tables),
         expected_baseline=settings.expect_baseline,
         unrelated=unrelated,
-        unrecorded=not unrelated and not same and candidate.quantized_by is None,
+        unrecorded=not unrelated and not same and not candidate.is_recorded,
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         recipes_to_try=recipes_to_try(candidate.quantized_by),
         confidence_head=heads.change(replays, policy.confidence),

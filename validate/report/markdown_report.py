@@ -75,7 +75,7 @@ def _lines(document: Document, history: History | None) -> Iterator[str]:
         ("draft", "tensors sha256", "bytes"),
         [
             (
-                f"{role} {code(draft.name)}",
+                f"{role} {code(draft.name)}{f', {draft.vocabulary}' if draft.vocabulary else ''}",
                 code(words.digest(draft.sha256)),
                 _bytes(draft.num_bytes),
             )
