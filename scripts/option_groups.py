@@ -8,10 +8,11 @@ MANY = 8
 NEEDED, COMMON, RARE = "needed", "common", "rarely needed"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     COMMON: (
-        "against", "arch", "baseline", "draft", "engine", "exact", "fix", "fix_config", "gpu",
-        "html", "junit", "max_drop", "max_new_tokens", "num_draft_tokens", "num_prompts", "out",
-        "plot", "prompts", "recipe", "recipes", "report", "server", "show", "target",
-        "target_step_ms", "tokenizer", "traces", "traffic", "tuned_baseline",
+        "against", "arch", "baseline", "coverage", "curve", "draft", "engine", "exact", "fix",
+        "fix_config", "gpu", "html", "judge", "junit", "max_drop", "max_new_tokens",
+        "num_draft_tokens", "num_prompts", "out", "plot", "prompts", "recipe", "recipes",
+        "report", "server", "show", "size", "target", "target_step_ms", "tokenizer", "traces",
+        "traffic", "tuned_baseline",
     ),
     "where the prompts come from": (
         "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OnTracesSettings(Settings):
-    """How drafts run along traces, for `replay`, `gate` and `compare`."""
+class PassesSettings(Settings):
+    """How drafts run along traces."""
 
     _: KW_ONLY
     num_draft_tokens: arguments.NumDraftTokens = None
@@ -39,7 +39,6 @@ class OnTracesSettings(Settings):
     dtype: arguments.Dtype = "float32"
     draft_sampling: arguments.Sampling = "greedy"
     batch_size: arguments.BatchSize = None
-    no_cache: arguments.NoCache = False
 
     @property
     def rotary_base(self) -> float | None:
@@ -49,6 +48,14 @@ class OnTracesSettings(Settings):
     def online_heads(self, count: int) -> "list[OnlineHead | None]":
         """What vLLM makes of the head of each of so many drafts while it loads them."""
         return [None] * count
+
+
+@dataclass(frozen=True)
+class OnTracesSettings(PassesSettings):
+    """How they are replayed, for `replay`, `gate` and `compare`."""
+
+    _: KW_ONLY
+    no_cache: arguments.NoCache = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,7 @@ class LoadedForReplay:
 def load_for_replay(
     references: Sequence[Reference],
     traces: "TraceFolder",
-    settings: OnTracesSettings,
+    settings: PassesSettings,
 ) -> LoadedForReplay:
     """Say what memory a replay takes, refuse what does not fit, and load the drafts.
 

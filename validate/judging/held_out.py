@@ -82,6 +82,22 @@ def check_held_out(
     return ()
 
 
+def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
+    """Refuse traces that have prompts, or nearly the same ones, among those that were seen.
+
+    Args:
+        traces: that judge.
+        seen: what must not judge.
+        what: became of them, such as "choose the rows".
+
+    Raises:
+        GateError: names them.
+        TraceError: a trace is damaged.
+    """
+    others = "judge by traces of other prompts"
+    _check_unseen(recorded_prompts(traces), seen, what, traces, others)
+
+
 def check_temperatures_held_out(
     temperatures: Temperatures | None, traces: TraceFolder
 ) -> tuple[str, ...]:
@@ -121,14 +137,18 @@ def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder)
 
 
 def _check_unseen(
-    prompts: Sequence[RecordedPrompt], seen: SeenPrompts, what: str, traces: TraceFolder
+    prompts: Sequence[RecordedPrompt],
+    seen: SeenPrompts,
+    what: str,
+    traces: TraceFolder,
+    others: str = _OTHERS,
 ) -> None:
     known = set(seen.sha256)
     ids = [prompt.entry.id for prompt in prompts if known.intersection(prompt.hashes)]
     if ids:
         raise GateError(
             traces.folder, f"{len(ids)} of its {len(prompts)} prompts {what}: {_named(ids)}",
-            fix=_OTHERS,
+            fix=others,
         )  # fmt: skip
     if seen.sketches is None:
         return
@@ -143,7 +163,7 @@ def _check_unseen(
             traces.folder,
             f"{len(near)} of its {len(prompts)} prompts share {SHARED_SHARE:.0%} or more of their"
             f" text (16-token shingles) with prompts that {what}: {_named(near)}",
-            fix=f"{_OTHERS}; or, if they only share the template of a task, give the prompts of"
+            fix=f"{others}; or, if they only share the template of a task, give the prompts of"
             " that task their own category",
         )
 
