@@ -20,15 +20,16 @@ from .files.digests import algorithm_of
 from .files.hub import DraftSource
 from .files.package_version import package_version
 from .files.provenance import (
+    CutProvenance,
     DequantizedProvenance,
     QuantizedProvenance,
-    QuantizedSource,
     RepairedProvenance,
     Rounding,
     TensorBytes,
     TunedProvenance,
 )
 from .files.provenance_file import check_recorded, check_seal, read_provenance
+from .files.provenance_sources import QuantizedSource
 from .files.publish import Rewrite, check_faults, publish
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import FloatDtype, StoredTensor
@@ -231,7 +232,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
     plan: DequantizePlan
     source: DraftSource
     argv: Sequence[str]
-    made_by: QuantizedProvenance | RepairedProvenance | None
+    made_by: QuantizedProvenance | RepairedProvenance | CutProvenance | None
     on_progress: Callable[[int], None]
 
     @override

@@ -15,7 +15,8 @@ from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
 from .files.package_version import package_version
-from .files.provenance import LearnedRounding, SourceDraft, TensorBytes, TunedProvenance
+from .files.provenance import LearnedRounding, TensorBytes, TunedProvenance
+from .files.provenance_sources import SourceDraft
 from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.row_blocks import DTYPES

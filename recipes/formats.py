@@ -16,6 +16,8 @@ GroupedActivations = Literal["nvfp4", "mxfp4"]
 """Those of them whose scales are those of groups alone: a declaration names them so."""
 Precision = Literal["bf16", "fp8", "nvfp4", "mxfp4"]
 """What a matrix multiplication of a GPU takes in; bf16 stands for both 16-bit formats."""
+OnlineHead = Literal["fp8", "nvfp4"]
+"""What vLLM 0.33 can make of a draft's head while it loads (`draft_lm_head_quantization`)."""
 Granularity = Literal["channel", "tensor", "group", "block"]
 
 

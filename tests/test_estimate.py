@@ -5,13 +5,14 @@ Published drafts are headers without data; K = 3 and 4,096 positions of context 
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines.preview import planned_verdicts
+from draftquant.quantize.engines.vllm.online_head import online_head_problem
 from draftquant.quantize.errors import CheckpointError, EstimateError, LayoutError
 from draftquant.quantize.estimate.attention_cache import cache_works
 from draftquant.quantize.estimate.draft_round import (
@@ -21,6 +22,8 @@ from draftquant.quantize.estimate.draft_round import (
     plain_weights,
     planned_weights,
     usual_context,
+    with_online_head,
+    with_vocabulary,
 )
 from draftquant.quantize.estimate.step_estimate import (
     Candidate,
@@ -46,6 +49,7 @@ from hypothesis import strategies as st
 from test_real_shapes import write_headers
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
+from tiny_llama import tiny_eagle1
 from tiny_mla import tiny_eagle3_mla
 
 PAIRS = Path(__file__).parent / "pairs"
@@ -153,6 +157,30 @@ def test_a_block_draft_reads_keys_and_values_twice_and_the_targets_head(
     }
 
 
+@pytest.mark.parametrize(
+    ("recipe", "code_bytes", "row_bytes"),
+    [("int4-channel", 0.5, 2), ("fp8-ptpc", 1, 4)],  # scales of a row in BF16 and F32
+)
+def test_quantized_inputs_of_a_block_draft_lose_the_fused_context(
+    drafts: dict[str, Draft], recipe: str, code_bytes: float, row_bytes: int
+) -> None:
+    """Then q is read besides k and v for the verified positions, and each layer is a kernel."""
+    fused, apart = (round_of(drafts["kimi-linear-dflash"], one, k=15) for one in (None, recipe))
+    assert parts(fused.passes[0])["attention"] == 5 * 2 * 2 * 2304 * 2304
+    shapes = 16 if recipe == "int4-channel" else 0
+    each = code_bytes * 2304 * 2304 + row_bytes * 2304 + shapes
+    assert parts(apart.passes[0])["attention"] == 5 * 3 * each
+    flops = [
+        sum(w.sequence_flops for w in one.passes[0].works if w.part == "attention")
+        for one in (fused, apart)
+    ]
+    assert flops == [16 * 2 * n * 5 * 2304 * 2304 for n in (2, 3)]
+    assert (fused.launches, apart.launches) == (0, 5)
+    priced = Machine(gpu=GPUS["h100"], efficiency=1.0, launch_seconds=4e-6)
+    more = priced.round_seconds(apart, 1) - H100.round_seconds(apart, 1)
+    assert more == pytest.approx(5 * 4e-6)
+
+
 def test_a_shorter_block_computes_less_and_reads_the_same_weights(
     drafts: dict[str, Draft],
 ) -> None:
@@ -216,6 +244,52 @@ def test_the_default_number_of_draft_tokens(drafts: dict[str, Draft]) -> None:
     assert checked_num_draft_tokens(chain, None) == 3
     assert checked_num_draft_tokens(block, None) == 15
     assert checked_num_draft_tokens(chain, 40) == 40
+
+
+# ---- the head
+
+
+def test_a_cut_head_by_hand(drafts: dict[str, Draft]) -> None:
+    cut = with_vocabulary(drafts[LLAMA], 32_000)
+    before, after = (parts(round_of(draft).step) for draft in (drafts[LLAMA], cut))
+    # 32,000 rows of 7,168 in BF16, and for each proposal a row of d2t; t2d is not read.
+    assert after == {**before, "head": 32_000 * 7168 * 2, "other": 8}
+    stored = {row.canonical: row.tensor.nbytes for row in cut.rows}
+    assert stored["d2t"] == 8 * 32_000
+    assert stored["t2d"] == 163840
+    assert stored["embed_tokens.weight"] == HEAD
+    channel = round_of(cut, "int4-channel").step
+    assert channel.nbytes(1, "head") == 32_000 * 7168 * 2
+    assert channel.nbytes(1, "mlp") == round_of(drafts[LLAMA], "int4-channel").step.nbytes(1, "mlp")
+
+
+def test_a_cut_head_of_a_draft_that_had_the_targets(drafts: dict[str, Draft]) -> None:
+    draft = drafts["kimi-linear-dflash"]
+    cut = with_vocabulary(draft, 8_000)
+    assert round_of(cut, k=15).step.nbytes(1, "head") == 8_000 * 2304 * 2
+    assert round_of(cut, k=15).step.nbytes(1, "other") == 15 * 8
+    assert cut.checkpoint.nbytes - draft.checkpoint.nbytes == 8_000 * (2304 * 2 + 8) + 163840
+
+
+@pytest.mark.parametrize("size", [0, -1, 163840, 200_000])
+def test_sizes_that_are_no_cut(drafts: dict[str, Draft], size: int) -> None:
+    with pytest.raises(EstimateError, match="at least 1 and fewer than the 163,840 rows"):
+        with_vocabulary(drafts[LLAMA], size)
+
+
+def test_a_head_that_vllm_quantizes_by_hand(drafts: dict[str, Draft]) -> None:
+    numel = 163840 * 7168
+    for dtype, nbytes in (("fp8", numel + 4 * 163840), ("nvfp4", numel // 2 + numel // 16 + 4)):
+        weights = with_online_head(drafts[LLAMA], plain_weights(drafts[LLAMA]), dtype)  # type: ignore[arg-type]
+        heads = [w for w in weights if w.row.role == "head"]
+        assert [(w.nbytes, w.precision, w.is_fp4) for w in heads] == [
+            (nbytes, "fp8" if dtype == "fp8" else "bf16", dtype == "nvfp4")
+        ]
+        assert len(weights) == len(drafts[LLAMA].rows)
+    draft = drafts["kimi-linear-dflash"]  # a copy of the target's
+    weights = with_online_head(draft, plain_weights(draft), "fp8")
+    step = draft_round(draft, weights, num_draft_tokens=15, context=4096, tp=1).step
+    assert step.nbytes(1, "head") == 163840 * (2304 + 4)
 
 
 # ---- shards
@@ -421,6 +495,51 @@ def test_an_fp8_head_by_hand(drafts: dict[str, Draft]) -> None:
         assert plain.stored_bytes - fp8.stored_bytes == saved
         assert plain.round.step.nbytes(1) - fp8.round.step.nbytes(1) == saved
         assert plain.round.nbytes(1) - fp8.round.nbytes(1) == 3 * saved
+
+
+def test_heads_beside_recipes(drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers, rows and head together; who serves it, by check and by vLLM's own rule."""
+    folder = str(drafts[LLAMA].checkpoint.folder)
+    found = run_json(
+        capsys, folder, "--gpu", "h200", "--gpu", "mi325x", "--recipe", "int4-channel",
+        "--vocab-size", "32000", "--head-online", "fp8,nvfp4",
+    )  # fmt: skip
+    by_name = {one["name"]: one for one in found["drafts"]}
+    assert len(by_name) == 2 + 2 * 5
+    both = by_name["int4-channel, 32,000 rows, FP8 head"]
+    # fc once; layers in INT4 with BF16 scales, head, norms, cache, rows and d2t three times.
+    fc, layers = 2 * 7168 * 3 * 7168, (3 * 8192 * 14336 + 7168 * 8192 + 3 * 12288 * 7168) // 2
+    scales = 2 * (3 * 8192 + 7168) + 2 * (2 * 12288 + 7168) + 7 * 16
+    step = layers + scales + 32_000 * (7168 + 4) + 2 * 4 * 7168 + 4096 * 2 * 64 * 128 * 2 + 8
+    assert sum(both["round_bytes"].values()) == fc + 3 * step + 6 * 2 * 7168 == 2_413_010_280
+    assert (both["vocab_size"], both["head"], both["hypothetical"]) == (32_000, "fp8", True)
+    assert both["engines"]["h200"] == ["vllm", "sglang"]
+    assert by_name["BF16"]["engines"] is None
+    assert by_name["BF16, 32,000 rows"]["online_head"] is None
+    online = by_name["BF16, FP8 head"]["online_head"]["h200"]
+    assert not online["served"]
+    assert "this draft has a head of its own" in online["why_not"]
+    assert "this one is cut" in both["online_head"]["h200"]["why_not"]
+
+
+def test_the_targets_head_is_quantized_by_vllm_where_it_loads_such_drafts(tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "own")))
+    bare = replace(draft, rows=tuple(row for row in draft.rows if row.role != "head"))
+    h100, a100, mi325x = GPUS["h100"], GPUS["a100"], GPUS["mi325x"]
+    assert online_head_problem(bare, "fp8", h100) is None
+    assert online_head_problem(bare, "nvfp4", a100) is None
+    assert "refuses an online FP8 head on a100" in str(online_head_problem(bare, "fp8", a100))
+    assert online_head_problem(bare, "fp8", mi325x) is None
+    assert "no kernel for NVFP4" in str(online_head_problem(bare, "nvfp4", mi325x))
+    assert "a head of its own" in str(online_head_problem(draft, "fp8", h100))
+    block = read_draft(Checkpoint.open(tiny_dflash(tmp_path / "block")))
+    assert "for method 'dflash'" in str(online_head_problem(block, "fp8", h100))
+
+
+def test_families_without_cut_heads(tmp_path: Path) -> None:
+    eagle = read_draft(Checkpoint.open(tiny_eagle1(tmp_path / "eagle")))
+    with pytest.raises(EstimateError, match="drafts of eagle1-llama have no map of a cut vocab"):
+        with_vocabulary(eagle, 8)
 
 
 def test_two_recipes_of_one_name(drafts: dict[str, Draft]) -> None:
@@ -695,11 +814,13 @@ def test_the_report_says_what_it_rests_on(
     out = capsys.readouterr().out
     assert "embedding and head are 73.9% of the parameters, and no recipe touches them" in out
     assert "dropping embed_tokens would save 2,348,810,240 bytes on disk" in out
-    assert "an FP8 head (a scale per row) would save 1,173,749,760 bytes of a step" in out
+    assert "an FP8 head would save 1,173,749,760 bytes of a step" in out
     assert "† no stock engine is known to load it there" in out
     assert "│ mi325x-w4a8 †" in out
     assert "│ int4-channel  " in out
-    assert "int4-channel on h200 pays if it loses less acceptance length than 0.73%" in out
+    assert "int4-channel, FP8 head on h200 pays if it loses less acceptance" in out
+    assert "length than 1.57% at concurrency 1" in out
+    assert "FP8 head made while loading: vLLM 0.33 quantizes online only a head that is" in out
     assert "gate --policy release lets 1.00% be lost" in out
     assert "at 75% of the data sheet" in out
     assert "8 GPUs share draft and target" in out
@@ -729,6 +850,10 @@ def test_a_draft_that_cannot_gain_says_so(
     assert main(["estimate", folder, *slow]) == 0
     out = capsys.readouterr().out
     assert "slower by" in out
+    assert "BF16, FP8 head on mi325x pays if it loses less" in out
+    bare = str(drafts["kimi-linear-dflash"].checkpoint.folder)
+    assert main(["estimate", bare, *slow]) == 0
+    out = capsys.readouterr().out
     assert "mi355-mxfp4 on mi325x does not pay at any of these concurrencies" in out
     nobody = ["--gpu", "l40s", "--recipe", "int4-channel", "--target-step-ms", "20"]
     assert main(["estimate", folder, *nobody]) == 0
@@ -739,7 +864,9 @@ def test_a_draft_that_cannot_gain_says_so(
     ("arguments", "what"),
     [
         (["--gpu", "h1000"], "did you mean h100"),
+        (["--vocab-size", "1024"], "expected at least 1 and fewer than the 1,024 rows"),
         (["--efficiency", "2"], "--efficiency"),
+        (["--launch-us", "-1"], "--launch-us"),
         (["--tp", "5"], "--tp"),
         (["--context", "0"], "--context"),
         (["--concurrency", "0"], "--concurrency"),

@@ -1,4 +1,4 @@
-"""draftquant.json: its four kinds, byte for byte, and what is wrong in one."""
+"""draftquant.json: its five kinds, byte for byte, and what is wrong in one."""
 
 import hashlib
 import json
@@ -10,6 +10,7 @@ import pytest
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.later_runs import with_repairs
 from draftquant.quantize.files.provenance import (
+    CutProvenance,
     DequantizedProvenance,
     MadeBy,
     QuantizedProvenance,
@@ -138,6 +139,38 @@ TUNED = """{
   }
 }"""
 
+CUT = """{
+  "format": "draftquant-cut",
+  "version": 1,
+  "draftquant": "0.1.0",
+  "argv": ["draftquant", "vocab"],
+  "cuts": [
+    {
+      "source": {
+        "hub_id": null,
+        "revision": null,
+        "family": "eagle3-llama",
+        "tensor_digests": {"lm_head.weight": "00"}
+      },
+      "choice": {
+        "method": "frequency",
+        "traces_sha256": "44",
+        "size": 5,
+        "coverage_reached": 0.5,
+        "calibration_prompts": []
+      },
+      "vocabulary": 20,
+      "size_before": 10,
+      "size": 5,
+      "convention": "offsets",
+      "missing": 1,
+      "head_from": {"tensor": "lm_head.weight", "digest": "77"}
+    }
+  ],
+  "tensor_digests": {"lm_head.weight": "11"},
+  "tensor_bytes": {"before": 10, "after": 5}
+}"""
+
 
 def document(kind: str) -> dict[str, Any]:
     """A file of one kind; "whole" is a quantized one with every key."""
@@ -148,10 +181,20 @@ def document(kind: str) -> dict[str, Any]:
         "repaired": json.loads(REPAIRED),
         "dequantized": json.loads(DEQUANTIZED),
         "tuned": json.loads(TUNED),
+        "cut": json.loads(CUT),
     }
     documents["tuned-and-repaired"] = documents["tuned"] | {
         "made_by": json.loads(MADE_BY),
         "repairs": json.loads(REPAIRS),
+    }
+    documents["quantized-of-cut"] = quantized | {"cuts": documents["cut"]["cuts"]}
+    documents["cut-of-quantized"] = documents["cut"] | {"quantized_by": documents["whole"]}
+    documents["cut-of-quantized"]["cuts"] = [
+        each | {"source": each["source"] | {"tensor_digests": quantized["tensor_digests"]}}
+        for each in documents["cut"]["cuts"]
+    ]
+    documents["dequantized-of-cut"] = documents["dequantized"] | {
+        "quantized_by": documents["cut-of-quantized"]
     }
     documents["repaired-again"] = documents["repaired"] | {"made_by": json.loads(MADE_BY)}
     documents["dequantized-of-ours"] = documents["dequantized"] | {
@@ -180,6 +223,10 @@ KINDS = {
     "dequantized-of-others": DequantizedProvenance,
     "tuned": TunedProvenance,
     "tuned-and-repaired": TunedProvenance,
+    "cut": CutProvenance,
+    "quantized-of-cut": QuantizedProvenance,
+    "cut-of-quantized": CutProvenance,
+    "dequantized-of-cut": DequantizedProvenance,
 }
 
 
@@ -282,7 +329,7 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     "other format": (
         "quantized", lambda d: d.update(format="zip"),
         "format: expected 'draftquant-provenance' or 'draftquant-dequantized' or"
-        " 'draftquant-tuned' or 'draftquant-repaired', got 'zip'",
+        " 'draftquant-tuned' or 'draftquant-repaired' or 'draftquant-cut', got 'zip'",
     ),
     "a list for the format": ("quantized", lambda d: d.update(format=[1]), "got a list"),
     "format of another kind": (
@@ -365,10 +412,32 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
         "tuned", lambda d: d["retuning"].update(learning_rate="slow"),
         "retuning.learning_rate: expected a finite number, got 'slow'",
     ),
+    "a cut of nothing": ("cut", lambda d: d.update(cuts=[]), "cuts: expected at least one"),
+    "a cut that grows": (
+        "cut", lambda d: d["cuts"][0].update(size=11),
+        "cuts[0]: expected 0 < size <= size_before <= vocabulary, got 11, 10, 20",
+    ),
+    "a cut by nothing": (
+        "cut", lambda d: d["cuts"][0]["choice"].pop("size"),
+        "cuts[0].choice: size and coverage: expected one of the two",
+    ),
+    "a coverage in percent": (
+        "cut", lambda d: d["cuts"][0]["choice"].update(coverage_reached=98),
+        "cuts[0].choice: coverage and coverage_reached: expected shares from 0 to 1",
+    ),
+    "prompts by name": (
+        "cut", lambda d: d["cuts"][0]["choice"].update(calibration_prompts=["mine"]),
+        "cuts[0].choice: calibration_prompts: sha256: expected 64 hex digits each",
+    ),
+    "cut of another folder": (
+        "cut", lambda d: d.update(quantized_by=document("whole")),
+        "quantized_by: expected the record of the folder that was cut first",
+    ),
     "dtype": ("dequantized", lambda d: d.update(dtype="F64"), "dtype: expected 'BF16' or 'F16' or"),
     "made by a dequantized one": (
         "dequantized", lambda d: d.update(quantized_by=document("dequantized")),
-        "quantized_by.format: expected 'draftquant-provenance' or 'draftquant-repaired', got 'draf",
+        "quantized_by.format: expected 'draftquant-provenance' or 'draftquant-repaired' or"
+        " 'draftquant-cut', got 'draftquant-dequantized'",
     ),
     "fault of what it was made by": (
         "dequantized-of-ours", lambda d: d["quantized_by"]["source"].pop("family"),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from draftquant.quantize.errors import OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.provenance import Provenance, RepairedProvenance, SourceFolder
+from draftquant.quantize.files.provenance import Provenance, RepairedProvenance
+from draftquant.quantize.files.provenance_sources import SourceFolder
 from draftquant.quantize.files.publish import SPARE_BYTES, Rewrite, check_faults, publish
 from tiny import tiny_eagle3_llama
 

@@ -22,18 +22,20 @@ QUANTIZE = (
 CALIBRATION = (
     ("errors",),
     ("plot_file", "server_client", "traces"),
-    ("prompts", "passes"),
+    ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
     ("dumps", "vllm", "rounding"),
 )
 VALIDATE = (
     ("charts", "errors"),
+    ("confidence",),
     ("counting",),
     ("judging", "measure"),
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),
     ("card", "comparison", "tracking"),
+    ("vocabulary",),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

@@ -18,6 +18,7 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.stored.decoded_numbers import read_rows
 from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.stored.weights import BLOCK_BYTES, held_dtype
+from ...recipes.formats import OnlineHead
 from ..errors import DeviceError
 from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.trace_folder import TraceFolder
@@ -108,6 +109,7 @@ def estimate_replay(
     device: torch.device,
     num_draft_tokens: int | None,
     batch_size: int | None,
+    online_heads: Sequence[OnlineHead | None] = (),
 ) -> MemoryEstimate:
     """What `replay_drafts` will take with drafts that are loaded compact, each like the first.
 
@@ -120,12 +122,14 @@ def estimate_replay(
         device: of the computation.
         num_draft_tokens: K; None = what each draft is made for.
         batch_size: see `replay_drafts`.
+        online_heads: of each draft, see `load_draft`; empty = of none.
 
     Raises:
         CheckpointError, VerifyError: as of `load_draft`.
     """
     stored = [StoredDraft.read(Checkpoint.open(folder)) for folder in folders]
-    held = [_DraftOnDisk(draft, dtype) for draft in stored]
+    heads = online_heads or [None] * len(stored)
+    held = [_DraftOnDisk(one, dtype, head) for one, head in zip(stored, heads, strict=True)]
     drafts = tuple(one.weights(held[0] if i else None) for i, one in enumerate(held))
     available = available_bytes(device)
 
@@ -150,14 +154,17 @@ def estimate_replay(
 class _DraftOnDisk:
     """One draft by its headers."""
 
-    def __init__(self, stored: StoredDraft, dtype: torch.dtype) -> None:
+    def __init__(
+        self, stored: StoredDraft, dtype: torch.dtype, online_head: OnlineHead | None
+    ) -> None:
         self._stored = stored
         self._dtype = dtype
+        self._online_head = online_head
         self._rows = {row.canonical: row for row in stored.draft.rows}
         self.geometry = stored.draft.geometry
 
     def weights(self, first: "_DraftOnDisk | None") -> DraftMemory:
-        own = common = 0
+        own, common = self._made_online(), 0
         for row in self._rows.values():
             nbytes = row.tensor.numel * self._held(row).itemsize
             if first is not None and self._seems_held(row, first):
@@ -165,6 +172,11 @@ class _DraftOnDisk:
             else:
                 own += nbytes
         return DraftMemory(name=self._stored.checkpoint.folder.name, own=own, common=common)
+
+    def _made_online(self) -> int:
+        """A head that vLLM quantizes while it loads, as it is computed: in float32 at first."""
+        g = self.geometry
+        return 4 * g.vocab_size * g.hidden_size if self._online_head else 0
 
     def tables(self) -> int:
         """Of embedding and head that are not stored, as if the target had BF16."""

@@ -115,9 +115,17 @@ class TraceFolder(Brief):
         Raises:
             TraceError: the shard's bytes changed since recording.
         """
-        for entry in self.manifest.prompts:
-            token_ids = self._tensors(entry, "token_ids")["token_ids"]
+        for entry, token_ids in self.token_ids():
             yield entry, token_ids[: entry.prompt_length].tolist()
+
+    def token_ids(self) -> Iterator[tuple[TraceEntry, Tensor]]:
+        """Every prompt with its continuation, [N] int32; reads token ids only.
+
+        Raises:
+            TraceError: the shard's bytes changed since recording.
+        """
+        for entry in self.manifest.prompts:
+            yield entry, self._tensors(entry, "token_ids")["token_ids"]
 
     def load(self, entry: TraceEntry) -> PromptTrace:
         """Read one prompt.

@@ -64,12 +64,37 @@ def planned_verdicts(
     Raises:
         CheckpointError: `target_layers` is not what config.json says.
     """
-    from .engine_check import check_checkpoint
-    from .registry import newest_engines
-
     checkpoint = planned_checkpoint(plan, fix_config=fix_config)
     layout = get_layout(plan.recipe.layout)
     side_files: Mapping[str, object] = layout.side_files(checkpoint.config["quantization_config"])
+    return verdicts_of(
+        checkpoint, arch=arch, tp=tp, target_layers=target_layers, has_side_file=bool(side_files)
+    )
+
+
+def verdicts_of(
+    checkpoint: Checkpoint,
+    *,
+    arch: str | None = None,
+    tp: int = 1,
+    target_layers: int | None = None,
+    has_side_file: bool = False,
+) -> tuple[EngineCheck, ...]:
+    """The same of a folder as its headers and config.json are, or would be.
+
+    Args:
+        checkpoint: config and headers.
+        arch: see `planned_verdicts`.
+        tp: tensor-parallel shards.
+        target_layers: see `check_draft`.
+        has_side_file: hf_quant_config.json stands beside config.json.
+
+    Raises:
+        CheckpointError: see `planned_verdicts`.
+    """
+    from .engine_check import check_checkpoint
+    from .registry import newest_engines
+
     return tuple(
         check_checkpoint(
             checkpoint,
@@ -77,7 +102,7 @@ def planned_verdicts(
             arch=each,
             tp=tp,
             target_layers=target_layers,
-            has_side_file=bool(side_files),
+            has_side_file=has_side_file,
         )
         for engine in newest_engines()
         for each in (engine.gpus if arch is None else (arch,))

@@ -7,51 +7,21 @@ that were not accepted: the batch keeps its shape.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
-from ...recipes.formats import NUMBER_FORMATS, Precision
+from ...recipes.formats import NUMBER_FORMATS, OnlineHead, Precision
 from ...recipes.schema import Recipe
-from ..drafts.family import Draft, Row
+from ..drafts.family import Draft, Row, TensorSpec
 from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
-from ..errors import EstimateError
-from ..files.safetensors_header import DTYPE_BYTES
+from ..errors import CheckpointError, EstimateError
+from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..quantization_plan import Plan, Step
-from .attention_cache import cache_works, key_value_shards
-from .work import ELEMENT_BYTES, Part, Pass, Round, Work
+from .passes import Passes, Weight, targets_head
+from .work import Pass, Round
 
 USUAL_CONTEXT = 4096
 """Positions of each sequence that are in the KV cache where nobody says how many."""
-_REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
-"""Latent projections, which every shard computes whole."""
-_LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
-"""Tables of which a block reads a few rows."""
-_PARTS: dict[str, Part] = {
-    "attention": "attention",
-    "kv_up": "attention",
-    "mlp": "mlp",
-    "fusion": "fusion",
-    "head": "head",
-    "embedding": "embedding",
-    "mask": "embedding",
-    "proposal": "head",
-    "router": "other",
-    "norm": "norm",
-    "vocabulary_map": "other",
-}
-
-
-class Weight(NamedTuple):
-    """A tensor of a draft: the bytes that stand for it, and what its inputs are multiplied as."""
-
-    row: Row
-    nbytes: int
-    precision: Precision
-    is_fp4: bool = False
-
-
-def part_of(row: Row) -> Part:
-    """The part that a tensor counts to."""
-    return _PARTS[row.role]
 
 
 def plain_weights(draft: Draft) -> tuple[Weight, ...]:
@@ -85,17 +55,90 @@ def multiplied_as(recipe: Recipe) -> Precision:
 
 def has_plain_head(weights: Iterable[Weight]) -> bool:
     """Whether the draft has a head of its own, in floats."""
-    return any(w.row.role == "head" and w.nbytes == w.row.tensor.nbytes for w in weights)
+    return any(w.row.role == "head" and not w.is_quantized for w in weights)
 
 
-def with_fp8_head(weights: Iterable[Weight]) -> tuple[Weight, ...]:
-    """The same with the draft's own head in FP8, one float32 scale per row."""
-    return tuple(
-        Weight(w.row, w.row.tensor.numel + 4 * w.row.tensor.shape[0], "fp8")
-        if w.row.role == "head"
-        else w
-        for w in weights
+def with_vocabulary(draft: Draft, size: int) -> Draft:
+    """The draft as it would be with a head of `size` kept rows: headers and geometry alone.
+
+    Every tensor whose spec has the dimension draft_vocab_size has so many rows; a head that was the
+    target's is the draft's own, in the dtype of the draft; the maps d2t and t2d are there.
+
+    Raises:
+        EstimateError: the family takes no cut head, or the draft has no more rows than that.
+    """
+    held = draft.geometry.draft_vocab_size
+    if not 0 < size < held:
+        raise EstimateError(
+            "--vocab-size",
+            f"expected at least 1 and fewer than the {held:,} rows of the head, got {size:,}",
+            fix="give the number of rows to keep, such as 32000",
+        )
+    config = {**draft.checkpoint.config, "draft_vocab_size": size}
+    try:
+        geometry = draft.family.read_geometry(config, "--vocab-size")
+    except CheckpointError as exc:
+        raise EstimateError("--vocab-size", exc.what, fix="leave it out for this draft") from exc
+    specs = draft.family.tensor_specs(geometry)
+    if geometry.draft_vocab_size != size or "d2t" not in specs:
+        raise EstimateError(
+            "--vocab-size",
+            f"drafts of {draft.family.name} have no map of a cut vocabulary",
+            fix="leave it out for this draft",
+        )
+    rows = {row.canonical: row for row in draft.rows}
+    dtypes = {"lm_head.weight": as_it_is(draft), "d2t": "I64", "t2d": "BOOL"}
+    held_rows = [_resized(row, specs[row.canonical]) for row in draft.rows]
+    made = [_made(name, dtype, specs[name]) for name, dtype in dtypes.items() if name not in rows]
+    ordered = sorted([*held_rows, *made], key=lambda row: row.tensor.name)
+    tensors = {row.tensor.name: row.tensor for row in ordered}
+    return replace(
+        draft,
+        checkpoint=replace(draft.checkpoint, config=config, tensors=tensors),
+        geometry=geometry,
+        rows=tuple(ordered),
     )
+
+
+def as_it_is(draft: Draft) -> str:
+    """The dtype of its norms, which Medusa heads need not have: else of its first tensor."""
+    norms = [row for row in draft.rows if row.role == "norm"]
+    return (*norms, *draft.rows)[0].tensor.dtype
+
+
+def _resized(row: Row, spec: TensorSpec) -> Row:
+    shape = tuple(dim.size for dim in spec.shape)
+    stop = row.tensor.start + prod(shape) * DTYPE_BYTES[row.tensor.dtype]
+    return replace(row, tensor=replace(row.tensor, shape=shape, stop=stop))
+
+
+def _made(name: str, dtype: str, spec: TensorSpec) -> Row:
+    """A tensor that no file has yet."""
+    shape = tuple(dim.size for dim in spec.shape)
+    nbytes = prod(shape) * DTYPE_BYTES[dtype]
+    tensor = TensorInfo(name=name, dtype=dtype, shape=shape, file="", start=0, stop=nbytes)
+    return Row(tensor=tensor, canonical=name, role=spec.role)
+
+
+def with_online_head(
+    draft: Draft, weights: Sequence[Weight], dtype: OnlineHead
+) -> tuple[Weight, ...]:
+    """The same with a head in fewer bits, its own or a copy of the target's.
+
+    As vLLM 0.33 makes it while it loads (`layers/quantization/online/lm_head.py`); a folder has the
+    same bytes of such a head. FP8 has a float32 scale per row and multiplies in FP8; NVFP4 has an
+    FP8 scale per 16 inputs and a float32 one above them, and its inputs stay in 16 bits.
+    """
+    own = [weight.row for weight in weights if weight.row.role == "head"]
+    others = [weight for weight in weights if weight.row.role != "head"]
+    return (*others, *(_online(row, dtype) for row in own or [targets_head(draft).row]))
+
+
+def _online(row: Row, dtype: OnlineHead) -> Weight:
+    rows, numel = row.tensor.shape[0], row.tensor.numel
+    if dtype == "fp8":
+        return Weight(row, numel + 4 * rows, "fp8")
+    return Weight(row, numel // 2 + numel // 16 + 4, "bf16", is_fp4=True)
 
 
 def usual_context(configs: Sequence[Mapping[str, Any]]) -> int:
@@ -155,7 +198,7 @@ def draft_round(
     """
     _check(draft, context, tp)
     whole, proposed = num_draft_tokens + 1, num_draft_tokens
-    builder = _Passes(draft, weights, context, tp)
+    builder = Passes(draft, weights, context, tp)
     if isinstance(draft.geometry, HeadsGeometry):
         return Round(passes=(Pass(name="heads", works=builder.heads(draft.geometry)),))
     if draft.geometry.block_size is not None:
@@ -181,114 +224,6 @@ def draft_round(
         Pass(name="step", works=builder.body(1, 1), repeats=later),
     ]
     return Round(passes=tuple(passes if later else passes[:-1]))
-
-
-class _Passes:
-    """Makes the works of passes; tokens and proposals are those of one sequence."""
-
-    def __init__(self, draft: Draft, weights: Sequence[Weight], context: int, tp: int) -> None:
-        self.draft, self.weights, self.context, self.tp = draft, weights, context, tp
-        self.shared = 1 if tp == 1 else key_value_shards(draft.geometry, tp)
-
-    def features(self, tokens: int) -> tuple[Work, ...]:
-        """What makes the draft's first input of the target's features."""
-        return tuple(self._weight(w, tokens) for w in self.weights if self._makes_features(w.row))
-
-    def context_keys_values(self, tokens: int) -> tuple[Work, ...]:
-        """Keys and values of new context positions, projected apart from the block's."""
-        of = ("k_proj", "v_proj", "k_norm")
-        return tuple(self._weight(w, tokens) for w in self.weights if _leaf(w.row) in of)
-
-    def heads(self, geometry: HeadsGeometry) -> tuple[Work, ...]:
-        """All heads over one state, however many tokens are asked for.
-
-        Source: vLLM 0.32 `v1/spec_decode/medusa.py:40-55` and `models/medusa.py:21-31`, whose
-        blocks are plain linears, whole on every GPU.
-        """
-        proposals = geometry.num_heads if geometry.shared_head else 1
-        heads = [w for w in self.weights if w.row.role == "head"]
-        blocks = [w for w in self.weights if w.row.role in ("mlp", "norm")]
-        return (
-            *(replace(self._weight(w, 1), byte_shards=1, flop_shards=1) for w in blocks),
-            *(self._weight(w, proposals) for w in heads),
-        )
-
-    def body(self, tokens: int, proposals: int, *, own_positions: int = 0) -> tuple[Work, ...]:
-        """The layers over `tokens`, the head over `proposals`; `own_positions` see each other."""
-        works = []
-        for weight in self.weights:
-            if self._makes_features(weight.row) or weight.row.canonical == "t2d":
-                continue
-            role = weight.row.role
-            if role in ("embedding", "mask") or _leaf(weight.row) in _LOOKED_UP:
-                continue
-            if role == "vocabulary_map":
-                nbytes = DTYPE_BYTES[weight.row.tensor.dtype] * proposals
-                works.append(Work(part="other", sequence_bytes=nbytes))
-            else:
-                works.append(self._weight(weight, proposals if role == "head" else tokens))
-        return (
-            *works,
-            *self._shared_head(proposals),
-            self._embedding_rows(tokens),
-            *cache_works(
-                self.draft.geometry,
-                context=self.context,
-                own_positions=own_positions,
-                queries=tokens,
-                tp=self.tp,
-            ),
-        )
-
-    def _makes_features(self, row: Row) -> bool:
-        return row.canonical.startswith(self.draft.family.makes_features)
-
-    def _weight(self, weight: Weight, tokens: int) -> Work:
-        shards = self._shards(weight.row)
-        numel = weight.row.tensor.numel
-        return Work(
-            part=part_of(weight.row),
-            weight_bytes=weight.nbytes,
-            sequence_flops=2 * numel * tokens if len(weight.row.tensor.shape) == 2 else 0,
-            unfolded_bytes=2 * ELEMENT_BYTES * numel if weight.is_fp4 else 0,
-            precision=weight.precision,
-            byte_shards=shards,
-            flop_shards=shards,
-        )
-
-    def _shards(self, row: Row) -> int:
-        """SGLang holds fc as a plain linear, and vLLM replicates it; norms are everywhere."""
-        if row.role in ("fusion", "norm") or _leaf(row) in _REPLICATED:
-            return 1
-        return self.shared if _leaf(row) in ("k_proj", "v_proj") else self.tp
-
-    def _shared_head(self, proposals: int) -> list[Work]:
-        """The target's head, where the draft has none."""
-        if any(weight.row.role == "head" for weight in self.weights):
-            return []
-        g = self.draft.geometry
-        numel = g.draft_vocab_size * g.hidden_size
-        return [
-            Work(
-                part="head",
-                weight_bytes=ELEMENT_BYTES * numel,
-                sequence_flops=2 * numel * proposals,
-                byte_shards=self.tp,
-                flop_shards=self.tp,
-            )
-        ]
-
-    def _embedding_rows(self, tokens: int) -> Work:
-        """One row for each token, of the draft's table or of the target's."""
-        own = (w.row.tensor.dtype for w in self.weights if w.row.role == "embedding")
-        size = next((DTYPE_BYTES[dtype] for dtype in own), ELEMENT_BYTES)
-        return Work(
-            part="embedding", sequence_bytes=tokens * size * self.draft.geometry.hidden_size
-        )
-
-
-def _leaf(row: Row) -> str:
-    return row.canonical.removesuffix(".weight").rpartition(".")[2]
 
 
 def _check(draft: Draft, context: int, tp: int) -> None:

@@ -18,13 +18,33 @@ from .work import Machine, Part, Pass, Round
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Who serves one form on one GPU.
+
+    Attributes:
+        folder: engines that load a folder in this form, by `check`.
+        online: vLLM makes its head while it loads the draft without it.
+        online_problem: why vLLM does not; None where it does, or where no head is in fewer bits.
+    """
+
+    folder: Sequence[str] = ()
+    online: bool = False
+    online_problem: str | None = None
+
+    @property
+    def engines(self) -> Sequence[str]:
+        """All of them, each once."""
+        return tuple(dict.fromkeys((*self.folder, *(("vllm",) if self.online else ()))))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EstimateReport(Brief):
     """An estimate, with the settings that it was made for.
 
     Attributes:
         estimate: bytes and operations of the unquantized draft and of every candidate.
-        loaded_by: name of a recipe -> GPU -> the engines that load its result there.
+        serving: name of a form -> GPU -> who serves it there; not of the draft as it is.
         refused: name of a built-in recipe that does not fit this draft -> the reason.
         machines: the GPUs, with the share of their data sheet that kernels reach.
         concurrencies: how many sequences are served at once, one estimate for each.
@@ -34,13 +54,22 @@ class EstimateReport(Brief):
     """
 
     estimate: Estimate
-    loaded_by: Mapping[str, Mapping[str, Sequence[str]]]
+    serving: Mapping[str, Mapping[str, Serving]]
     refused: Mapping[str, str]
     machines: tuple[Machine, ...]
     concurrencies: tuple[int, ...]
     target: Target | None
     allowed_drop: float
     context_by_config: bool = False
+
+    @property
+    def loaded_by(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
+        """Name of a recipe -> GPU -> the engines that load its result there."""
+        return {
+            one.name: {gpu: each.folder for gpu, each in self.serving[one.name].items()}
+            for one in self.estimate.candidates[1:]
+            if not one.hypothetical
+        }
 
     def break_even(self, candidate: Candidate, machine: Machine) -> tuple[BreakEven, ...]:
         """Of a candidate on a machine; nothing where the target is not known."""
@@ -49,14 +78,14 @@ class EstimateReport(Brief):
         return self.estimate.break_even(candidate, machine, self.target, self.concurrencies)
 
     def engines(self, candidate: Candidate, gpu: Gpu) -> Sequence[str]:
-        """The engines that `check` says load it there."""
-        return self.loaded_by.get(candidate.name, {}).get(gpu.name, ())
+        """The engines that serve it there."""
+        return self.serving.get(candidate.name, {}).get(gpu.name, Serving()).engines
 
     @override
     def brief(self) -> Mapping[str, object]:
+        recipes = counted(len(self.loaded_by), "recipe")
         return {
-            "recipes": f"{counted(len(self.loaded_by), 'recipe')} on"
-            f" {counted(len(self.machines), 'GPU')}",
+            "recipes": f"{recipes} on {counted(len(self.machines), 'GPU')}",
             "K": self.estimate.num_draft_tokens,
             "do not fit": len(self.refused) or None,
             "target": "known" if self.target else "not known: no break-even acceptance",
@@ -66,6 +95,21 @@ class EstimateReport(Brief):
 def multiplied_as(whole: Round) -> str:
     """What the linears of the MLP are multiplied as; those of the attention may be kept besides."""
     return ", ".join(dict.fromkeys(w.precision for w in whole.step.works if w.part == "mlp"))
+
+
+def online_heads(report: EstimateReport) -> Iterator[str]:
+    """What vLLM makes of each head that is asked for while it loads the draft, a sentence each."""
+    uncut = [one for one in report.estimate.candidates if one.form.rows is None]
+    for head in dict.fromkeys(one.form.head for one in uncut if one.form.head):
+        found = [report.serving[one.name] for one in uncut if one.form.head == head]
+        problems = dict.fromkeys(
+            each.online_problem or f"vLLM 0.33 serves it on {gpu} (draft_lm_head_quantization)"
+            for of_one in found
+            for gpu, each in of_one.items()
+        )
+        yield f"{head.upper()} head made while loading: " + "; ".join(
+            (*problems, "SGLang 0.5.23 makes none")
+        )
 
 
 def assumptions(report: EstimateReport) -> Iterator[str]:
@@ -84,6 +128,8 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
             " positions of each sequence that were verified, then one pass over a block of"
             f" {k + 1}, and the head reads {k} of them"
         )
+        if any(one.round.launches for one in estimate.candidates):
+            yield _apart(report)
     yield (
         "weights are read once per step for all sequences, with scales and zero points, and nothing"
         " stays in a cache on chip"
@@ -125,6 +171,19 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
         yield f"{gpu.name}: {gpu.bandwidth / 1e12:g} TB/s; TFLOPS {peaks} ({gpu.source})"
 
 
+def _apart(report: EstimateReport) -> str:
+    """What quantized q, k and v cost a block draft beside the block."""
+    most = max(one.round.launches for one in report.estimate.candidates)
+    microseconds = 1e6 * report.machines[0].launch_seconds
+    priced = f"each takes {microseconds:g} µs" if microseconds else "they are not priced"
+    return (
+        "keys and values of the verified positions: in floats, k and v of all layers in one"
+        " multiplication; quantized, q, k and v of each layer whole, as vLLM 0.33 and SGLang 0.5.23"
+        f" fall back, with up to {most} kernels more in vLLM ({priced}: --launch-us) and more in"
+        " SGLang, which norms and rotates layer by layer then"
+    )
+
+
 def to_mapping(report: EstimateReport) -> dict[str, Any]:
     """The estimate as plain data: bytes, seconds, shares."""
     estimate = report.estimate
@@ -135,6 +194,7 @@ def to_mapping(report: EstimateReport) -> dict[str, Any]:
         "context": estimate.context,
         "tp": estimate.tp,
         "efficiency": report.machines[0].efficiency,
+        "launch_seconds": report.machines[0].launch_seconds,
         "parameters": estimate.parameters,
         "parts": [
             {"part": one.part, "parameters": one.parameters, "stored_bytes": one.nbytes}
@@ -165,10 +225,19 @@ def _candidate_mapping(report: EstimateReport, one: Candidate) -> dict[str, Any]
         "stored_bytes": one.stored_bytes,
         "multiplied_as": multiplied_as(one.round),
         "engines": {m.gpu.name: list(report.engines(one, m.gpu)) for m in report.machines}
-        if one.name in report.loaded_by
+        if one.name in report.serving
+        else None,
+        "vocab_size": one.form.rows,
+        "head": one.form.head,
+        "online_head": {
+            name: {"served": each.online, "why_not": each.online_problem}
+            for name, each in report.serving.get(one.name, {}).items()
+        }
+        if one.form.head
         else None,
         "step_bytes": _by_part(one.round.step),
         "round_bytes": _by_part(one.round),
+        "extra_launches": one.round.launches,
         "times": [
             {
                 "gpu": machine.gpu.name,

@@ -2,19 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
+from ...recipes.formats import OnlineHead
 from ..drafts.family import Draft
 from ..errors import EstimateError
 from ..quantization_plan import Plan
-from .draft_round import (
-    Weight,
-    draft_round,
-    has_plain_head,
-    part_of,
-    plain_weights,
-    planned_weights,
-    with_fp8_head,
-)
+from .draft_round import draft_round
+from .forms import Form, plain_forms, with_other_heads
+from .passes import part_of
 from .target import Target
 from .work import Machine, Part, Round, break_even_loss
 
@@ -30,20 +26,32 @@ class StoredPart:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
     """The draft in one form.
 
     Attributes:
-        name: of the recipe; of the draft as it is, the dtype of its norms.
-        hypothetical: with an FP8 head, which no recipe makes and no engine serves.
-        stored_bytes: of all its tensors.
+        form: what it is.
+        round: what its drafting reads and computes.
     """
 
-    name: str
+    form: Form
     round: Round
-    stored_bytes: int
-    hypothetical: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the recipe; of the draft as it is, the dtype of its norms; and of its head."""
+        return self.form.name
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all its tensors."""
+        return self.form.stored_bytes
+
+    @property
+    def hypothetical(self) -> bool:
+        """Its head is cut, or in fewer bits: none of the recipes that are compared does it."""
+        return self.form.rows is not None or self.form.head is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +134,16 @@ class Estimate:
 
 
 def make_estimate(
-    draft: Draft, plans: Sequence[Plan], *, num_draft_tokens: int, context: int, tp: int
+    draft: Draft,
+    plans: Sequence[Plan],
+    *,
+    num_draft_tokens: int,
+    context: int,
+    tp: int,
+    vocab_sizes: Sequence[int] = (),
+    heads: Sequence[OnlineHead] = (),
 ) -> Estimate:
-    """Estimate a draft as it is, under plans of it, and with an FP8 head as far as it has one.
+    """Estimate a draft as it is, under plans of it, and as it is and by the least with other heads.
 
     Args:
         draft: whose headers were read.
@@ -136,6 +151,8 @@ def make_estimate(
         num_draft_tokens: K.
         context: positions in each sequence's KV cache.
         tp: tensor-parallel shards, of draft and target alike.
+        vocab_sizes: kept rows of cut heads.
+        heads: what heads are quantized to; nothing = FP8 where the draft has its own.
 
     Raises:
         EstimateError: two recipes have one name, or the draft has experts or several modules; see
@@ -155,31 +172,19 @@ def make_estimate(
             fix="measure it ('draftquant measure')",
         )
 
-    def candidate(name: str, weights: Sequence[Weight], *, fp8_head: bool = False) -> Candidate:
-        served = with_fp8_head(weights) if fp8_head else tuple(weights)
-        return Candidate(
-            name=f"{name}, FP8 head" if fp8_head else name,
-            round=draft_round(
-                draft, served, num_draft_tokens=num_draft_tokens, context=context, tp=tp
-            ),
-            stored_bytes=sum(weight.nbytes for weight in served),
-            hypothetical=fp8_head,
+    def candidate(form: Form) -> Candidate:
+        whole = draft_round(
+            form.draft, form.weights, num_draft_tokens=num_draft_tokens, context=context, tp=tp
         )
+        return Candidate(form=form, round=whole)
 
-    norms = [row for row in draft.rows if row.role == "norm"]  # which Medusa heads need not have
-    as_it_is = (*norms, *draft.rows)[0].tensor.dtype
-    forms = {as_it_is: plain_weights(draft)}
-    for plan in plans:
-        if plan.recipe.name in forms:
-            raise EstimateError(
-                "--recipe", f"two forms are called {plan.recipe.name}", fix="rename one of them"
-            )
-        forms[plan.recipe.name] = planned_weights(plan)
-    candidates = [candidate(name, weights) for name, weights in forms.items()]
-    if any(row.role == "head" for row in draft.rows):
-        least = min(candidates, key=lambda one: one.round.nbytes(1))
-        names = [n for n in dict.fromkeys((as_it_is, least.name)) if has_plain_head(forms[n])]
-        candidates += [candidate(name, forms[name], fp8_head=True) for name in names]
+    candidates = [candidate(form) for form in plain_forms(draft, plans)]
+    if not heads and any(row.role == "head" for row in draft.rows):
+        heads = ("fp8",)
+    least = min(candidates, key=lambda one: one.round.nbytes(1))
+    for form in dict.fromkeys((candidates[0].form.name, least.form.name)):
+        chosen = next(one.form for one in candidates if one.name == form)
+        candidates += [candidate(other) for other in with_other_heads(chosen, vocab_sizes, heads)]
     embedding = (row.tensor.nbytes for row in draft.rows if row.role == "embedding")
     return Estimate(
         draft=draft,
@@ -205,6 +210,21 @@ def checked_efficiency(share: float) -> float:
             fix="give the share of the data sheet's figures that kernels reach, such as 0.75",
         )
     return share
+
+
+def checked_launch(microseconds: float) -> float:
+    """The seconds that a kernel takes beside what it reads and computes.
+
+    Raises:
+        EstimateError: below zero, or no number.
+    """
+    if not 0 <= microseconds < inf:
+        raise EstimateError(
+            "--launch-us",
+            f"expected 0 or more, got {microseconds:g}",
+            fix="give the microseconds of a kernel launch, such as 5",
+        )
+    return microseconds / 1e6
 
 
 def checked_concurrencies(asked: Sequence[int]) -> tuple[int, ...]:

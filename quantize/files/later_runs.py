@@ -7,15 +7,8 @@ from typing import TypeVar
 from ...recipes.schema import Recipe, recipe_sha256
 from .command_line import recorded_argv
 from .package_version import package_version
-from .provenance import (
-    MadeBy,
-    Provenance,
-    QuantizedProvenance,
-    RepairedProvenance,
-    RepairRecord,
-    SourceFolder,
-    TranscodedFrom,
-)
+from .provenance import MadeBy, Provenance, QuantizedProvenance, RepairedProvenance, RepairRecord
+from .provenance_sources import SourceFolder, TranscodedFrom
 
 ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
 

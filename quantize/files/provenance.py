@@ -1,6 +1,6 @@
 """Provenance: who made a folder, from what and how; what draftquant.json holds.
 
-A folder is quantized, dequantized, tuned, or was made by something else and repaired here; one
+A folder is quantized, dequantized, tuned, cut, or was made by something else and repaired here; one
 class for each, whose fields are the keys of the file. No time stamp and no path, so that equal runs
 give equal files. The last key is a seal, the sha256 of the others: it shows edits, and signs none.
 """
@@ -12,34 +12,12 @@ from typing import Literal
 
 from typing_extensions import override
 
-from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
+from ...recipes.schema import Recipe, recipe_sha256
 from ...recipes.seen_prompts import Sketches
+from .provenance_sources import Digested, QuantizedSource, SourceDraft, SourceFolder, TranscodedFrom
 from .retuning import Retuning
 from .safetensors_header import FloatDtype
-
-
-class _Digested:
-    """A record of tensors, each by the digest of its bytes; see `digests`.
-
-    Attributes:
-        tensor_digests: by name.
-        tensor_sha256: in their place, in records of version 0.2 and before.
-    """
-
-    __slots__ = ()
-    tensor_digests: Mapping[str, str]
-    tensor_sha256: Mapping[str, str]
-
-    @property
-    def digests(self) -> Mapping[str, str]:
-        """Of every tensor, as `Digest` spells them."""
-        return self.tensor_digests or self.tensor_sha256
-
-    def problem(self) -> str | None:
-        """What two keys say of one thing differently, or None."""
-        if bool(self.tensor_digests) == bool(self.tensor_sha256):
-            return "tensor_digests: expected the digest of every tensor"
-        return None
+from .vocabulary_cut import VocabularyCut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,51 +56,6 @@ class RepairRecord:
     name: str
     wrong: str
     written: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFolder:
-    """Where a folder came from: Hub id and commit, None for a local one."""
-
-    hub_id: str | None
-    revision: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceDraft(_Digested, SourceFolder):
-    """The unquantized draft that was quantized, with the digest of each of its tensors."""
-
-    family: str
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedSource(_Digested, SourceFolder):
-    """The quantized folder that was dequantized; `scheme` is what it declared."""
-
-    family: str
-    scheme: str
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscodedFrom(_Digested, SourceFolder):
-    """The quantized folder whose codes and scales were written in another layout or carrier.
-
-    Attributes:
-        layout: of that folder.
-        weights: in which format codes and scales were found at first: of several transcodings in a
-            row, before the first one.
-        scale_dtype: safetensors dtype to which the scales were rounded then.
-    """
-
-    layout: LayoutName
-    weights: WeightFormat
-    scale_dtype: str
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +126,7 @@ class GptqFactors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedProvenance(_Digested):
+class QuantizedProvenance(Digested):
     """Of a folder that `quantize` wrote.
 
     Attributes:
@@ -209,6 +142,7 @@ class QuantizedProvenance(_Digested):
         gptq: how the factors of GPTQ were computed; None = there are none, or float64 by an older
             version.
         learned, retuning: how codes were learned, how the target taught them; None where not.
+        cuts: of the vocabulary of the source, in order, before it was quantized.
         made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
             run's.
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
@@ -240,6 +174,7 @@ class QuantizedProvenance(_Digested):
     gptq: GptqFactors | None = None
     learned: LearnedRounding | None = None
     retuning: Retuning | None = None
+    cuts: tuple[VocabularyCut, ...] = ()
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
     transcoded_from: TranscodedFrom | None = None
@@ -258,7 +193,7 @@ class QuantizedProvenance(_Digested):
 
     @override
     def problem(self) -> str | None:
-        if problem := _Digested.problem(self):  # no `super()` in a class that slots make anew
+        if problem := Digested.problem(self):  # no `super()` in a class that slots make anew
             return problem
         if self.recipe_sha256 != recipe_sha256(self.recipe):
             return f"recipe_sha256: not that of the recipe: {self.recipe_sha256!r}"
@@ -273,7 +208,7 @@ class QuantizedProvenance(_Digested):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairedProvenance(_Digested):
+class RepairedProvenance(Digested):
     """Of a folder that something else made: it says nothing of how the codes were found.
 
     It was repaired or transcoded here; `transcoded_from` as in `QuantizedProvenance`.
@@ -293,7 +228,52 @@ class RepairedProvenance(_Digested):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DequantizedProvenance(_Digested):
+class CutProvenance(Digested):
+    """Of a folder that `vocab` wrote: rows of fewer tokens, all else as it was.
+
+    Attributes:
+        cuts: in order; each one's `source` is what the one before it wrote, the last one wrote this
+            folder.
+        quantized_by: the draftquant.json of the quantized folder that was cut first; None where it
+            was not quantized, or nothing says how.
+    """
+
+    format: Literal["draftquant-cut"] = "draftquant-cut"
+    version: Literal[1] = 1
+    draftquant: str
+    argv: tuple[str, ...]
+    cuts: tuple[VocabularyCut, ...]
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    tensor_bytes: TensorBytes
+    quantized_by: QuantizedProvenance | RepairedProvenance | None = None
+    made_by: MadeBy | None = None
+    repairs: tuple[RepairRecord, ...] = ()
+    sha256: str = ""
+
+    @property
+    def cut(self) -> VocabularyCut:
+        """The last one."""
+        return self.cuts[-1]
+
+    @property
+    def source(self) -> SourceDraft:
+        """The folder that it was made from."""
+        return self.cut.source
+
+    @override
+    def problem(self) -> str | None:
+        if problem := Digested.problem(self):
+            return problem
+        if not self.cuts:
+            return "cuts: expected at least one"
+        if self.quantized_by and self.quantized_by.digests != self.cuts[0].source.digests:
+            return "quantized_by: expected the record of the folder that was cut first"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DequantizedProvenance(Digested):
     """Of a folder of plain weights that `dequantize` wrote.
 
     Attributes:
@@ -311,14 +291,14 @@ class DequantizedProvenance(_Digested):
     tensor_digests: Mapping[str, str] = field(default_factory=dict)
     tensor_sha256: Mapping[str, str] = field(default_factory=dict)
     tensor_bytes: TensorBytes
-    quantized_by: QuantizedProvenance | RepairedProvenance | None
+    quantized_by: QuantizedProvenance | RepairedProvenance | CutProvenance | None
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
     sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunedProvenance(_Digested):
+class TunedProvenance(Digested):
     """Of the unquantized draft that `retune` taught, as the quantized one beside it.
 
     Keys as in `QuantizedProvenance`; of `learned` the first looks are of the draft as it was.
@@ -341,4 +321,10 @@ class TunedProvenance(_Digested):
     sha256: str = ""
 
 
-Provenance = QuantizedProvenance | DequantizedProvenance | TunedProvenance | RepairedProvenance
+Provenance = (
+    QuantizedProvenance
+    | DequantizedProvenance
+    | TunedProvenance
+    | RepairedProvenance
+    | CutProvenance
+)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...recipes.formats import OnlineHead
 from ...recipes.roles import LAYER_ROLES
 from ..drafts import Draft, Family, Row
 from ..drafts.forward import DraftForward, OnInput
@@ -22,6 +23,7 @@ from ..files.checkpoint import Checkpoint
 from .activations import STATIC, InputRounding, kernel_scale
 from .decoded_numbers import floats, read_whole
 from .layouts.scheme import Activations
+from .online_head import ONLINE_ACTIVATIONS, online_heads, online_label
 from .parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .stored_draft import StoredDraft
 from .table_names import EMBEDDING, HEAD
@@ -35,10 +37,10 @@ class LoadedDraft:
     """A draft that can be run.
 
     Attributes:
-        name: of the folder.
+        name: of the folder, and what is made of its head when it is served.
         weights: by canonical name, dequantized; d2t and t2d keep their dtype. All on one device.
         dtype: what is computed in; matrices may be held in another. device: where.
-        quantized: canonical module names of the linears stored quantized; empty for BF16.
+        quantized: canonical module names of the linears served quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear: fc and the head are none.
         activations: how the input of each quantized linear is rounded.
         forward: the maths over `weights`, rounding activations as the folder declares.
@@ -73,6 +75,7 @@ def load_draft(
     on_input: OnInput | None = None,
     shared: Mapping[str, Tensor] | None = None,
     rope_theta: float | None = None,
+    online_head: OnlineHead | None = None,
 ) -> LoadedDraft:
     """Load a BF16 folder, or a quantized one of any layout that `declared` understands.
 
@@ -91,10 +94,12 @@ def load_draft(
             [draft vocabulary, W], for drafts stored without them.
         rope_theta: base of the rotary frequencies instead of the config's, which engines use: some
             trainers used another one, and acceptance shows which.
+        online_head: what vLLM makes of the head while it loads the draft, see `online_heads`.
 
     Raises:
         CheckpointError: the folder is not a draft, a stored tensor is not as declared, or an
-            embedding or head is neither stored nor given, or `rope_theta` is no base.
+            embedding or head is neither stored nor given, or `rope_theta` is no base, or vLLM makes
+            no `online_head` of this draft's.
         VerifyError: its quantization_config is not understood.
     """
     checkpoint = Checkpoint.open(folder)
@@ -131,13 +136,17 @@ def load_draft(
         for name, row in quantized.items()
         if activations.get(name) in STATIC
     }
+    online = online_heads(stored, weights, shared or {}, online_head, dtype)
+    weights |= online
+    if online_head is not None:
+        activations |= dict.fromkeys(map(_module, online), ONLINE_ACTIVATIONS[online_head])
     rounding = InputRounding(activations, scales, on_input)
     return LoadedDraft(
-        name=folder.name,
+        name=online_label(folder.name, online_head),
         family=draft.family,
         geometry=geometry,
         weights=weights,
-        quantized=tuple(sorted(quantized)),
+        quantized=tuple(sorted({*quantized, *map(_module, online)})),
         linears=linears,
         activations=activations,
         forward=draft.family.forward(geometry, weights, rounding),

@@ -16,7 +16,7 @@ from ...recipes.roles import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..drafts.speculators_layout import is_speculators
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.provenance import QuantizedProvenance, RepairedProvenance
+from ..files.provenance import CutProvenance, QuantizedProvenance, RepairedProvenance
 from ..files.provenance_file import read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
@@ -249,8 +249,13 @@ def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
         if isinstance(recorded, RepairedProvenance):
             found.append(f"something else, repaired by {by}")
         elif isinstance(recorded, QuantizedProvenance):
-            taught = ", RETUNED: fine-tuned on its target" if recorded.retuning else ""
-            found.append(f"{by}, recipe {recorded.recipe.name}, from {origin}{taught}")
+            found.append(f"{_quantized_by(recorded)}, from {origin}{_marks(recorded)}")
+        elif isinstance(recorded, CutProvenance):
+            first = recorded.quantized_by
+            was = (
+                f", after {_quantized_by(first)}" if isinstance(first, QuantizedProvenance) else ""
+            )
+            found.append(f"{by}, {recorded.cut}, from {origin}{was}")
         else:
             found.append(f"{by}, dequantized from {origin}")
     raw = raw_declaration(checkpoint)
@@ -261,6 +266,16 @@ def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
         if producer:
             found.append(f"{producer.get('name')} {producer.get('version', '')}".strip())
     return tuple(found)
+
+
+def _quantized_by(record: QuantizedProvenance) -> str:
+    return f"draftquant {record.draftquant}, recipe {record.recipe.name}"
+
+
+def _marks(record: QuantizedProvenance) -> str:
+    """What was done to the draft beside quantizing it."""
+    taught = ", RETUNED: fine-tuned on its target" if record.retuning else ""
+    return taught + "".join(f", {cut} cut before" for cut in record.cuts[-1:])
 
 
 def _section(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from ..drafts import Draft
 from ..errors import CheckpointError
 from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ..files.provenance import (
+    CutProvenance,
     DequantizedProvenance,
     QuantizedProvenance,
     RepairedProvenance,
@@ -24,8 +25,8 @@ NO_RECORD = Fault(
 )
 
 
-def read_record(folder: Path) -> Record | TunedProvenance | None:
-    """What this package recorded when it quantized, tuned or repaired a folder; None = nothing.
+def read_record(folder: Path) -> Record | TunedProvenance | CutProvenance | None:
+    """What this package recorded when it made, cut or repaired a folder; None = nothing.
 
     Raises:
         CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
@@ -40,8 +41,15 @@ def read_record(folder: Path) -> Record | TunedProvenance | None:
     return recorded
 
 
+def recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
+    """None where nothing says what config.json must be: it was repaired, or is another tool's."""
+    if not isinstance(recorded, QuantizedProvenance) or recorded.repairs:
+        return None
+    return recorded.config_changes
+
+
 def record_faults(
-    recorded: Record | TunedProvenance,
+    recorded: Record | TunedProvenance | CutProvenance,
     draft: Draft,
     output: Checkpoint,
     source_digests: Mapping[str, str],

@@ -8,6 +8,7 @@ from ...recipes.algorithm import ALGORITHMS, InputCorrection
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
+from ...recipes.formats import OnlineHead
 from ...recipes.schema import BackendName
 from ...validate.counting.estimand import DraftSampling
 from .option import Argument, Option
@@ -103,6 +104,19 @@ Device = Annotated[
 Dtype = Annotated[
     ComputeDtype,
     Option("dtype that drafts compute in: float32 (default), or bfloat16 as engines do"),
+]
+HeadsOnline = Annotated[
+    OnlineHead | None,
+    Option(
+        "replay with the head that vLLM makes while it loads (draft_lm_head_quantization; SGLang"
+        " has no such option), every draft but the first of several"
+    ),
+]
+HeadOnline = Annotated[
+    OnlineHead | None,
+    Option(
+        "judge QUANT, or BF16 itself, with the head that vLLM makes by draft_lm_head_quantization"
+    ),
 ]
 BatchSize = Annotated[
     int | None,

@@ -5,7 +5,6 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ...quantize.engines.preview import planned_verdicts
 from ...quantize.errors import LayoutError, PlanError
 from ...quantize.estimate.draft_round import (
     USUAL_CONTEXT,
@@ -13,9 +12,11 @@ from ...quantize.estimate.draft_round import (
     usual_context,
 )
 from ...quantize.estimate.estimate_report import EstimateReport
+from ...quantize.estimate.forms import ONLINE_HEADS
 from ...quantize.estimate.step_estimate import (
     checked_concurrencies,
     checked_efficiency,
+    checked_launch,
     make_estimate,
 )
 from ...quantize.estimate.target import (
@@ -27,12 +28,14 @@ from ...quantize.estimate.target import (
 from ...quantize.estimate.work import Machine
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
-from ...quantize.gpus import USUAL_GPUS, Gpu, named_gpu
+from ...quantize.gpus import USUAL_GPUS, named_gpu
 from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import built_in_recipes
 from ...recipes.bounds import AT_LEAST_1
+from ...recipes.formats import OnlineHead
 from ...validate.judging.policy import resolve_policy
 from . import arguments, reports
+from .form_engines import engines_of_forms
 from .opening import named_recipe, open_draft
 from .option import Option
 from .references import AnyRecipe, optional_path
@@ -68,6 +71,24 @@ class EstimateSettings(Settings):
             several="repeated",
         ),
     ] = ()
+    vocab_size: Annotated[
+        Sequence[int],
+        Option(
+            "kept rows of a cut head, to compare beside the recipes: such as 16000,32000 "
+            "('draftquant vocab' makes them)",
+            "ROWS,...",
+            several="commas",
+        ),
+    ] = ()
+    head_online: Annotated[
+        Sequence[OnlineHead],
+        Option(
+            "what the head is quantized to, to compare beside the recipes: "
+            f"{', '.join(ONLINE_HEADS)} (default: fp8 where the draft has a head of its own)",
+            "FORMAT,...",
+            several="commas",
+        ),
+    ] = ()
     num_draft_tokens: arguments.NumDraftTokens = None
     context: Annotated[
         int | None,
@@ -92,6 +113,14 @@ class EstimateSettings(Settings):
             "SHARE",
         ),
     ] = 0.75
+    launch_us: Annotated[
+        float,
+        Option(
+            "microseconds of each kernel that quantized q, k and v of a block draft add"
+            " (default 0: counted, not priced)",
+            "MICROSECONDS",
+        ),
+    ] = 0.0
     target_step_ms: Annotated[
         str | float | None,
         Option(
@@ -132,17 +161,22 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     context = settings.context
     if context is None:
         context = usual_context(_configs(draft, optional_path(settings.target)))
-    machines = tuple(Machine(gpu=named_gpu(name), efficiency=efficiency) for name in gpus)
+    launch = checked_launch(settings.launch_us)
+    machines = tuple(
+        Machine(gpu=named_gpu(name), efficiency=efficiency, launch_seconds=launch) for name in gpus
+    )
+    found = make_estimate(
+        draft,
+        plans,
+        num_draft_tokens=num_draft_tokens,
+        context=context,
+        tp=settings.tp,
+        vocab_sizes=settings.vocab_size,
+        heads=settings.head_online,
+    )
     return EstimateReport(
-        estimate=make_estimate(
-            draft, plans, num_draft_tokens=num_draft_tokens, context=context, tp=settings.tp
-        ),
-        loaded_by={
-            plan.recipe.name: {
-                one.gpu.name: _engines(plan, one.gpu, settings.tp) for one in machines
-            }
-            for plan in plans
-        },
+        estimate=found,
+        serving=engines_of_forms(found, [machine.gpu for machine in machines]),
         refused=refused,
         machines=machines,
         concurrencies=concurrencies,
@@ -175,12 +209,6 @@ def _plans(draft: "Draft", settings: EstimateSettings) -> tuple[list[Plan], Mapp
                 raise
             refused[recipe.name] = exc.what
     return plans, refused
-
-
-def _engines(plan: Plan, gpu: Gpu, tp: int) -> tuple[str, ...]:
-    """Those that load the result of a plan there."""
-    verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp, target_layers=plan.target_layers)
-    return tuple(one.engine for one in verdicts if one.verdict == "LOADS")
 
 
 def _target(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...validate.report.facts import Drafts, EngineFacts
     from ...validate.served.joint_report import JointReport
 
-OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size")
+OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size", "head_online")
 """Fields that mean nothing without traces, and have no default."""
 
 
@@ -282,7 +282,9 @@ def _judge_joint(
         expected_baseline=settings.expect_baseline, unrelated=settings.unrelated
     )
     if replayed is not None:
-        background = dataclasses.replace(replayed.background, head_agreement=None, warnings=())
+        background = dataclasses.replace(
+            replayed.background, head_agreement=None, confidence_head=None, warnings=()
+        )
     return judge_jointly(
         measured.runs,
         measured.again,
@@ -302,7 +304,7 @@ def _judged_drafts(
 
     if replayed is not None:
         names = [str(name) for name in settings.references]
-        drafts = drafts_of(names, replayed.folders)
+        drafts = drafts_of(names, replayed.folders, settings.online_heads(len(names)))
         return drafts, engine_facts(replayed.folders[1].folder, drafts.candidate.name)
     assert measured.runs is not None  # or there is nothing to judge, see `GateSettings.check`
     baseline, candidate = map(measured_facts, measured.runs)

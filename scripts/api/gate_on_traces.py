@@ -6,9 +6,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
+from typing_extensions import override
+
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...recipes.library import aliases, built_in_recipes
 from . import arguments
+from .confidence_heads import heads_of_gate
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
 from .replay import OnTracesSettings, load_for_replay, replay_loaded
@@ -16,6 +19,7 @@ from .replay import OnTracesSettings, load_for_replay, replay_loaded
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.files.provenance import QuantizedProvenance
+    from ...recipes.formats import OnlineHead
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder
@@ -50,6 +54,10 @@ class GateOnTracesSettings(OnTracesSettings):
             "TUNED",
         ),
     ] = None
+    sts: Annotated[
+        arguments.AnyPath | None,
+        Option("temperatures for QUANT's confidence head", "FILE"),
+    ] = None
     unrelated: Annotated[bool, Option("allow a QUANT that was not quantized from BF16")] = False
     expect_baseline: Annotated[
         float | None,
@@ -58,6 +66,12 @@ class GateOnTracesSettings(OnTracesSettings):
             "AL",
         ),
     ] = None
+
+    head_online: arguments.HeadOnline = None
+
+    @override
+    def online_heads(self, count: int) -> "list[OnlineHead | None]":
+        return [None, self.head_online, *[None] * (count - 2)]
 
     @property
     def references(self) -> list[Reference]:
@@ -100,26 +114,39 @@ def judge_on_traces(
     unrelated, drafts = settings.unrelated, settings.references
     baseline, candidate, *controls = (DraftFolder.read(folder_of(name)) for name in drafts)
     tuned = controls[0] if controls else None
-    warnings = check_folders(baseline, candidate, unrelated=unrelated)
+    same = settings.head_online is not None and candidate.sha256 == baseline.sha256
+    warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces = TraceFolder.open(Path(settings.traces))
-    warnings += check_held_out(candidate.quantized_by, traces)
+    warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
     loaded = load_for_replay(drafts, traces, settings)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
     if tuned is not None:
         warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
     warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
-    replays = replay_loaded(loaded, settings)
+    warnings += _online_warnings(settings.head_online)
+    heads = heads_of_gate(
+        loaded.drafts,
+        traces,
+        draft_sampling=settings.draft_sampling,
+        num_draft_tokens=settings.num_draft_tokens,
+        sts=settings.sts,
+    )
+    warnings += heads.warnings
+    replays = replay_loaded(loaded, settings, heads.asked)
     background = Background(
         baseline_sha256=baseline.sha256,
         candidate_sha256=candidate.sha256,
         head_agreement=head_agreement(traces, loaded.tables),
         expected_baseline=settings.expect_baseline,
         unrelated=unrelated,
-        unrecorded=not unrelated and candidate.quantized_by is None,
+        unrecorded=not unrelated and not same and not candidate.is_recorded,
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         recipes_to_try=recipes_to_try(candidate.quantized_by),
+        cut=bool(candidate.cuts),
+        quantized=candidate.quantized or not candidate.cuts,
+        confidence_head=heads.change(replays, policy.confidence),
         warnings=warnings,
     )
     report: GateReport | RetunedReport
@@ -139,6 +166,17 @@ def other_policy_warnings(candidate: "QuantizedProvenance | None", policy: str) 
         return ()
     asked = candidate.recipe.gate.policy
     return (f"the candidate's recipe asks for the policy {asked!r}, but {policy!r} was used",)
+
+
+def _online_warnings(head: "OnlineHead | None") -> tuple[str, ...]:
+    """The folder alone is not what was judged."""
+    if head is None:
+        return ()
+    return (
+        f"the candidate was judged with the head that vLLM makes of it while it loads"
+        f' ("draft_lm_head_quantization": "{head}" in --speculative-config): served without that'
+        " key, or by SGLang, which has no such option, it is another draft",
+    )
 
 
 def algorithm_to_try(candidate: "QuantizedProvenance | None") -> str | None:

@@ -9,6 +9,7 @@ from ...quantize.estimate.estimate_report import (
     EstimateReport,
     assumptions,
     multiplied_as,
+    online_heads,
     to_mapping,
 )
 from ..api.estimate import estimate
@@ -48,6 +49,8 @@ def print_report(report: EstimateReport) -> None:
     for name, reason in report.refused.items():
         out.line(f"{name} does not fit this draft: {reason}")
     _print_times(report)
+    for line in online_heads(report):
+        out.line(line)
     for machine in report.machines:
         _print_break_even(report, machine)
     if report.target is None:
@@ -110,13 +113,21 @@ def _shares(estimate: "Estimate") -> Iterator[str]:
             f"the head belongs to the target: each draft step reads its {step.nbytes(1, 'head'):,}"
             " bytes, whatever the draft's format"
         )
-        return
-    fp8 = next(one for one in estimate.candidates if one.hypothetical).round.step
-    yield (
-        f"an FP8 head (a scale per row) would save {step.nbytes(1) - fp8.nbytes(1):,} bytes of a"
-        " step; recipes keep the head unless a rule for it says otherwise (role: head): rows with"
-        " FP8 head say what it would bring"
-    )
+    for one in estimate.candidates:
+        if one.form.of == estimate.baseline.name and (one.form.rows is None) != (not one.form.head):
+            saved = step.nbytes(1) - one.round.step.nbytes(1)
+            yield f"{_head(one)} would save {saved:,} bytes of a step"
+    if not estimate.reads_shared_head:
+        yield (
+            "recipes keep the head unless a rule for it says otherwise (role: head), and"
+            " 'draftquant vocab' cuts it"
+        )
+
+
+def _head(one: "Candidate") -> str:
+    if one.form.rows is not None:
+        return f"a head of {one.form.rows:,} rows"
+    return f"an {(one.form.head or '').upper()} head"
 
 
 def _print_bytes(report: EstimateReport) -> None:

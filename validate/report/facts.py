@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...quantize.drafts.geometry import vocabulary_share
 from ...quantize.engines import check_draft
 from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.registry import newest_engines
@@ -19,7 +20,9 @@ from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
 from ...quantize.stored.declarations import declared_scheme
+from ...quantize.stored.online_head import online_label
 from ...quantize.stored.stored_draft import StoredDraft
+from ...recipes.formats import OnlineHead
 from ...recipes.schema import Rule
 from ..errors import GateError
 from ..judging.candidate_origin import DraftFolder
@@ -79,6 +82,7 @@ class DraftFacts:
         quantization: as its folder, or who measured it, calls it. quantized: None where no record
             of this package says how.
         hub_id, revision: of the draft that was quantized, where it came from the Hub.
+        vocabulary: how many of the target's tokens it can propose; None = all, or not known.
     """
 
     name: str
@@ -89,6 +93,7 @@ class DraftFacts:
     quantized: QuantizationFacts | None = None
     hub_id: str | None = None
     revision: str | None = None
+    vocabulary: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,37 +119,47 @@ class Drafts:
     tuned: DraftFacts | None = None
 
 
-def drafts_of(names: Sequence[str], folders: Sequence[DraftFolder]) -> Drafts:
+def drafts_of(
+    names: Sequence[str],
+    folders: Sequence[DraftFolder],
+    online_heads: Sequence[OnlineHead | None] = (),
+) -> Drafts:
     """Of folders that were read.
 
     Args:
         names: as the user gave them.
         folders: baseline, candidate, and the identically fine-tuned BF16 draft where there is one.
+        online_heads: what vLLM made of the head of each while it loaded; empty = of none.
     """
-    baseline, candidate, *tuned = map(folder_facts, names, folders)
+    heads = online_heads or [None] * len(folders)
+    baseline, candidate, *tuned = map(folder_facts, names, folders, heads)
     return Drafts(baseline=baseline, candidate=candidate, tuned=tuned[0] if tuned else None)
 
 
-def folder_facts(name: str, folder: DraftFolder) -> DraftFacts:
+def folder_facts(
+    name: str, folder: DraftFolder, online_head: OnlineHead | None = None
+) -> DraftFacts:
     """Of a folder that was read.
 
     Args:
         name: as the user gave it.
         folder: its tensors are hashed.
+        online_head: see `drafts_of`.
     """
     checkpoint = Checkpoint.open(folder.folder)
     record = folder.quantized_by
     declared = "of another tool" if folder.quantized else "none"
-    given = Path(name)
+    given, draft = Path(name), StoredDraft.look(checkpoint, declared_scheme(checkpoint)).draft
     return DraftFacts(
         name=given.resolve().name if given.is_dir() else name,
         sha256=folder.sha256,
-        family=StoredDraft.look(checkpoint, declared_scheme(checkpoint)).draft.family.name,
+        family=draft.family.name,
         num_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
-        quantization=declared if record is None else record.recipe.name,
+        quantization=online_label(declared if record is None else record.recipe.name, online_head),
         quantized=None if record is None else _quantization(record),
         hub_id=None if record is None else record.source.hub_id,
         revision=None if record is None else record.source.revision,
+        vocabulary=vocabulary_share(draft.geometry),
     )
 
 

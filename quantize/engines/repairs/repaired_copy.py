@@ -24,8 +24,9 @@ from ...files.digests import tensor_digests
 from ...files.hub import DraftSource
 from ...files.later_runs import with_repairs
 from ...files.package_version import package_version
-from ...files.provenance import Provenance, RepairedProvenance, RepairRecord, SourceFolder
+from ...files.provenance import Provenance, RepairedProvenance, RepairRecord
 from ...files.provenance_file import check_seal, read_provenance
+from ...files.provenance_sources import SourceFolder
 from ...files.publish import Rewrite, publish
 from ...files.side_files import check_no_other_weights
 from ...files.staging import sync

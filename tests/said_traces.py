@@ -1,0 +1,79 @@
+"""Greedy traces of random features whose text is drawn by Zipf's law, for drafts of random weights.
+
+A draft of random weights is right by chance: with n rows about once in n tokens that it has rows
+for. The fewer rows, the more is accepted, and every number of accepted tokens occurs.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.calibration.traces.writer import trace_output
+
+VOCAB = 96
+CATEGORIES = ("code", "chat")
+
+
+def write_said(
+    out: Path,
+    *,
+    prompts: int = 8,
+    tokens: int = 40,
+    seed: int = 0,
+    vocab: int = VOCAB,
+    hidden: int = 64,
+    layers: Sequence[int] = (1, 3, 4),
+    categories: Sequence[str] = CATEGORIES,
+    favourite: Mapping[str, int] | None = None,
+    target: str = "random",
+) -> TraceFolder:
+    """Write traces of prompts of 5 to 9 tokens, category after category.
+
+    Args:
+        out: folder to create.
+        prompts: how many.
+        tokens: of the longest continuation; others have up to four less.
+        seed: of text and features.
+        vocab: tokens of the target.
+        hidden: width of one layer's features.
+        layers: whose features there are.
+        categories: of the prompts, in turn.
+        favourite: category -> a token that every other token of its text is.
+        target: its name.
+    """
+    generator = np.random.default_rng(seed)
+    law = 1 / np.arange(1, vocab + 1) ** 1.3
+    names = np.random.default_rng(7).permutation(vocab)  # the same words are frequent everywhere
+    identity = TargetIdentity(
+        name=target, config_sha256=None, weights_sha256=None, num_layers=8, vocab_size=vocab
+    )
+    spec = FeatureSpec(
+        kind="aux",
+        width=len(layers) * hidden,
+        dtype="float32",
+        aux_layer_ids=tuple(layers),
+        fusion_sha256=None,
+    )
+    with trace_output(out, identity, spec) as writer:
+        for i in range(prompts):
+            category, start = categories[i % len(categories)], 5 + i % 5
+            count = start + tokens - i % 5
+            ids = names[generator.choice(vocab, count, p=law / law.sum())]
+            if category in (favourite or {}):
+                ids[start::2] = (favourite or {})[category]
+            text = torch.from_numpy(ids)
+            features = generator.standard_normal((count - 1, spec.width), dtype=np.float32)
+            trace = PromptTrace(
+                id=f"{category}-{seed}-{i}",
+                category=category,
+                prompt_length=start,
+                token_ids=text,
+                features=torch.from_numpy(features),
+                target_top1=text[1:],
+            )
+            writer.add(trace, position=i)
+    return TraceFolder.open(out)

@@ -1,0 +1,197 @@
+"""Heads that vLLM quantizes while it loads a draft: `--head-online`.
+
+`engines/online_head.json` has digests of what vLLM 0.33's own functions make of heads; they ran on
+a CPU (`engines/online_head.py`).
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
+from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.online_head import quantized_head
+from draftquant.recipes import load_recipe
+from draftquant.recipes.formats import OnlineHead
+from draftquant.recipes.schema import Rule
+from draftquant.scripts.cli import main
+from tied_pair import prompt_tokens, save_draft, save_target
+from tiny import tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_llama import tiny_eagle1
+from tiny_medusa import tiny_medusa
+from tiny_mtp import tiny_mimo_mtp, tiny_step3p5_mtp
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parent / "engines"))  # its modules stand alone
+
+import online_head
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RECORDED = json.loads(
+    (Path(__file__).parent / "engines" / "online_head.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("how", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("name", online_head.SHAPES)
+def test_it_is_what_vllms_own_functions_make(name: str, how: OnlineHead) -> None:
+    served = quantized_head(online_head.heads()[name], how)
+    assert online_head.digest(served) == RECORDED[name][how]
+
+
+def test_fp8_is_a_folders_fp8_but_for_rows_of_almost_nothing() -> None:
+    head = online_head.heads()["BF16"]
+    scale = fp8_scale(head.abs().amax(-1, keepdim=True))
+    folder = fp8_codes(head, scale).float() * scale
+    differing = (quantized_head(head, "fp8") != folder).any(-1)
+    assert set(differing.nonzero().flatten().tolist()) <= {3, 4}
+
+
+# ---- which drafts get one
+
+
+def own_tables(folder: Path) -> dict[str, Tensor]:
+    """A target with the tables of the draft."""
+    weights = load_draft(folder).weights
+    return {name: weights[name].to(torch.bfloat16) for name in (EMBEDDING, HEAD)}
+
+
+def test_a_shared_head_is_served_quantized(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    shared = own_tables(folder)
+    fp8, nvfp4 = (
+        load_draft(folder, dtype=torch.bfloat16, shared=shared, online_head=how)
+        for how in ("fp8", "nvfp4")
+    )
+    assert (fp8.name, nvfp4.name) == ("draft, head fp8 online", "draft, head nvfp4 online")
+    assert fp8.quantized == nvfp4.quantized == ("lm_head",)
+    # FP8 products are exact, so nothing but sums is rounded; their inputs are FP8 as well.
+    assert (fp8.weights[HEAD].dtype, fp8.activations["lm_head"]) == (torch.float32, "token-dynamic")
+    assert (nvfp4.weights[HEAD].dtype, nvfp4.activations["lm_head"]) == (torch.bfloat16, "none")
+    assert torch.equal(fp8.weights[HEAD], quantized_head(shared[HEAD], "fp8"))
+    rounded = quantized_head(shared[HEAD], "nvfp4").to(torch.bfloat16)
+    assert torch.equal(nvfp4.weights[HEAD], rounded)
+    hidden = torch.ones(1, 64, dtype=torch.bfloat16)
+    assert not torch.equal(fp8.forward.logits(hidden), load_draft(folder).forward.logits(hidden))
+
+
+def test_mtp_and_eagle1_get_one_too(tmp_path: Path) -> None:
+    mtp = tiny_mimo_mtp(tmp_path / "mtp")
+    assert load_draft(mtp, shared=own_tables(mtp), online_head="nvfp4").quantized == ("lm_head",)
+    eagle1 = tiny_eagle1(tmp_path / "eagle1")
+    shared = {HEAD: torch.ones(96, 64, dtype=torch.float32)}
+    served = load_draft(eagle1, shared=shared, online_head="fp8").weights[HEAD]
+    assert torch.equal(served, torch.full((96, 64), 448 * (torch.tensor(1.0) / 448)))
+
+
+def _changed(folder: Path) -> dict[str, Tensor]:
+    shared = own_tables(folder)
+    shared[HEAD][7, 5] += 1
+    return shared
+
+
+def _head(*shape: int) -> Callable[[Path], dict[str, Tensor]]:
+    return lambda _: {HEAD: torch.zeros(shape), EMBEDDING: torch.zeros(shape)}
+
+
+def _quantized(folder: Path) -> Path:
+    """FP8 with its head, by a recipe of one's own."""
+    source = tiny_eagle3_llama(folder.with_name("source"))
+    base = load_recipe("fp8-ptpc")
+    rules = (rule for rule in base.rules if "head" not in rule.role)
+    recipe = dataclasses.replace(base, rules=(*rules, Rule(role=("head",), action="quantize")))
+    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+    quantize_draft(plan, folder, source=DraftSource(folder=source))
+    return folder
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], dict[str, Tensor]], str]] = {
+    "no target": (tiny_eagle3_llama, lambda _: {}, "nothing here shows that head"),
+    "own head": (
+        tiny_eagle3_llama,
+        _changed,
+        "row 7 of lm_head differs .* 'draft_lm_head_quantization needs a drafter that shares",
+    ),
+    "cut head": (
+        lambda to: tiny_eagle3_llama(to, pruned_vocabulary=True),
+        _head(96, 64),
+        r"lm_head is \[48, 64\], the target's head \[96, 64\]",
+    ),
+    "quantized head": (_quantized, _head(96, 64), "is stored quantized already, in 8 bits"),
+    "block draft": (tiny_dflash, _head(96, 64), "not supported for method 'dflash'"),
+    "EAGLE-1 with a head": (lambda to: tiny_eagle1(to, head=True), _head(96, 64), "holds a head"),
+    "modules with heads": (tiny_step3p5_mtp, _head(96, 64), "have heads of their own"),
+    "no engine": (tiny_medusa, _head(96, 64), "serves no medusa drafts"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_vllm_refuses(case: str, tmp_path: Path) -> None:
+    write, tables, said = REFUSED[case]
+    folder = write(tmp_path / "draft")
+    with pytest.raises(CheckpointError, match=said) as caught:
+        load_draft(folder, shared=tables(folder), online_head="fp8")
+    assert str(caught.value).startswith("--head-online fp8, draft: ")
+
+
+def test_groups_of_16(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", hidden=72)
+    shared = own_tables(folder)
+    assert load_draft(folder, shared=shared, online_head="fp8").quantized
+    with pytest.raises(CheckpointError, match="groups of 16 inputs, and the head has 72"):
+        load_draft(folder, shared=shared, online_head="nvfp4")
+
+
+# ---- in replay and gate
+
+
+def test_what_is_replayed_and_judged_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = save_target(tmp_path / "target")
+    draft = str(save_draft(tmp_path / "draft", target))
+    asked = [
+        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 7))
+    ]
+    record_traces(target, asked, tmp_path / "traces", max_new_tokens=60, table_ids=())
+    given = [
+        "--traces",
+        str(tmp_path / "traces"),
+        "--head-online",
+        "nvfp4",
+        "-k",
+        "1",
+        "--json",
+        "-q",
+    ]
+    assert main(["replay", draft, draft, *given]) == 0
+    plain, served = json.loads(capsys.readouterr().out)
+    assert (plain["name"], plain["head_online"]) == ("draft", None)
+    assert (served["name"], served["head_online"]) == ("draft, head nvfp4 online", "nvfp4")
+    assert main(["replay", draft, *given]) == 0
+    (alone,) = json.loads(capsys.readouterr().out)
+    assert alone["prompts"] == served["prompts"]
+
+    assert main(["gate", draft, draft, *given]) == 3  # three prompts decide nothing
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "INCONCLUSIVE"
+    assert report["candidate"]["name"] == "draft, head nvfp4 online"
+    assert report["drafts"]["candidate"]["quantization"] == "none, head nvfp4 online"
+    assert report["drafts"]["baseline"]["quantization"] == "none"
+    assert any('"draft_lm_head_quantization": "nvfp4"' in one for one in report["warnings"])
+    assert main(["gate", draft, draft, *given[:2]]) == 2

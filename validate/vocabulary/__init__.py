@@ -1,0 +1,1 @@
+"""What a head with fewer rows costs in accepted tokens, at every number of rows."""

@@ -1,0 +1,212 @@
+"""With how many rows a draft's proposals are right: every size of the head in one replay.
+
+What a draft reads along recorded tokens does not depend on the rows of its head. So with the first
+n rows of an order it proposes the recorded token exactly if n is enough for a row of that token,
+and not enough for one of any token whose logit is larger:
+
+    rank(recorded) < n <= min over tokens u that win against it of rank(u)
+
+Of equal logits the one with the lower draft id wins, as argmax has it; a cut head has its rows in
+the order of the target's ids, so here it is the lower target id. (In a draft whose own map does not
+ascend, equal logits may be resolved otherwise at full size.) A verify step with n rows accepts
+the proposals up to the first depth at which n lies outside these bounds; the intersection of those
+up to a depth is kept.
+
+Products are the same numbers as of a really cut head, but for the last bits, which depend on how
+many outputs a library sums at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...calibration.passes.batches import MAX_TOKENS, batches_of, read_ahead, work_of
+from ...calibration.passes.counted_rows import CountedRows
+from ...calibration.passes.draft_inputs import TraceBatch, check_trace_fits, first_hidden_of_batch
+from ...calibration.passes.predictions import MAX_LOGITS, draft_ids_of, num_draft_tokens_fault
+from ...calibration.traces.trace_folder import TraceFolder
+from ...calibration.vocabulary.row_choice import RowOrder
+from ...quantize.drafts.forward import BLOCK_ROWS, whole_rows
+from ...quantize.stored.loading import LoadedDraft
+from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.rounds import rounds
+from ..errors import ReplayError
+
+_COMPARED = 2**20
+"""Logits that are compared at a time: what stays in a cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RightSizes:
+    """Of each row of one prompt and each depth, the sizes with which all up to there is right.
+
+    Attributes:
+        above, up_to: [R, K] int32: sizes n with above < n <= up_to; none where the second is not
+            larger.
+    """
+
+    above: Tensor
+    up_to: Tensor
+
+    def counts(self, size: int) -> AcceptanceCounts:
+        """Of the verify steps of a draft whose head has so many rows."""
+        right = (self.above < size) & (size <= self.up_to)
+        accepted: list[int] = right.sum(dim=1).tolist()
+        return AcceptanceCounts.of(rounds(accepted), right.shape[1])
+
+
+@torch.inference_mode()
+def right_sizes(
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    orders: Sequence[RowOrder],
+    of_prompt: Sequence[Sequence[int]],
+    *,
+    num_draft_tokens: int,
+    batch_size: int | None = None,
+    max_tokens: int = MAX_TOKENS,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[tuple[RightSizes, ...]]:
+    """Replay a draft once, and find out with which sizes its proposals are right.
+
+    Args:
+        draft: whose own rows are those of the orders.
+        traces: greedy ones, or drawn ones, along which it proposes its most likely tokens.
+        orders: of the rows.
+        of_prompt: of each prompt which of the orders it is asked about, equally many.
+        num_draft_tokens: K.
+        batch_size: see `replay_drafts`.
+        max_tokens: see `replay_drafts`.
+        on_progress: called with (work done, work) after each batch.
+
+    Returns:
+        Of every prompt of the traces, in order, one for each of its orders.
+
+    Raises:
+        TraceError: the traces do not fit the draft, or are damaged.
+        ReplayError: the draft cannot propose K tokens.
+        ForwardError: the draft computes NaN or infinity.
+    """
+    fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
+    if fault:
+        raise ReplayError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
+    check_trace_fits(draft, traces)
+    entries = traces.manifest.prompts
+    most = batch_size if draft.rounds_alone else 1
+    batches = batches_of(entries, max_tokens=max_tokens, max_prompts=most)
+    work = [work_of([entries[i] for i in places], num_draft_tokens) for places in batches]
+    rows_of = _Orders(draft, orders)
+    found: dict[int, tuple[RightSizes, ...]] = {}
+    read = read_ahead(traces, batches, draft.device)
+    for number, (places, batch) in enumerate(zip(batches, read, strict=True), start=1):
+        asked = torch.tensor([list(of_prompt[place]) for place in places], device=draft.device)
+        of_batch = _of_batch(draft, traces, batch, rows_of, asked, num_draft_tokens)
+        found.update(zip(places, of_batch, strict=True))
+        on_progress(sum(work[:number]), sum(work))
+    return [sizes for _, sizes in sorted(found.items())]
+
+
+class _Orders:
+    """The ranks of a draft's rows in several orders, by draft id and by target id."""
+
+    def __init__(self, draft: LoadedDraft, orders: Sequence[RowOrder]) -> None:
+        device = draft.device
+        ids = torch.arange(draft.forward.num_logits, device=device)
+        self.target_ids = draft.forward.to_target(ids)
+        ranks = torch.stack([torch.from_numpy(order.ranks) for order in orders])
+        self.by_token = ranks.to(device, torch.int32)  # [O, V]
+        self.by_row = self.by_token[:, self.target_ids].contiguous()  # [O, draft vocabulary]
+        every = torch.arange(self.by_token.shape[1], device=device)
+        self.draft_ids = draft_ids_of(draft.forward, every)
+
+    def least_winner(self, logits: Tensor, recorded: Tensor, asked: Tensor) -> Tensor:
+        """[n, J] int32, the least rank among tokens that win against the recorded one.
+
+        Args:
+            logits: [n, draft vocabulary].
+            recorded: [n] target ids; 0 for those without a row.
+            asked: [n, J] which orders.
+        """
+        own = self.draft_ids[recorded]
+        logit = logits.gather(1, own.clamp(min=0)[:, None])
+        none = self.by_token.shape[1]
+        least = torch.full(asked.shape, none, dtype=torch.int32, device=logits.device)
+        step = max(1, _COMPARED // len(logits))
+        wanted = [(o, j) for j in range(asked.shape[1]) for o in set(asked[:, j].tolist())]
+        at = {(o, j): (asked[:, j] == o).nonzero()[:, 0] for o, j in wanted}
+        for start in range(0, logits.shape[1], step):
+            part = slice(start, start + step)
+            some, ids = logits[:, part], self.target_ids[part]
+            wins = (some > logit) | ((some == logit) & (ids < recorded[:, None]))
+            for (o, j), rows in at.items():
+                ranks = self.by_row[o, part].expand(len(rows), -1)
+                first = ranks.masked_fill(~wins[rows], none).amin(1)
+                least[rows, j] = torch.minimum(least[rows, j], first)
+        return least.masked_fill((own < 0)[:, None], 0)
+
+
+def _of_batch(
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    batch: TraceBatch,
+    orders: _Orders,
+    asked: Tensor,
+    num_draft_tokens: int,
+) -> Iterator[tuple[RightSizes, ...]]:
+    """Of the prompts of a batch; `asked`: [B, J]."""
+    own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
+    rows = range(min(one.start for one in own), max(one.stop for one in own))
+    shape = (len(batch), len(rows), num_draft_tokens, asked.shape[1])
+    above = torch.full(shape, orders.by_token.shape[1], dtype=torch.int32, device=draft.device)
+    up_to = torch.zeros_like(above)
+    looked_at = CountedRows(own if draft.rounds_alone else None)
+    token_ids = batch.token_ids
+    for one in draft.forward.passes(
+        first_hidden_of_batch(draft, traces, batch),
+        token_ids,
+        rows=rows,
+        num_draft_tokens=num_draft_tokens,
+        block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
+        alive=looked_at.alive,
+    ):
+        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
+        after = token_ids[:, one.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
+        of_rows = asked[:, None].expand(-1, len(one.rows), -1)
+        for depth in one.depths:
+            if not looked_at.any_in(one, depth):
+                break
+            states = looked_at.states(one, depth)
+            recorded = looked_at.of(after[:, : len(one.rows), depth])
+            wanted = looked_at.of(of_rows)
+            top, least = _compared(draft, orders, states, recorded, wanted)
+            own_rank = orders.by_token[wanted, recorded[:, None]]
+            if depth > 0:
+                own_rank = torch.maximum(own_rank, looked_at.of(above[:, at, depth - 1]))
+                least = torch.minimum(least, looked_at.of(up_to[:, at, depth - 1]))
+            looked_at.put(above[:, at, depth], own_rank)
+            looked_at.put(up_to[:, at, depth], least)
+            possible = (own_rank < least).any(1)
+            looked_at.go_on(one, states=states, top=top, possible=possible)
+    above, up_to = above.cpu(), up_to.cpu()
+    for i, one_rows in enumerate(own):
+        part = slice(one_rows.start - rows.start, one_rows.stop - rows.start)
+        yield tuple(
+            RightSizes(above=above[i, part, :, j], up_to=up_to[i, part, :, j])
+            for j in range(asked.shape[1])
+        )
+
+
+def _compared(
+    draft: LoadedDraft, orders: _Orders, states: Tensor, recorded: Tensor, asked: Tensor
+) -> tuple[Tensor, Tensor]:
+    """[n] the largest logits, and [n, J] of `_Orders.least_winner`, some rows at a time."""
+    together = max(1, MAX_LOGITS // draft.forward.num_logits)
+    tops, least = [], []
+    for start in range(0, len(states), together):
+        part = slice(start, start + together)
+        logits = draft.forward.logits(states[part])
+        tops.append(logits.amax(-1))
+        least.append(orders.least_winner(logits, recorded[part], asked[part]))
+    return torch.cat(tops), torch.cat(least)
