@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...quantize.drafts import Draft
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
@@ -68,6 +68,11 @@ class Choosing:
     texts: Sequence[SaidText]
     chooser: RowChooser
     warnings: tuple[str, ...]
+
+    @property
+    def writes(self) -> Literal["folder", "token map"]:
+        """What the choice becomes: of a draft with the target's head, a file beside it."""
+        return "token map" if self.draft.family.takes_token_map else "folder"
 
     @property
     def num_tokens(self) -> int:
@@ -173,8 +178,7 @@ def choosing_of(
     """
     stored = StoredDraft.read(source.checkpoint())
     draft = stored.draft
-    reduced = reduced_vocabulary_of(draft)
-    ids = stored_target_ids(draft, reduced)
+    offered = _offered(draft)
     vocab_size, recorded = draft.geometry.vocab_size, traces.manifest.target
     if recorded.vocab_size != vocab_size:
         raise CalibrationError(
@@ -188,10 +192,9 @@ def choosing_of(
         _check_target(target, traces)
         configs += _configs(target)
     texts = said_texts(traces)
-    is_whole = draft.row(reduced.map) is None
     chooser = RowChooser(
         vocab_size=vocab_size,
-        offered=None if is_whole else tuple(ids.tolist()),
+        offered=offered,
         always=special_tokens(configs, vocab_size),
         general=None if counts is None else read_general_counts(counts, vocab_size),
     )
@@ -210,6 +213,15 @@ def choosing_of(
         chooser=chooser,
         warnings=tuple(_lacking(chooser, texts)),
     )
+
+
+def _offered(draft: Draft) -> tuple[int, ...] | None:
+    """The tokens that the head has rows for; None = all of them."""
+    if draft.family.takes_token_map:
+        return None
+    reduced = reduced_vocabulary_of(draft)
+    ids = stored_target_ids(draft, reduced)
+    return None if draft.row(reduced.map) is None else tuple(ids.tolist())
 
 
 def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:

@@ -54,7 +54,10 @@ class VocabSettings(PassesSettings):
         bool,
         Option("write no folder; show coverage, acceptance and speed by the number of rows"),
     ] = False
-    out: Annotated[AnyPath | None, Option("folder to create", "FOLDER")] = None
+    out: Annotated[
+        AnyPath | None,
+        Option("folder to create; for EAGLE-1 the file of SGLang's token map", "OUT"),
+    ] = None
     counts: Annotated[
         AnyPath | None,
         Option(
@@ -176,12 +179,17 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
 
 
 def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
-    """Choose the rows, and write the folder."""
+    """Choose the rows, and write the folder; or the token map of a draft without a head."""
     from ...calibration.vocabulary.choosing import chosen_rows
     from ...quantize.vocabulary.cut_vocabulary import cut_vocabulary
+    from ...quantize.vocabulary.token_map import write_token_map
     from ...validate.vocabulary.vocab_report import VocabReport
 
     rows = chosen_rows(choosing, settings.size, settings.coverage)
+    if choosing.writes == "token map":
+        out = Path(settings.out or "")
+        write_token_map(out, rows.target_ids, vocab_size=choosing.chooser.vocab_size)
+        return VocabReport(choosing=choosing, rows=rows, token_map=out)
     watch = settings.watch
     with watch.bar("cut", None, "bytes") as bar:
         written = cut_vocabulary(

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..api.vocab import vocab
@@ -29,6 +30,8 @@ def run(options: argparse.Namespace) -> int:
         _print_curve(report, report.curve)
     elif report.cut is not None and report.rows is not None:
         _print_cut(report, report.cut, report.rows)
+    elif report.token_map is not None and report.rows is not None:
+        _print_token_map(report, report.token_map, report.rows)
     for warning in report.warnings:
         stderr().line(("warning:", "yellow"), f" {warning}")
     if options.settings.plot:
@@ -47,6 +50,29 @@ def _print_cut(report: "VocabReport", cut: "VocabularyReport", rows: "ChosenRows
         out.line(
             f"the draft had no head of its own: its rows are those of the target's {cut.head_from}"
         )
+    _print_coverage(report, rows)
+    out.line(
+        f"next: draftquant gate {choosing.source.folder} {cut.out} --traces OTHERS (of other"
+        " prompts than those that chose the rows)"
+    )
+
+
+def _print_token_map(report: "VocabReport", token_map: Path, rows: "ChosenRows") -> None:
+    out, choosing = stdout(), report.choosing
+    out.line(
+        (str(token_map), "bold"),
+        f": {len(rows.target_ids):,} of {choosing.chooser.vocab_size:,} tokens, which SGLang"
+        " proposes by their rows of the target's head",
+    )
+    _print_coverage(report, rows)
+    out.line(
+        f"serve it on one GPU with --speculative-token-map {token_map}; no other engine reads the"
+        " file"
+    )
+
+
+def _print_coverage(report: "VocabReport", rows: "ChosenRows") -> None:
+    out, choosing = stdout(), report.choosing
     worst, share = rows.worst
     out.line(
         f"covers {rows.coverage:.2%} of the {choosing.num_tokens:,} tokens that chose the rows, and"
@@ -55,10 +81,6 @@ def _print_cut(report: "VocabReport", cut: "VocabularyReport", rows: "ChosenRows
     )
     if rows.never_said:
         out.line(f"{rows.never_said:.2%} of the held-out tokens were said by no other part")
-    out.line(
-        f"next: draftquant gate {choosing.source.folder} {cut.out} --traces OTHERS (of other"
-        " prompts than those that chose the rows)"
-    )
 
 
 def _print_curve(report: "VocabReport", curve: "SizeCurve") -> None:
@@ -241,9 +263,13 @@ def to_mapping(report: "VocabReport") -> dict[str, Any]:
         "method": choosing.chooser.method,
         "warnings": list(report.warnings),
     }
-    if report.rows is not None and report.cut is not None:
+    if report.rows is not None:
         rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
-        found |= {"rows": rows, "cut": _cut_mapping(report.cut)}
+        found["rows"] = rows
+    if report.cut is not None:
+        found["cut"] = _cut_mapping(report.cut)
+    if report.token_map is not None:
+        found["token_map"] = str(report.token_map)
     if report.curve is not None:
         found["curve"] = dataclasses.asdict(report.curve)
         found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
