@@ -34,6 +34,7 @@ VALIDATE = (
     ("served",),
     ("report",),
     ("card", "comparison", "tracking"),
+    ("draft_length",),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

@@ -14,6 +14,7 @@ from ...quantize.estimate.estimate_report import (
 )
 from ..api.estimate import estimate
 from ..console import megabytes, print_json, print_table, stdout, table
+from .length_table import print_lengths
 
 if TYPE_CHECKING:
     from ...quantize.estimate.step_estimate import BreakEven, Candidate, Estimate
@@ -53,6 +54,7 @@ def print_report(report: EstimateReport) -> None:
         out.line(line)
     for machine in report.machines:
         _print_break_even(report, machine)
+        print_lengths(report, machine)
     if report.target is None:
         out.line(
             "break-even acceptance needs the target's verify step: --target-step-ms (measured, by"

@@ -20,9 +20,11 @@ class PromptReplay(PromptCounts):
     Attributes:
         every_position: the counts as if a round started at every position: another quantity (it
             over-weights easy text), with less noise when two drafts are compared.
+        shorter: [K - 1] the counts where only the first 1, 2, .. K - 1 proposals are verified.
     """
 
     every_position: AcceptanceCounts
+    shorter: tuple[AcceptanceCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class DraftReplay(Brief):
         traces: facts about the traces, the same for all drafts of a call.
         prompts: the counts of each prompt, in the order of the traces.
         first_step: how often the first proposed token is that of the first draft of the call.
+        family: of the draft; "" = not known.
     """
 
     name: str
@@ -97,6 +100,7 @@ class DraftReplay(Brief):
     traces: TraceFigures
     prompts: tuple[PromptReplay, ...]
     first_step: FirstStepAgreement
+    family: str = ""
 
     @property
     def text(self) -> TextFigures:
