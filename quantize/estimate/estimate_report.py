@@ -176,7 +176,7 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
     if report.lengths:
         yield (
             "acceptance is as measured (--acceptance); a form without counts of its own is taken to"
-            f" accept what {estimate.baseline.name} does, which is the most it will; bounds are"
+            f" accept what {estimate.baseline.name} does, about the most it can; bounds are"
             " one-sided ones at 95%, over prompts, of acceptance alone"
         )
         if isinstance(report.target, MeasuredStep):

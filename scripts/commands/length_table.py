@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ...quantize.estimate.advice import best_served
 from ...quantize.estimate.draft_length import (
     LengthAdvice,
     LengthPoint,
@@ -52,24 +53,29 @@ def print_lengths(report: "EstimateReport", machine: "Machine") -> None:
 def _sentences(report: "EstimateReport", machine: "Machine") -> Iterator[str]:
     """K of the draft as it is, and of forms for which another one is advised."""
     told: dict[str, list[str]] = {}
-    schedules: dict[str, tuple[LengthAdvice, ...]] = {}
     for candidate in report.estimate.candidates:
         advised = report.lengths_of(candidate, machine.gpu)
         told.setdefault(said(advised), []).append(candidate.name)
-        schedules.setdefault(said(advised), advised)
     for words, names in told.items():
         who = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
         yield f"K on {machine.gpu.name} with {who}: {words}"
-    ranges = schedule(next(iter(schedules.values())))
+    best = best_served(report, machine)
+    ours = report.lengths_of(report.estimate.baseline, machine.gpu)
+    yield from _schedules(ours if best is None else report.lengths_of(best, machine.gpu))
+
+
+def _schedules(advised: tuple[LengthAdvice, ...]) -> Iterator[str]:
+    """Of the form that is advised, as engines are told."""
+    ranges, name = schedule(advised), advised[0].form
     vllm, tensorrt_llm = for_vllm(ranges), for_tensorrt_llm(ranges)
     if vllm is None:
-        yield "nothing is to be drafted at any of these concurrencies"
+        yield f"{name}: nothing is to be drafted at any of these concurrencies"
         return
-    yield f"vLLM, --speculative-config: {json.dumps(vllm)}"
+    yield f"{name}, vLLM's --speculative-config: {json.dumps(vllm)}"
     if tensorrt_llm is None:
-        yield "TensorRT-LLM has no such schedule: K of its smallest batch must be the largest"
+        yield "TensorRT-LLM has no such schedule: K of its smallest batches must be the largest"
     else:
-        yield f"TensorRT-LLM, speculative_config: {json.dumps(tensorrt_llm)}"
+        yield f"{name}, TensorRT-LLM's speculative_config: {json.dumps(tensorrt_llm)}"
 
 
 def _label(name: str, point: LengthPoint) -> str:
