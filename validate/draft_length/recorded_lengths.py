@@ -95,8 +95,6 @@ def read_recorded(path: Path, *, blocks: bool) -> tuple[RecordedDraft, ...]:
 
 
 def _of_replay(one: ReplayedDraft, path: Path, *, blocks: bool) -> RecordedDraft:
-    if what := one.problem():
-        raise CompareError(path, what, fix="give what 'draftquant replay --json' printed")
     k = one.num_draft_tokens
     lengths = [RecordedLength(num_draft_tokens=k, drafted=k, prompts=tuple(one.counted))]
     for depth in range(1, k) if all(len(p.shorter) == k - 1 for p in one.prompts) else ():
