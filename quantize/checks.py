@@ -7,9 +7,12 @@ from ..recipes.schema import Recipe
 from .backends import get_backend
 from .drafts import Draft, Row
 from .errors import PASS_TRACES, BackendError, CheckpointError, PlanError
-from .files.checkpoint import CONFIG_FILE
+from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
+from .files.provenance import CutProvenance
+from .files.provenance_file import check_seal, read_provenance
 from .files.retuning import Retuning
 from .files.side_files import check_no_other_weights, check_not_made
+from .files.vocabulary_cut import VocabularyCut
 from .quantization_plan import Plan
 from .stored.stored_tables import StoredTables, first_differing_row
 from .stored.table_names import EMBEDDING
@@ -115,25 +118,35 @@ def _check_untied(plan: Plan) -> None:
             )
 
 
-def check_source(plan: Plan) -> tuple[str, ...]:
+def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]]:
     """What a run copies is neither a file that it writes nor the weights once more.
 
     Returns:
-        The side files that it copies.
+        The side files that it copies, and how the vocabulary of the source was cut before.
 
     Raises:
         CheckpointError: it is, or the source is quantized already.
     """
     folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
     check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
-    check_not_made(folder, side_files)
+    cuts = _cuts_before(folder)
+    check_not_made(folder, side_files, cut=bool(cuts))
     if plan.draft.checkpoint.config.get("quantization_config") is not None:
         raise CheckpointError(
             folder / CONFIG_FILE,
             "the source is quantized already (it declares a quantization_config)",
             fix="start from the BF16 draft",
         )
-    return side_files
+    return tuple(file for file in side_files if file != PROVENANCE_FILE), cuts
+
+
+def _cuts_before(folder: Path) -> tuple[VocabularyCut, ...]:
+    """Of a source that is nothing but cut."""
+    record = read_provenance(folder)
+    if not isinstance(record, CutProvenance) or record.quantized_by is not None:
+        return ()
+    check_seal(folder, record)
+    return record.cuts
 
 
 def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:

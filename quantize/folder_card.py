@@ -45,6 +45,7 @@ class CardFacts:
         kept: role -> tensors that have the bytes of the source.
         num_balanced: norms that were divided by a power of two, and the columns behind multiplied.
         num_learned: norms that learned with the codes.
+        vocabulary: how much of it the head has rows for; None where it was not cut.
         inherited: see `files.card`.
     """
 
@@ -58,6 +59,7 @@ class CardFacts:
     kept: Mapping[str, int]
     num_balanced: int = 0
     num_learned: int = 0
+    vocabulary: str | None = None
     inherited: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -111,6 +113,7 @@ class CardFacts:
             kept=Counter(row.role for row in rows),
             num_balanced=len(record.balanced),
             num_learned=len(record.learned_norms),
+            vocabulary=str(record.cuts[-1]) if record.cuts else None,
             inherited=inherited(read_card(stored.checkpoint.folder)),
         )
 
@@ -167,6 +170,7 @@ class CardFacts:
                 ("quantized", _counted(self.quantized, "linear")),
                 ("kept byte for byte", _counted(self.kept, "tensor")),
                 *changed,
+                *([("cut", prose(self.vocabulary))] if self.vocabulary else ()),
             ],
         )
 
@@ -199,7 +203,12 @@ def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
 
 
 def renewed_card(
-    stored: StoredDraft, record: Provenance | None, recipe: Recipe, bytes_after: int
+    stored: StoredDraft,
+    record: Provenance | None,
+    recipe: Recipe,
+    bytes_after: int,
+    *,
+    vocabulary: str | None = None,
 ) -> dict[str, str]:
     """README.md of a folder whose codes are written once more, where its own is one of ours.
 
@@ -208,6 +217,7 @@ def renewed_card(
         record: its draftquant.json.
         recipe: of the folder that is written.
         bytes_after: of its tensors.
+        vocabulary: how much of it is left, if it is cut.
 
     Returns:
         The file and its text; nothing where its card is somebody else's, and travels as it is.
@@ -216,6 +226,7 @@ def renewed_card(
     if not is_ours(card) or not isinstance(record, QuantizedProvenance):
         return {}
     facts = replace(CardFacts.of_folder(stored, record), recipe=recipe, bytes_after=bytes_after)
+    facts = replace(facts, vocabulary=vocabulary or facts.vocabulary)
     before, behind = around(card)
     return {CARD_FILE: least_card(facts, before=before, behind=behind)}
 

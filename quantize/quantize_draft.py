@@ -25,10 +25,12 @@ from .files.command_line import recorded_argv
 from .files.hub import DraftSource
 from .files.package_version import package_version
 from .files.provenance import Method, QuantizedProvenance, TensorBytes
+from .files.provenance_file import check_recorded, read_provenance
 from .files.provenance_sources import SourceDraft
 from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.side_files import config_and_index, json_texts
+from .files.vocabulary_cut import VocabularyCut
 from .folder_card import CardFacts, least_card
 from .layouts import get_layout
 from .lints import Lint, fixed_config, output_changes
@@ -141,7 +143,7 @@ def quantize_draft(
     balanced = balanced_norms(plan)
     learned = learned_norms(plan, measured.found, balanced)
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
-    side_files = check_source(plan)
+    side_files, cuts = check_source(plan)
     dropped = check_tables(plan, target) if proven is None else proven
     card = _card(plan, side_files, source, balanced, learned, retuning)
     # 3. Write, verify, publish.
@@ -160,6 +162,7 @@ def quantize_draft(
         changes=changes,
         dropped=dropped,
         retuning=retuning,
+        cuts=cuts,
         allow_zero_rows=allow_zero_rows,
         on_progress=on_progress,
         on_stage=on_stage,
@@ -177,6 +180,7 @@ class _Quantization(Rewrite[VerifyReport]):
         balanced: norm -> k, as `balanced_norms` found it. learned_norms: as it found them.
         changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the draft -> the target's that it equals.
+        cuts: of the vocabulary of the source.
     """
 
     plan: Plan
@@ -188,6 +192,7 @@ class _Quantization(Rewrite[VerifyReport]):
     changes: Mapping[str, Any]
     dropped: Mapping[str, str]
     retuning: Retuning | None
+    cuts: tuple[VocabularyCut, ...]
     allow_zero_rows: bool
     on_progress: Callable[[Step], None]
     on_stage: Callable[[str], None]
@@ -247,6 +252,9 @@ class _Quantization(Rewrite[VerifyReport]):
 
     @override
     def provenance(self, found: VerifyReport) -> QuantizedProvenance:
+        if self.cuts:
+            record = read_provenance(self.folder)
+            check_recorded(self.folder, record.digests if record else {}, found.source_digests)
         plan, measured = self.plan, self.measured
         return QuantizedProvenance(
             draftquant=package_version("draftquant"),
@@ -274,6 +282,7 @@ class _Quantization(Rewrite[VerifyReport]):
             gptq=measured.statistics.factors if measured.statistics else None,
             learned=measured.found.origin if measured.found else None,
             retuning=self.retuning,
+            cuts=self.cuts,
             card=True,
         )
 

@@ -35,6 +35,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant retune ./draft --recipe int4-channel --traces ./calibration-traces"
         " --out ./draft-int4 --baseline ./draft-control",
     ),
+    "vocab": (
+        "draftquant vocab ./draft --traces ./calibration-traces --curve --judge ./other-traces"
+        " --gpu h200 --target-step-ms 14.2",
+        "draftquant vocab ./draft --traces ./calibration-traces --size 32768 --out ./draft-32k",
+    ),
     "verify": (
         "draftquant verify ./draft-fp8 --against ./draft",
         "draftquant verify ./draft-fp8 --verify-signature ./key.pub",

@@ -8,10 +8,11 @@ MANY = 8
 NEEDED, COMMON, RARE = "needed", "common", "rarely needed"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     COMMON: (
-        "against", "arch", "baseline", "draft", "engine", "exact", "fix", "fix_config", "gpu",
-        "html", "junit", "max_drop", "max_new_tokens", "num_draft_tokens", "num_prompts", "out",
-        "plot", "prompts", "recipe", "recipes", "report", "server", "show", "target",
-        "target_step_ms", "tokenizer", "traces", "traffic", "tuned_baseline",
+        "against", "arch", "baseline", "coverage", "curve", "draft", "engine", "exact", "fix",
+        "fix_config", "gpu", "html", "judge", "junit", "max_drop", "max_new_tokens",
+        "num_draft_tokens", "num_prompts", "out", "plot", "prompts", "recipe", "recipes",
+        "report", "server", "show", "size", "target", "target_step_ms", "tokenizer", "traces",
+        "traffic", "tuned_baseline",
     ),
     "where the prompts come from": (
         "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",
@@ -29,7 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "shared",
     ),
     "limits of the verdict": (
-        "confidence", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
+        "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
     ),
     "what servers measured": ("baseline_again", "measured", "parity"),
     "where it runs": ("batch_size", "device", "device_map", "dtype", "no_cache"),
@@ -38,6 +39,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Heading -> names of options, the most used heading first; what stands nowhere is rarely needed.
+A name that verbs use for different things has its metavar behind it.
 """
 
 
@@ -45,4 +47,5 @@ def heading(option: argparse.Action) -> str:
     """The heading of an option."""
     if option.required:
         return NEEDED
-    return next((title for title, names in GROUPS.items() if option.dest in names), RARE)
+    own = {option.dest, f"{option.dest} {option.metavar}"}
+    return next((title for title, names in GROUPS.items() if own & set(names)), RARE)

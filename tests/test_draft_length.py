@@ -282,7 +282,7 @@ def test_what_0_2_wrote_counts_one_number(tmp_path: Path, draft: Draft) -> None:
         ({}, ["--acceptance", "{file}", "-k", "3"], "3, but {file} counts up to 2"),
         ({"family": "dflash"}, ["--acceptance", "{file}"], "draft is dflash, and"),
         ({"vocab_size": 2048}, ["--acceptance", "{file}"], "its target has 2,048 tokens, and"),
-        ({"shorter": [[1, 2, 3]]}, ["--acceptance", "{file}"], "expected histograms for K = 1 .. 1"),
+        ({"shorter": [[1, 2, 3]]}, ["--acceptance", "{file}"], "histograms for K = 1 .. 1"),
     ],
 )
 def test_bad_input(

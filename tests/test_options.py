@@ -111,6 +111,9 @@ WRITERS = stubs(
 SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
 FIX = "quantize.engines.repairs"
+CHOOSING = "calibration.vocabulary.choosing"
+VOCABULARY = "validate.vocabulary"
+CURVE = {"beside": "--curve", "without": ("--size", "--out")}
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
@@ -175,6 +178,7 @@ COMMANDS = (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.calibrate.resolve_draft"),
         *on_traces("calibrate"),
         Row("--compare", "", ""),
+        Row("--sts", "F.json", "out", Path("F.json"), "scripts.api.calibrate._fitted"),
         Row("--plot", "p.svg", "path", Path("p.svg"),
             "calibration.linear_inputs.range_plot.draw_ranges"),
     ), {
@@ -215,6 +219,51 @@ COMMANDS = (
                 "validate.tuning.tune_draft.recipe_document", "scripts.api.tune.write_text",
                 "scripts.api.tune.replace",
                 "scripts.commands.tune.print_report", "scripts.commands.tune.print_choice"),
+    }),
+    Command("vocab DRAFT --traces TRACES --size 300 --out OUT",
+            "quantize.vocabulary.cut_vocabulary.cut_vocabulary", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.vocab.resolve_draft"),
+        Row("--traces", "other", "folder", Path("other"), OPEN),
+        Row("--size", "77", "size", 77, f"{CHOOSING}.chosen_rows"),
+        Row("--coverage", "99.5%", "coverage", 0.995, f"{CHOOSING}.chosen_rows",
+            without=("--size",)),
+        Row("--out", "o", "out", Path("o")),
+        Row("--counts", "c.json", "counts", Path("c.json"), f"{CHOOSING}.choosing_of"),
+        Row("--target", "M", "target", Path("M"), f"{CHOOSING}.choosing_of"),
+        Row("--draft-sampling", "probabilistic", "where", "--draft-sampling",
+            "validate.errors.ReplayError"),
+        Row("--curve", "", "", True, f"{VOCABULARY}.size_curve.size_curve",
+            without=("--size", "--out")),
+        Row("--sizes", "32,16", "sizes", (16, 32), f"{VOCABULARY}.size_curve.size_curve", **CURVE),
+        Row("--judge", "other", "judge.given", Path("other"),
+            f"{VOCABULARY}.size_curve.size_curve", **CURVE),
+        Row("--batch-size", "7", "batch_size", 7, f"{VOCABULARY}.size_curve.size_curve", **CURVE),
+        Row("--num-draft-tokens", "5", "asked", 5,
+            "validate.counting.trace_replay.chosen_num_draft_tokens", **CURVE),
+        Row("--device", "cuda:1", "settings.device", "cuda:1",
+            "scripts.api.vocab.load_for_replay", **CURVE),
+        Row("--dtype", "bfloat16", "settings.dtype", "bfloat16",
+            "scripts.api.vocab.load_for_replay", **CURVE),
+        Row("--gpu", "b200", "machines.0.gpu.name", "b200",
+            f"{VOCABULARY}.size_estimate.size_estimate", **CURVE),
+        Row("--concurrency", "5,3", "concurrencies", (3, 5),
+            f"{VOCABULARY}.size_estimate.size_estimate", **CURVE),
+        Row("--target-step-ms", "14.2", "text", "14.2",
+            "quantize.estimate.target.parse_step_times", **CURVE),
+        Row("--plot", "p.svg", "documents.*", (Path("p.svg"),),
+            "scripts.api.vocab.write_reports", **CURVE),
+    ), {
+        f"{CHOOSING}.choosing_of": MagicMock(is_quantized=False, least=1),
+        f"{VOCABULARY}.size_curve.usual_sizes": (16,),
+        **stubs(OPEN, "scripts.api.vocab.resolve_draft", "scripts.api.vocab.load_for_replay",
+                f"{CHOOSING}.chosen_rows", f"{CHOOSING}.check_same_target",
+                "validate.judging.held_out.check_apart",
+                "calibration.traces.recorded_prompts.seen_prompts",
+                "validate.counting.trace_replay.chosen_num_draft_tokens",
+                f"{VOCABULARY}.size_curve.size_curve", f"{VOCABULARY}.curve_chart.drawing",
+                f"{VOCABULARY}.size_estimate.size_estimate", "scripts.api.vocab.write_reports",
+                "quantize.vocabulary.cut_vocabulary.cut_vocabulary",
+                "scripts.commands.vocab._print_curve", "scripts.commands.vocab._print_cut"),
     }),
     Command("quantize DRAFT --recipe int4-channel --out OUT",
             "scripts.commands.quantize.quantize.run", (
@@ -382,10 +431,18 @@ COMMANDS = (
             "validate.counting.trace_replay.replay_drafts"),
         Row("--batch-size", "7", "batch_size", 7, "validate.counting.trace_replay.replay_drafts"),
         Row("--rope-theta", "5e5", "settings.rotary_base", 5e5),
+        Row("--confidence", "0.5", "confidence.rule.survival", 0.5,
+            "validate.counting.trace_replay.replay_drafts"),
+        Row("--sts", "F.json", "path", Path("F.json"),
+            "validate.confidence.temperatures.read_temperatures"),
         Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
     ), {
         DRAFTS: MagicMock(traces=[]),
-        **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens"),
+        "validate.counting.trace_replay.replay_drafts": [
+            MagicMock(**{"traces.features.fault.return_value": ""})],
+        **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
+                "scripts.commands.replay.print_replays",
+                "scripts.commands.replay._print_confidence"),
     }),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
@@ -455,6 +512,7 @@ COMMANDS = (
         Row("BF16", "a/b", "settings.baseline", "a/b"),
         Row("QUANT", "a/b", "settings.candidate", "a/b"),
         Row("--tuned-baseline", "a/b", "settings.tuned_baseline", "a/b"),
+        Row("--sts", "F.json", "settings.sts", Path("F.json")),
         Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
         Row("--head-online", "fp8", "settings.head_online", "fp8"),

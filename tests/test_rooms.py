@@ -28,13 +28,14 @@ CALIBRATION = (
 )
 VALIDATE = (
     ("charts", "errors"),
+    ("confidence",),
     ("counting",),
-    ("judging", "measure", "vocabulary"),
+    ("judging", "measure"),
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),
     ("card", "comparison", "tracking"),
-    ("draft_length",),
+    ("draft_length", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

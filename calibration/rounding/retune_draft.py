@@ -18,7 +18,7 @@ from typing import Literal
 from typing_extensions import override
 
 from ...quantize.checks import check_source
-from ...quantize.errors import OutputError
+from ...quantize.errors import CheckpointError, OutputError
 from ...quantize.files.digests import tensors_sha256
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.provenance import LearnedRounding, TunedProvenance
@@ -192,7 +192,13 @@ def _check(plan: Plan, task: LearningTask, out: Path, baseline: Path) -> None:
     check_output(out, folder, needed_bytes=plan.bytes_after)
     if not baseline.exists():
         check_output(baseline, folder, needed_bytes=plan.bytes_before)
-    check_source(plan)
+    _, cuts = check_source(plan)
+    if cuts:
+        raise CheckpointError(
+            folder,
+            f"its vocabulary was cut ({cuts[-1]}), and a draft is fine-tuned with all its tokens",
+            fix="retune the draft as released, then cut what comes of it",
+        )
     check_recipe(plan.recipe, task.settings)
     task.check()
 

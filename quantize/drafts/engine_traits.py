@@ -207,6 +207,11 @@ class InVllm(InEngine):
     not_in_v1: frozenset[str] = frozenset()
     speculators: Mapping[str, Speculators] = field(default_factory=dict)
 
+    @property
+    def takes_online_heads(self) -> bool:
+        """`draft_lm_head_quantization` is for this method: `config/speculative.py:1955`."""
+        return self.served_as in ("eagle", "eagle3", "mtp")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InSglang(InEngine):

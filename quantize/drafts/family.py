@@ -19,6 +19,7 @@ from .engine_traits import EngineTraits
 from .fused import FusedLinear, fused_linear
 from .geometry import Geometry
 from .lint import Lint
+from .reduced_vocabulary import ReducedVocabulary
 from .speculators_form import SpeculatorsForm
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class Family(ABC):
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
     shared_tables: tuple[Role, ...] = SHARED_ROLES
     """Tables that engines take from the target for a draft that has none."""
+    reduced_vocabulary: ReducedVocabulary | str = "no engine knows fewer rows of its head"
+    """How a draft proposes fewer tokens than the target has; or why none does."""
     engine_traits: EngineTraits = EngineTraits()
     """What engines are told of it."""
     inside_target: bool = False

@@ -266,6 +266,12 @@ class HeadsGeometry(LastStateGeometry):
         return TokenLimit(self.num_heads, f"the draft has {self.num_heads} heads, a token each")
 
 
+def vocabulary_share(geometry: Geometry) -> str | None:
+    """How many of the target's tokens a draft can propose, in words; None where it is all."""
+    own, whole = geometry.draft_vocab_size, geometry.vocab_size
+    return None if own == whole else f"vocabulary {own:,} of {whole:,}"
+
+
 def usual_draft_tokens(geometry: Geometry) -> int:
     """K where nobody says it: a whole block, all heads, or a chain of `CHAIN_LENGTH`."""
     return geometry.most_draft_tokens or CHAIN_LENGTH

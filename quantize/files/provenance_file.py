@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from ...recipes.decode import encode
 from ...recipes.errors import reason
@@ -14,6 +15,8 @@ from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
 from .files_of_folder import check_own
 from .provenance import Provenance
+
+ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
 
 
 def read_provenance(folder: Path) -> Provenance | None:
@@ -38,7 +41,7 @@ def read_provenance(folder: Path) -> Provenance | None:
     return found
 
 
-def sealed(provenance: Provenance) -> Provenance:
+def sealed(provenance: ProvenanceT) -> ProvenanceT:
     """The same with its seal: the sha256 of all other keys as canonical JSON."""
     content = encode(dataclasses.replace(provenance, sha256=""))
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -33,18 +33,19 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
             )
 
 
-def check_not_made(folder: Path, files: Sequence[str]) -> None:
+def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> None:
     """No side file says that the source was quantized or tuned: outputs are made of BF16 drafts.
 
     Args:
         folder: the source.
         files: its side files.
+        cut: its draftquant.json says that its vocabulary was cut, and nothing else.
 
     Raises:
         CheckpointError: names the file.
     """
     for file in (PROVENANCE_FILE, "hf_quant_config.json"):
-        if file in files:
+        if file in files and not (cut and file == PROVENANCE_FILE):
             raise CheckpointError(
                 folder / file,
                 "the source is already the result of a quantization or a retuning",

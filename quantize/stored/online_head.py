@@ -21,8 +21,6 @@ from .layouts.scheme import GROUPS, Activations
 from .stored_draft import StoredDraft
 from .table_names import HEAD
 
-METHODS = ("eagle", "eagle3", "mtp")
-"""What vLLM takes the option for: `config/speculative.py:1955`."""
 ONLINE_ACTIVATIONS: Mapping[OnlineHead, Activations] = {"fp8": "token-dynamic", "nvfp4": "none"}
 """How the head's inputs are rounded: FP8 multiplies in FP8, NVFP4 is weight-only."""
 _GROUP = GROUPS["nvfp4"]
@@ -157,7 +155,7 @@ def _check_method(draft: Draft, how: OnlineHead) -> None:
         raise CheckpointError(
             _where(draft, how), f"vLLM 0.33 serves no {draft.family.name} drafts", fix=_INSTEAD
         )
-    if method not in METHODS:
+    if not traits.vllm.takes_online_heads:
         raise CheckpointError(
             _where(draft, how),
             f"vLLM 0.33 refuses it: draft_lm_head_quantization is not supported for method"

@@ -22,7 +22,7 @@ from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from ..files.digests import algorithm_of
 from ..files.hub import DraftSource
 from ..files.later_runs import transcoded
-from ..files.provenance import Provenance, QuantizedProvenance, RepairedProvenance
+from ..files.provenance import CutProvenance, Provenance, QuantizedProvenance, RepairedProvenance
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.provenance_sources import TranscodedFrom
 from ..files.publish import Rewrite, check_faults, publish
@@ -131,6 +131,12 @@ def plan_transcoding(
     stored = StoredDraft.read(checkpoint)
     record = read_provenance(checkpoint.folder)
     check_seal(checkpoint.folder, record)
+    if isinstance(record, CutProvenance):
+        raise CheckpointError(
+            checkpoint.folder,
+            f"its vocabulary was cut after it had been quantized ({record.cut})",
+            fix="transcode first, then cut",
+        )
     found = _recipe(stored, record)
     origin = _origin(record, found, stored, source)
     recipe = _wanted(found, origin, layout or found.layout, carrier)

@@ -10,6 +10,7 @@ from ...recipes.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .codes import not_nearest as not_nearest
+    from .cut_verification import verify_cut as verify_cut
     from .dequantized_verification import DequantizedLinear as DequantizedLinear
     from .dequantized_verification import DequantizedReport as DequantizedReport
     from .dequantized_verification import verify_dequantized as verify_dequantized
@@ -32,6 +33,7 @@ _HOMES = {
     "exclude_faults": ".exclude_list_faults",
     "not_nearest": ".codes",
     "verify": ".folder_verification",
+    "verify_cut": ".cut_verification",
     "verify_dequantized": ".dequantized_verification",
     "verify_transcoded": ".transcoded_verification",
     "verify_tuned": ".tuned_verification",

@@ -13,20 +13,24 @@ from types import MappingProxyType
 
 from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
-from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
 from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme
+from ..stored.stored_draft import StoredDraft
 from .changed_norms import ChangedNorms
 from .codes import Expected, compare_linear
 from .config_json import config_faults
+from .cut_between import cut_between, quantized_record
+from .cut_verification import cut_of, verify_cut
 from .demands import demands_of, expected_codes
 from .dropped import dropped_faults, dropped_rows, remaining
 from .exclude_list_faults import exclude_faults
 from .foreign_scales import about_matrix_scale_faults
 from .headers import (
+    check_is_checkpoint,
     fused_faults,
     index_faults,
     metadata_faults,
@@ -41,11 +45,11 @@ from .method import (
     input_scale_faults,
     recorded_faults,
 )
-from .record_faults import NO_RECORD, Record, read_record, record_faults
+from .record_faults import NO_RECORD, Record, read_record, record_faults, recorded_changes
 from .rules import Rule, rule_of
 from .scales import companion_faults
 from .tuned_verification import verify_tuned
-from .unowned_files import card_faults, own_files, side_file_faults, unowned_faults
+from .unowned_files import ONLY_OURS, card_faults, own_files, side_file_faults, unowned_faults
 from .verify_report import (
     Compared,
     Fault,
@@ -102,43 +106,34 @@ def verify(
         CheckpointError: `source` is not an unquantized draft, or holds what must not travel;
             `output` is no checkpoint at all, or not quantized; `target` has no such tables.
     """
-    draft = read_draft(Checkpoint.open(source, subtree=subtree))
-    _check_is_checkpoint(output, config_file)
+    of_source = Checkpoint.open(source, subtree=subtree)
+    if method is None and (cut := cut_of(output, of_source)) is not None:
+        return verify_cut(
+            output, StoredDraft.read(of_source), cut, target=target, config_file=config_file
+        )
+    draft = read_draft(of_source)
+    check_is_checkpoint(output, config_file)
     try:
         checkpoint = Checkpoint.open(output, config_file=config_file)
         scheme = declared_scheme(checkpoint)
         recorded = read_record(output)
         if isinstance(recorded, TunedProvenance):
             return verify_tuned(output, draft, recorded, config_file=config_file)
-        run = method
-        if run is None and isinstance(recorded, QuantizedProvenance):
-            run = recorded.method
-        said = config_changes if method is not None else _recorded_changes(recorded)
+        made = quantized_record(recorded)
+        run = made.method if method is None and isinstance(made, QuantizedProvenance) else method
         rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
         fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
         return unreadable(output, source, fault)
-    verification = _Verification(
-        draft, checkpoint, scheme, recorded, run, rule, said, target, config_file, on_progress
-    )
-    report = verification.report()
-    if recorded is None and method is None and not foreign:
-        report = replace(report, faults=(NO_RECORD, *report.faults))
-    return report
-
-
-def _recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
-    """None where nothing says what config.json must be: it was repaired, or is another tool's."""
-    if not isinstance(recorded, QuantizedProvenance) or recorded.repairs:
-        return None
-    return recorded.config_changes
-
-
-def _check_is_checkpoint(output: Path, config_file: str) -> None:
-    has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
-    if not (output / config_file).is_file() or not has_weights:
-        raise CheckpointError(output, f"it holds no {CONFIG_FILE}, or no safetensors files",
-                              fix="give the output folder of `draftquant quantize`")  # fmt: skip
+    with cut_between(draft, checkpoint, recorded, target) as (draft, made, faults):
+        said = config_changes if method is not None else recorded_changes(made)
+        verification = _Verification(
+            draft, checkpoint, scheme, made, run, rule, said, target, config_file, on_progress
+        )
+        report = verification.report()
+    if made is None and method is None and not foreign:
+        faults = (NO_RECORD, *faults)
+    return replace(report, faults=(*faults, *report.faults))
 
 
 class _Verification:
@@ -242,7 +237,7 @@ class _Verification:
             *side_declaration_faults(self._output, scheme),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),
-            *side_file_faults(self._source, self._output),
+            *side_file_faults(self._source, self._output, without=ONLY_OURS),
             *card_faults(self._output, self._provenance),
             *self._unowned_faults(),
             *self._method_faults(),
@@ -251,7 +246,9 @@ class _Verification:
     def _unowned_faults(self) -> list[Fault]:
         side_file = self._scheme.layout.side_file if self._scheme else None
         own = own_files(side_file.name if side_file else None)
-        return unowned_faults(self._source, self._output, config_file=self._config_file, own=own)
+        return unowned_faults(
+            self._source, self._output, config_file=self._config_file, own=own, without=ONLY_OURS
+        )
 
     def _method_faults(self) -> list[Fault]:
         """What the run did, against headers and small values."""

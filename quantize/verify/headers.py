@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...recipes.roles import QUANTIZABLE
 from ..drafts import Draft, Row
+from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
@@ -16,6 +18,18 @@ from .verify_report import Fault
 
 _PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
+
+
+def check_is_checkpoint(output: Path, config_file: str) -> None:
+    """There is a folder to verify.
+
+    Raises:
+        CheckpointError: config.json or weights are absent.
+    """
+    has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
+    if not (output / config_file).is_file() or not has_weights:
+        raise CheckpointError(output, f"it holds no {CONFIG_FILE}, or no safetensors files",
+                              fix="give the output folder of `draftquant quantize`")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

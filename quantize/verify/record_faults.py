@@ -25,14 +25,14 @@ NO_RECORD = Fault(
 )
 
 
-def read_record(folder: Path) -> Record | TunedProvenance | None:
-    """What this package recorded when it quantized, tuned or repaired a folder; None = nothing.
+def read_record(folder: Path) -> Record | TunedProvenance | CutProvenance | None:
+    """What this package recorded when it made, cut or repaired a folder; None = nothing.
 
     Raises:
         CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
     """
     recorded = read_provenance(folder)
-    if isinstance(recorded, DequantizedProvenance | CutProvenance):
+    if isinstance(recorded, DequantizedProvenance):
         raise CheckpointError(
             folder / PROVENANCE_FILE,
             "there is nothing to verify: the folder was dequantized, and holds no quantized values",
@@ -41,8 +41,15 @@ def read_record(folder: Path) -> Record | TunedProvenance | None:
     return recorded
 
 
+def recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
+    """None where nothing says what config.json must be: it was repaired, or is another tool's."""
+    if not isinstance(recorded, QuantizedProvenance) or recorded.repairs:
+        return None
+    return recorded.config_changes
+
+
 def record_faults(
-    recorded: Record | TunedProvenance,
+    recorded: Record | TunedProvenance | CutProvenance,
     draft: Draft,
     output: Checkpoint,
     source_digests: Mapping[str, str],

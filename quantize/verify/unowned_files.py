@@ -20,6 +20,8 @@ _OF_DRAFTS = (  # what transformers and engines read by its name, and what says 
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
     MASK_EMBEDDING_FILE,
 )  # fmt: skip
+ONLY_OURS = frozenset({PROVENANCE_FILE})
+"""Of a source that was cut: it says nothing true of what is made of it."""
 _OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
 _DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
 

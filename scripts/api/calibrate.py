@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
 
+from ...calibration.errors import CalibrationError
 from ...quantize.files.hub import resolve_draft
+from ...quantize.files.report_files import write_reports
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief
 from .arguments import AnyPath, Device, NumDraftTokens, Target
@@ -16,10 +18,14 @@ from .option import Argument, Option
 from .references import Reference, optional_path
 from .settings import Settings
 from .verb import verb
+from .watch import Watch
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.chain_ranges import Ranges
     from ...calibration.linear_inputs.static_error import StaticError
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...quantize.stored.loading import LoadedDraft
+    from ...validate.confidence.temperatures import Temperatures
     from ...validate.counting.activation_scales import ScaleComparison
 
 
@@ -39,6 +45,14 @@ class CalibrateSettings(Settings):
     plot: Annotated[
         AnyPath | None, Option("draw the ranges into this file (.svg, .png or .pdf)", "FILE")
     ] = None
+    sts: Annotated[
+        AnyPath | None,
+        Option(
+            "fit temperatures of DSpark's confidence head on TRACES, write them into this file,"
+            " which SGLang reads, and measure nothing else; DRAFT may be quantized",
+            "FILE",
+        ),
+    ] = None
     compare: Annotated[
         bool,
         Option(
@@ -47,6 +61,15 @@ class CalibrateSettings(Settings):
             "noise"
         ),
     ] = False
+
+    @override
+    def check(self) -> None:
+        if self.sts is not None and (self.compare or self.plot is not None):
+            raise CalibrationError(
+                "--sts",
+                "fits the confidence head alone, so that there is nothing to compare or to draw",
+                fix="leave --compare and --plot out, or run calibrate twice",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -57,14 +80,19 @@ class CalibrateReport(Brief):
         ranges: the inputs of every linear, for each draft step.
         errors: the error of each linear's inputs under static scales.
         comparison: what scales are worth in accepted tokens; None where it was not asked for.
+        temperatures: of the confidence head; None where they were not asked for. With them, there
+            are no ranges and no errors.
     """
 
     ranges: "Ranges"
     errors: "Mapping[str, StaticError]"
     comparison: "ScaleComparison | None"
+    temperatures: "Temperatures | None" = None
 
     @override
     def brief(self) -> Mapping[str, object]:
+        if self.temperatures is not None:
+            return {"temperatures": f"{len(self.temperatures.temperatures)} temperatures"}
         return {
             "linears": f"{len(self.errors)} linears",
             "scales compared": "by acceptance" if self.comparison is not None else None,
@@ -76,11 +104,12 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
     """Measure the inputs (activations) of a draft's linears along traces.
 
     With `compare=True` the draft is also replayed with inputs rounded under several static scales,
-    so that you see what a scale is worth in accepted tokens.
+    so that you see what a scale is worth in accepted tokens. With `sts=FILE` nothing of this is
+    measured: temperatures of the confidence head are fitted and written.
 
     Returns:
         The range of each linear's inputs, the error that each static scale makes, and the
-        comparison of scales where it was asked for.
+        comparison of scales where it was asked for; or the temperatures.
 
     Raises:
         DraftQuantError: the draft or the traces cannot be read, or do not belong together.
@@ -93,6 +122,8 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
     from ...validate.counting.activation_scales import compare_scales
 
     plot, watch = optional_path(settings.plot), settings.watch
+    if settings.sts is not None:
+        check_output(Path(settings.sts))
     if plot:
         check_output(plot)
         check_plot_path(plot)
@@ -104,6 +135,8 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
         target=optional_path(settings.target),
         num_draft_tokens=settings.num_draft_tokens,
     )
+    if settings.sts is not None:
+        return _fitted(draft, folders, num_draft_tokens, Path(settings.sts), watch)
     measured = []
     for traces in folders:
         with watch.bar("calibrate", len(traces), "work") as bar:
@@ -124,3 +157,33 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
         title = f"{draft.name}: inputs of {len(draft.linears)} linears, K = {num_draft_tokens}"
         draw_ranges(ranges, plot, title)
     return CalibrateReport(ranges=ranges, errors=errors, comparison=comparison)
+
+
+def _fitted(
+    draft: "LoadedDraft",
+    folders: "Sequence[TraceFolder]",
+    num_draft_tokens: int,
+    out: Path,
+    watch: Watch,
+) -> CalibrateReport:
+    """Fit temperatures on all traces together, and write them."""
+    import torch
+
+    from ...calibration.traces.recorded_prompts import seen_prompts
+    from ...validate.confidence.temperatures import fitted
+    from ...validate.counting.confidence_answers import confidence_samples
+
+    found = []
+    for traces in folders:
+        with watch.bar("confidence", len(traces), "work") as bar:
+            found.append(
+                confidence_samples(
+                    draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
+                )
+            )
+    logits, accepted = (torch.cat(one) for one in zip(*found, strict=True))
+    names = ", ".join(f"{one.manifest.target.name} traces {one.sha256[:12]}" for one in folders)
+    dataset = f"draftquant: {draft.name} on {names}"
+    temperatures = fitted(logits, accepted, dataset, [seen_prompts(one) for one in folders])
+    write_reports({out: temperatures.text()}, overwrite=False)
+    return CalibrateReport(ranges={}, errors={}, comparison=None, temperatures=temperatures)

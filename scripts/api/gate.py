@@ -282,7 +282,9 @@ def _judge_joint(
         expected_baseline=settings.expect_baseline, unrelated=settings.unrelated
     )
     if replayed is not None:
-        background = dataclasses.replace(replayed.background, head_agreement=None, warnings=())
+        background = dataclasses.replace(
+            replayed.background, head_agreement=None, confidence_head=None, warnings=()
+        )
     return judge_jointly(
         measured.runs,
         measured.again,

@@ -11,6 +11,7 @@ from typing_extensions import override
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...recipes.library import aliases, built_in_recipes
 from . import arguments
+from .confidence_heads import heads_of_gate
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
 from .replay import OnTracesSettings, load_for_replay, replay_loaded
@@ -52,6 +53,10 @@ class GateOnTracesSettings(OnTracesSettings):
             "the identically fine-tuned BF16 draft (control); needed if 'retune' wrote QUANT",
             "TUNED",
         ),
+    ] = None
+    sts: Annotated[
+        arguments.AnyPath | None,
+        Option("temperatures for QUANT's confidence head", "FILE"),
     ] = None
     unrelated: Annotated[bool, Option("allow a QUANT that was not quantized from BF16")] = False
     expect_baseline: Annotated[
@@ -113,7 +118,7 @@ def judge_on_traces(
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces = TraceFolder.open(Path(settings.traces))
-    warnings += check_held_out(candidate.quantized_by, traces)
+    warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
     loaded = load_for_replay(drafts, traces, settings)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
     if tuned is not None:
@@ -121,16 +126,27 @@ def judge_on_traces(
     warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
     warnings += _online_warnings(settings.head_online)
-    replays = replay_loaded(loaded, settings)
+    heads = heads_of_gate(
+        loaded.drafts,
+        traces,
+        draft_sampling=settings.draft_sampling,
+        num_draft_tokens=settings.num_draft_tokens,
+        sts=settings.sts,
+    )
+    warnings += heads.warnings
+    replays = replay_loaded(loaded, settings, heads.asked)
     background = Background(
         baseline_sha256=baseline.sha256,
         candidate_sha256=candidate.sha256,
         head_agreement=head_agreement(traces, loaded.tables),
         expected_baseline=settings.expect_baseline,
         unrelated=unrelated,
-        unrecorded=not unrelated and not same and candidate.quantized_by is None,
+        unrecorded=not unrelated and not same and not candidate.is_recorded,
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         recipes_to_try=recipes_to_try(candidate.quantized_by),
+        cut=bool(candidate.cuts),
+        quantized=candidate.quantized or not candidate.cuts,
+        confidence_head=heads.change(replays, policy.confidence),
         warnings=warnings,
     )
     report: GateReport | RetunedReport

@@ -58,8 +58,21 @@ class Inspection(Brief):
         """What `--json` prints."""
         if self.audit is not None:
             lints = [dataclasses.asdict(lint) for lint in self.lints]
-            return {**self.audit.to_mapping(), "lints": lints, "retuned": self.retuned}
-        return _summary(self)
+            audited = {**self.audit.to_mapping(), "lints": lints, "retuned": self.retuned}
+            return audited | self._sizes()
+        return _summary(self) | self._sizes()
+
+    def _sizes(self) -> dict[str, int]:
+        """Tokens of the target, and those that the draft can propose."""
+        g = self.draft.geometry
+        return {"vocab_size": g.vocab_size, "draft_vocab_size": g.draft_vocab_size}
+
+    @property
+    def vocabulary(self) -> str | None:
+        """How many of the target's tokens the draft can propose; None where it is all."""
+        from ...quantize.drafts.geometry import vocabulary_share
+
+        return vocabulary_share(self.draft.geometry)
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -69,6 +82,7 @@ class Inspection(Brief):
             "folder": checkpoint.folder,
             "stored": "quantized" if self.audit is not None else "not quantized",
             "tensors": len(self.draft.rows),
+            "head": self.vocabulary,
             "size": megabytes(sum(row.tensor.nbytes for row in self.draft.rows)),
             "lints": ", ".join(one.name for one in self.lints) or "none",
         }
@@ -111,7 +125,7 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
-    from ...quantize.files.provenance import QuantizedProvenance
+    from ...quantize.files.lineage import quantization_of
     from ...quantize.files.provenance_file import read_provenance
     from ...quantize.lints import find_lints
     from ...quantize.verify.audit import audit
@@ -120,11 +134,11 @@ def _quantized(checkpoint: Checkpoint) -> Inspection:
         found = audit(checkpoint)
     except VerifyError as exc:  # nothing was verified: it is the input that is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
-    record = read_provenance(checkpoint.folder)
+    record = quantization_of(read_provenance(checkpoint.folder))
     return Inspection(
         draft=found.draft,
         lints=tuple(find_lints(found.draft)),
-        retuned=isinstance(record, QuantizedProvenance) and record.retuning is not None,
+        retuned=record is not None and record.retuning is not None,
         audit=found,
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from . import arguments, reports
+from .confidence_heads import confidence_question
 from .opening import shared_tables
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
     from ...recipes.formats import OnlineHead
+    from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import ReplayCache
 
 
 @dataclass(frozen=True)
-class OnTracesSettings(Settings):
-    """How drafts run along traces, for `replay`, `gate` and `compare`."""
+class PassesSettings(Settings):
+    """How drafts run along traces."""
 
     _: KW_ONLY
     num_draft_tokens: arguments.NumDraftTokens = None
@@ -37,7 +39,6 @@ class OnTracesSettings(Settings):
     dtype: arguments.Dtype = "float32"
     draft_sampling: arguments.Sampling = "greedy"
     batch_size: arguments.BatchSize = None
-    no_cache: arguments.NoCache = False
 
     @property
     def rotary_base(self) -> float | None:
@@ -47,6 +48,14 @@ class OnTracesSettings(Settings):
     def online_heads(self, count: int) -> "list[OnlineHead | None]":
         """What vLLM makes of the head of each of so many drafts while it loads them."""
         return [None] * count
+
+
+@dataclass(frozen=True)
+class OnTracesSettings(PassesSettings):
+    """How they are replayed, for `replay`, `gate` and `compare`."""
+
+    _: KW_ONLY
+    no_cache: arguments.NoCache = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,22 @@ class ReplaySettings(OnTracesSettings):
             "RoPE base for all drafts instead of config.json's; acceptance is highest"
             " at the base used in training",
             "BASE",
+        ),
+    ] = None
+    confidence: Annotated[
+        str | None,
+        Option(
+            "shorten verify steps by the drafts' confidence heads: a survival from 0 to 1 down to"
+            " which drafted tokens are verified, or an engine's rule with what a step costs it"
+            " (sglang:TABLE.json, vllm:COSTS.json)",
+            "RULE",
+        ),
+    ] = None
+    sts: Annotated[
+        arguments.AnyPath | None,
+        Option(
+            "temperatures of the confidence head, as 'calibrate --sts' fits them, for all drafts",
+            "FILE",
         ),
     ] = None
     head_online: arguments.HeadsOnline = None
@@ -102,7 +127,10 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     from ...calibration.traces.trace_folder import TraceFolder
 
     loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
-    replays = replay_loaded(loaded, settings)
+    asked = confidence_question(
+        loaded.drafts, settings.num_draft_tokens, settings.confidence, settings.sts
+    )
+    replays = replay_loaded(loaded, settings, asked)
     if fault := replays[0].traces.features.fault():
         settings.watch.warning(fault)
     return replays
@@ -133,7 +161,7 @@ class LoadedForReplay:
 def load_for_replay(
     references: Sequence[Reference],
     traces: "TraceFolder",
-    settings: OnTracesSettings,
+    settings: PassesSettings,
 ) -> LoadedForReplay:
     """Say what memory a replay takes, refuse what does not fit, and load the drafts.
 
@@ -189,7 +217,11 @@ def load_for_replay(
     )
 
 
-def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple[DraftReplay, ...]":
+def replay_loaded(
+    loaded: LoadedForReplay,
+    settings: OnTracesSettings,
+    confidence: "ConfidenceQuestion | None" = None,
+) -> "tuple[DraftReplay, ...]":
     """Replay, and then say what memory it took."""
     from ...calibration.passes.devices import peak_bytes
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
@@ -204,6 +236,7 @@ def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple
             batch_size=settings.batch_size,
             max_tokens=loaded.max_tokens,
             cache=replay_cache(settings.watch, no_cache=settings.no_cache),
+            confidence=confidence,
             on_progress=bar.set,
         )
     held = peak_bytes(loaded.device) / 1e9

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ...validate.served.joint_report import JointReport as JointReport
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
+    from ...validate.vocabulary.vocab_report import VocabReport as VocabReport
     from .calibrate import CalibrateReport as CalibrateReport
     from .check import CheckReport as CheckReport
     from .inspect import Inspection as Inspection
@@ -74,6 +75,7 @@ _HOMES = {
     "Unpickled": "quantize.files.unpickle_draft",
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",
+    "VocabReport": "validate.vocabulary.vocab_report",
     "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""

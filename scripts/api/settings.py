@@ -76,7 +76,7 @@ class Settings:
             SettingsError: a value is of another kind than its field, or does not go with another.
         """
         for names in (*cls.exclusive, *cls.one_of):
-            given = [name for name in names if arguments.get(name) not in (None, ())]
+            given = [name for name in names if _is_given(arguments.get(name))]
             if len(given) > 1:
                 where = f"{verb}({given[1]}=)"
                 fix = "leave one of the two out"
@@ -108,6 +108,11 @@ class Settings:
         for misfit in misfits:
             raise WordsError(misfit)
         return typing.cast(Self, settings)
+
+
+def _is_given(value: object) -> bool:
+    """A flag that is not set, and no value, are as if the argument were left out."""
+    return value is not None and value is not False and value != ()
 
 
 class WordsError(Exception):

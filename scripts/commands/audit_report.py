@@ -15,12 +15,13 @@ Gaussian halves that are 4 apart (`concat.HARMFUL_RATIO`) give this share under 
 """
 
 
-def print_audit(found: "Audit", mapping: Mapping[str, Any]) -> None:
+def print_audit(found: "Audit", mapping: Mapping[str, Any], vocabulary: str | None = None) -> None:
     """Print what the folder declares, a line per linear, then every fault.
 
     Args:
         found: the audit.
         mapping: the same as `Inspection.to_mapping` gives it.
+        vocabulary: how much of it the head has; None where it is all.
     """
     out = stdout()
     layout = ", speculators layout" if mapping["speculators_layout"] else ""
@@ -33,6 +34,8 @@ def print_audit(found: "Audit", mapping: Mapping[str, Any]) -> None:
     out.line(f"declared: {found.scheme or 'nothing'}")
     made_by = "; ".join(found.made_by) or "unknown (no file names the tool)"
     out.line(f"made by: {made_by}")
+    if vocabulary is not None:
+        out.line(vocabulary)
     if found.bits_per_weight is not None:
         out.line(
             f"quantized linears: {megabytes(found.quantized_bytes)},"

@@ -11,9 +11,11 @@ from ..console import print_json, print_table, stdout, table
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.chain_ranges import Ranges
     from ...calibration.linear_inputs.static_error import StaticError
+    from ...validate.confidence.temperatures import Temperatures
     from ...validate.counting.activation_scales import ScaleComparison
 
 VERB = calibrate
+_SGLANG = "--speculative-dspark-confidence-sts-path"
 SHARES = (0.5, 0.99, 0.9999)
 
 
@@ -23,6 +25,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_mapping(report))
         return 0
+    if report.temperatures is not None:
+        _print_temperatures(report.temperatures)
+        stdout().line((str(options.settings.sts), "bold"), ": for SGLang's", f" {_SGLANG}")
+        return 0
     _print_ranges(report.ranges)
     _print_errors(report.errors)
     if report.comparison:
@@ -30,6 +36,19 @@ def run(options: argparse.Namespace) -> int:
     if plot:
         stdout().line((str(plot), "bold"), ": the ranges by linear and draft step")
     return 0
+
+
+def _print_temperatures(found: "Temperatures") -> None:
+    numbers = ("position", "temperature", "calibration error at 1", "with it")
+    rows = table(
+        f"Temperatures of the confidence head, fitted on {found.num_samples:,} verify steps",
+        *numbers,
+        right=numbers,
+    )
+    columns = zip(found.temperatures, found.ece_before, found.ece_after, strict=True)
+    for i, (temperature, before, after) in enumerate(columns):
+        rows.row(str(i + 1), f"{temperature:.4f}", f"{before:.4f}", f"{after:.4f}")
+    print_table(rows)
 
 
 def _print_ranges(ranges: "Ranges") -> None:
@@ -111,6 +130,8 @@ def _print_comparison(comparison: "ScaleComparison") -> None:
 
 def _mapping(report: CalibrateReport) -> dict[str, Any]:
     comparison = report.comparison
+    if report.temperatures is not None:
+        return {"temperatures": dataclasses.asdict(report.temperatures)}
     return {
         "ranges": [
             {

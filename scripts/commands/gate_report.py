@@ -74,6 +74,8 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
         print_table(found)
     if report.categories:
         _print_categories(report)
+    if (head := report.background.confidence_head) is not None:
+        out.line(f"confidence head: {words.calibration(head)}")
     out.line(
         f"target {_target(report)}, baseline {report.baseline.name}"
         f" ({_short(report.background.baseline_sha256)}), candidate {report.candidate.name}"

@@ -16,18 +16,19 @@ VERB = inspect
 def run(options: argparse.Namespace) -> int:
     """Print what the draft is."""
     found = inspect.run(options.settings)
+    vocabulary = found.vocabulary
     mapping = found.to_mapping()
     if options.json:
         print_json(mapping)
     elif found.audit is None:
-        _print(mapping)
+        _print(mapping, vocabulary)
     else:
-        print_audit(found.audit, mapping)
+        print_audit(found.audit, mapping, vocabulary)
         _print_lints(mapping["lints"], corrected="when the draft is quantized again")
     return 0
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], vocabulary: str | None) -> None:
     out = stdout()
     layout = ", speculators layout" if found["speculators_layout"] else ""
     out.line(
@@ -42,6 +43,8 @@ def _print(found: dict[str, Any]) -> None:
             ": not the draft as released, but fine-tuned as the BF16 control with which the retuned"
             " quantized draft is compared (gate --tuned-baseline)",
         )
+    if vocabulary is not None:
+        out.line(vocabulary)
     out.line(_reads(found))
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",),
                     spare=("dtype", "role"))  # fmt: skip

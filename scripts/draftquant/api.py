@@ -46,6 +46,7 @@ from .scripts.api.transcode import transcode
 from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
+from .scripts.api.vocab import vocab
 from .scripts.api.watch import Bar, ProgressWatch, Watch
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         Unpickled,
         Verification,
         VerifyReport,
+        VocabReport,
         WrittenReport,
     )
 
@@ -122,6 +124,7 @@ VERBS = (
     "tune",
     "unpickle",
     "verify",
+    "vocab",
 )
 """The functions."""
 __all__ = [
@@ -164,6 +167,7 @@ __all__ = [
     "Unpickled",
     "Verification",
     "VerifyReport",
+    "VocabReport",
     "Watch",
     "WrittenReport",
     "calibrate",
@@ -201,6 +205,7 @@ __all__ = [
     "tune",
     "unpickle",
     "verify",
+    "vocab",
 ]
 
 

@@ -25,8 +25,9 @@ from ...quantize.files.card_text import (
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ...quantize.files.digests import algorithm_of, tensor_digests, tensors_sha256
 from ...quantize.files.hub_id import is_hub_id
+from ...quantize.files.lineage import quantization_of
 from ...quantize.files.package_version import package_version
-from ...quantize.files.provenance import QuantizedProvenance
+from ...quantize.files.provenance import DequantizedProvenance, Provenance, QuantizedProvenance
 from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.folder_card import CardFacts
 from ...quantize.gpus import gpus_of
@@ -80,12 +81,15 @@ def model_card(folder: Path, request: CardRequest) -> str:
         MeasureError: a measurement cannot be read.
     """
     checkpoint = Checkpoint.open(folder)
-    record = _record(folder)
+    recorded = read_provenance(folder)
+    check_seal(folder, recorded)
+    record = _quantization(folder, recorded)
     stored = StoredDraft.read(checkpoint)
     facts = CardFacts.of_folder(stored, record)
     front = _front_matter(facts, request)
-    digests = tensor_digests(checkpoint, algorithm_of(record.digests))
-    if digests != record.digests:
+    said = recorded.digests if recorded is not None else {}
+    digests = tensor_digests(checkpoint, algorithm_of(said))
+    if digests != said:
         raise CheckpointError(
             folder,
             f"its tensors are not those that {PROVENANCE_FILE} records",
@@ -113,11 +117,10 @@ def model_card(folder: Path, request: CardRequest) -> str:
     return card_text(front, ours, before=before, behind=behind)
 
 
-def _record(folder: Path) -> QuantizedProvenance:
-    record = read_provenance(folder)
-    check_seal(folder, record)
-    if not isinstance(record, QuantizedProvenance):
-        got = "no such file" if record is None else f"format {record.format!r}"
+def _quantization(folder: Path, recorded: Provenance | None) -> QuantizedProvenance:
+    record = None if isinstance(recorded, DequantizedProvenance) else quantization_of(recorded)
+    if record is None:
+        got = "no such file" if recorded is None else f"format {recorded.format!r}"
         raise CardError(
             folder / PROVENANCE_FILE,
             f"expected the record of a quantization, got {got}",
@@ -268,6 +271,9 @@ def _making(record: QuantizedProvenance) -> list[str]:
             f" length of {learned.acceptance_length:.3f} on {learned.validation_prompts} prompts"
             f" that were held out (unquantized: {learned.acceptance_length_unquantized:.3f})."
         )
+    for cut in record.cuts:
+        chosen = len(cut.choice.calibration_prompts)
+        parts.append(f"{str(cut).capitalize()}, by {prose(cut.choice.method)} on {chosen} prompts.")
     if record.calibration_prompts:
         parts.append(f"Calibrated on {len(record.calibration_prompts)} prompts.")
     parts.append(

@@ -10,12 +10,16 @@ from ...recipes.formats import OnlineHead
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.calibration_change import BOUNDS, HeadCalibration, head_calibration
 from ..counting.draft_counts import PromptCounts
 from ..counting.draft_replay import DraftReplay, PromptReplay, TraceFigures
 from ..counting.estimand import DraftSampling, estimand
 from ..errors import CompareError
 from ..judging.contradictions import MOST_DRAFT_TOKENS, is_histogram
 from ..judging.figures import DraftFigures, draft_figures
+
+_OF_HEADS = ("confidence_head", "shortened")
+"""Keys of drafts whose confidence head was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,17 @@ class ReplayedPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortenedFigures:
+    """Verify steps that a rule shortened; fields as in `ShortenedCounts`."""
+
+    rule: str
+    mean_acceptance_length: float
+    num_steps: int
+    num_verified: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedDraft(DraftFigures):
     """One draft: an item of the list that `replay --json` prints.
 
@@ -69,6 +84,7 @@ class ReplayedDraft(DraftFigures):
         rope_theta, dtype: that it was replayed with; None = as its config.json has it.
         family: of the draft; "" in what 0.2 printed.
         head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
+        confidence_head, shortened: where its confidence head was asked.
     """
 
     estimand: str
@@ -81,6 +97,8 @@ class ReplayedDraft(DraftFigures):
     dtype: str
     family: str = ""
     head_online: OnlineHead | None = None
+    confidence_head: HeadCalibration | None = None
+    shortened: ShortenedFigures | None = None
 
     @classmethod
     def of(
@@ -90,9 +108,11 @@ class ReplayedDraft(DraftFigures):
         rope_theta: float | None,
         dtype: str,
         head_online: OnlineHead | None = None,
+        rule: str = "",
     ) -> "ReplayedDraft":
-        """Of a replay that was made with these settings."""
-        traces = replay.traces
+        """Of a replay that was made with these settings; `rule` shortened its verify steps."""
+        traces, steps = replay.traces, replay.shortened
+        asked = any(one.survival is not None for one in replay.prompts)
         return cls(
             **dataclasses.asdict(draft_figures(replay)),
             estimand=estimand(traces.temperature, traces.sampling, replay.draft_sampling),
@@ -105,11 +125,23 @@ class ReplayedDraft(DraftFigures):
             dtype=dtype,
             family=replay.family,
             head_online=head_online,
+            confidence_head=head_calibration(replay.prompts, BOUNDS) if asked else None,
+            shortened=None
+            if steps is None
+            else ShortenedFigures(
+                rule=rule,
+                mean_acceptance_length=steps.mean_acceptance_length,
+                num_steps=steps.num_steps,
+                num_verified=steps.num_verified,
+                num_accepted=steps.num_accepted,
+            ),
         )
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; a prompt says its cluster where it has one."""
-        return dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
+        asked = self.confidence_head is not None
+        plain = dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
+        return {key: plain[key] for key in plain if asked or key not in _OF_HEADS}
 
     @property
     def counted(self) -> list[PromptCounts]:

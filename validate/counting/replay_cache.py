@@ -51,6 +51,7 @@ class Question:
 
     Attributes:
         batches: see `batches_of`. temperature: see `draft_proposals`.
+        confident: see `proposals_of_batch`.
     """
 
     draft: LoadedDraft
@@ -58,6 +59,7 @@ class Question:
     batches: Sequence[Sequence[int]]
     num_draft_tokens: int
     temperature: float | None
+    confident: bool = False
 
     @functools.cached_property
     def key(self) -> dict[str, object]:
@@ -68,6 +70,7 @@ class Question:
             "traces": self.traces.sha256,
             "num_draft_tokens": self.num_draft_tokens,
             "temperature": self.temperature,
+            "confident": self.confident,
             "batches": hashlib.sha256(json.dumps(self.batches).encode()).hexdigest(),
             **arithmetic(self.draft),
             "draftquant": package_version("draftquant"),
@@ -88,6 +91,7 @@ class Question:
             [self.traces.load(self.traces.manifest.prompts[position]) for position in positions],
             num_draft_tokens=self.num_draft_tokens,
             temperature=self.temperature,
+            confident=self.confident,
         )
 
 
@@ -129,8 +133,8 @@ class ReplayCache:
     def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
         """Keep what was replayed, of every prompt in the order of the traces."""
         tokens = torch.cat([one.token_ids for one in proposals]).to(torch.int32)
-        logprobs = [p.recorded_logprobs for p in proposals if p.recorded_logprobs is not None]
-        parts = [tokens, torch.cat(logprobs).float()] if logprobs else [tokens]
+        floats = [found for p in proposals if (found := _floats(p)) is not None]
+        parts = [tokens, torch.cat(floats).float()] if floats else [tokens]
         self.results.write(asked.key, b"".join(part.numpy().tobytes() for part in parts))
 
 
@@ -211,9 +215,14 @@ def _holds(found: Sequence[Proposals], asked: Question, position: int) -> bool:
 
 
 def _equal(one: Proposals, other: Proposals) -> bool:
-    a, b = one.recorded_logprobs, other.recorded_logprobs
-    drawn = a is b is None or (a is not None and b is not None and torch.equal(a, b))
-    return drawn and torch.equal(one.token_ids, other.token_ids)
+    a, b = _floats(one), _floats(other)
+    alike = a is b is None or (a is not None and b is not None and torch.equal(a, b))
+    return alike and torch.equal(one.token_ids, other.token_ids)
+
+
+def _floats(one: Proposals) -> Tensor | None:
+    """What stands beside the tokens: a draft that is asked for its confidence draws none."""
+    return one.confidence_logits if one.recorded_logprobs is None else one.recorded_logprobs
 
 
 def _decoded(kept: bytes, asked: Question) -> list[Proposals] | None:
@@ -221,18 +230,17 @@ def _decoded(kept: bytes, asked: Question) -> list[Proposals] | None:
     rows = [asked.rows(position) for position in range(len(asked.traces))]
     shape = (sum(rows), asked.num_draft_tokens)
     numbers = shape[0] * shape[1]
-    drawn = asked.temperature is not None
-    if len(kept) != 4 * numbers * (2 if drawn else 1):
+    with_floats = asked.confident or asked.temperature is not None
+    if len(kept) != 4 * numbers * (2 if with_floats else 1):
         return None
     tokens = torch.from_numpy(np.frombuffer(kept, np.int32, numbers).astype(np.int64))
     vocabulary = asked.traces.manifest.target.vocab_size
     if numbers and not -1 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         return None
-    logprobs: list[Tensor | None] = [None] * len(rows)
-    if drawn:
-        floats = np.frombuffer(kept, np.float32, numbers, 4 * numbers).copy()
-        logprobs = list(torch.split(torch.from_numpy(floats).reshape(shape), rows))
-    return [
-        Proposals(token_ids=own, recorded_logprobs=likely)
-        for own, likely in zip(torch.split(tokens.reshape(shape), rows), logprobs, strict=True)
-    ]
+    found = [Proposals(token_ids=own) for own in torch.split(tokens.reshape(shape), rows)]
+    if not with_floats:
+        return found
+    floats = np.frombuffer(kept, np.float32, numbers, 4 * numbers).copy()
+    name = "confidence_logits" if asked.confident else "recorded_logprobs"
+    beside = torch.split(torch.from_numpy(floats).reshape(shape), rows)
+    return [dataclasses.replace(one, **{name: own}) for one, own in zip(found, beside, strict=True)]

@@ -37,6 +37,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes.bounds import AT_LEAST_1
 from ..errors import ReplayError
 from .acceptance_counts import repeated_ngram_share
+from .confidence_answers import ConfidenceQuestion, check_confident
 from .draft_replay import (
     DraftReplay,
     FirstStepAgreement,
@@ -81,6 +82,7 @@ def replay_drafts(
     batch_size: int | None = None,
     max_tokens: int = MAX_TOKENS,
     cache: ReplayCache | None = None,
+    confidence: ConfidenceQuestion | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
     """Replay drafts over the same traces, reading each trace once.
@@ -99,6 +101,7 @@ def replay_drafts(
         max_tokens: see `batches_of`.
         cache: what the first draft proposes is looked up there and kept there, unless it is
             quantized: what is judged is always replayed.
+        confidence: what the drafts' confidence heads are asked; None = nothing.
         on_progress: called with (work done, work) after each batch of each draft; see `work_of`.
 
     Returns:
@@ -107,9 +110,12 @@ def replay_drafts(
     Raises:
         TraceError: the traces do not fit a draft, or are damaged.
         ReplayError: nothing to replay: no draft, a K that one of them cannot propose, or every
-            continuation is too short; or the traces lack what drawn proposals are judged by.
+            continuation is too short; or the traces lack what drawn proposals are judged by; or a
+            draft has no confidence head that could be asked.
     """
     _check_arguments(drafts, traces, num_draft_tokens)
+    if confidence is not None:
+        check_confident(drafts, draft_sampling)
     temperature = _draft_temperature(traces, draft_sampling)
     if not all(draft.rounds_alone for draft in drafts):
         batch_size = 1
@@ -120,17 +126,16 @@ def replay_drafts(
         batches=batches,
         num_draft_tokens=num_draft_tokens,
         temperature=temperature,
+        confident=confidence is not None,
     )
     kept_in = None if drafts[0].quantized else cache
     known = None if kept_in is None else kept_in.recall(asked)
     reference: dict[int, Proposals] = {}
-    tallies = [_Tally(draft) for draft in drafts]
+    tallies = [_Tally(draft, i, confidence) for i, draft in enumerate(drafts)]
     probability = _TokenProbability()
     by_position: dict[int, PromptText] = {}
     features = FeatureTally()
-    for position, trace, proposed in _proposed(
-        drafts, traces, batches, num_draft_tokens, temperature, known, on_progress
-    ):
+    for position, trace, proposed in _proposed(drafts, asked, known, on_progress):
         if kept_in is not None:
             reference[position] = proposed[0]
         by_position[position] = prompt_text(trace)
@@ -177,15 +182,20 @@ class _TokenProbability:
 class _Tally:
     """What is counted of one draft while the traces go by."""
 
-    def __init__(self, draft: LoadedDraft) -> None:
+    def __init__(self, draft: LoadedDraft, i: int, asked: ConfidenceQuestion | None) -> None:
         self._name, self._family = draft.name, draft.family.name
+        self._position, self._asked = i, asked
         self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
 
     def add(
         self, position: int, trace: PromptTrace, reference: Tensor, proposed: Proposals
     ) -> None:
-        self._prompts[position] = _prompt_replay(trace, proposed)
+        found = _prompt_replay(trace, proposed)
+        if self._asked is not None:
+            answers = self._asked.answers(trace, proposed, self._position)
+            found = dataclasses.replace(found, survival=answers[0], shortened=answers[1])
+        self._prompts[position] = found
         self._agreement += _agreement_counts(trace, reference, proposed.token_ids)
 
     def replay(
@@ -260,23 +270,26 @@ def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> fl
 
 def _proposed(
     drafts: Sequence[LoadedDraft],
-    traces: TraceFolder,
-    batches: Sequence[Sequence[int]],
-    num_draft_tokens: int,
-    temperature: float | None,
+    asked: Question,
     known: Sequence[Proposals] | None,
     on_progress: Callable[[int, int], None],
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
     """Every prompt with its position in the traces, and what each draft proposes along it."""
+    traces, batches = asked.traces, asked.batches
     prompts = traces.manifest.prompts
-    work = [work_of([prompts[i] for i in positions], num_draft_tokens) for positions in batches]
+    work = [work_of([prompts[i] for i in own], asked.num_draft_tokens) for own in batches]
     done, total = 0, sum(work) * (len(drafts) - (known is not None))
     read = read_ahead(traces, batches, drafts[0].device)
     for positions, own_work, batch in zip(batches, work, read, strict=True):
         found = [] if known is None else [[known[position] for position in positions]]
         for draft in drafts[len(found) :]:
             proposals = proposals_of_batch(
-                draft, traces, batch, num_draft_tokens=num_draft_tokens, temperature=temperature
+                draft,
+                traces,
+                batch,
+                num_draft_tokens=asked.num_draft_tokens,
+                temperature=asked.temperature,
+                confident=asked.confident,
             )
             found.append(proposals)
             done += own_work

@@ -21,13 +21,16 @@ from ...quantize.files.digests import (
     tensor_digests,
     tensors_sha256,
 )
+from ...quantize.files.lineage import cuts_of, quantization_of, sources_of
 from ...quantize.files.provenance import (
+    CutProvenance,
     DequantizedProvenance,
     Provenance,
     QuantizedProvenance,
     TunedProvenance,
 )
 from ...quantize.files.provenance_file import check_seal, read_provenance
+from ...quantize.files.vocabulary_cut import VocabularyCut
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.stored_draft import StoredDraft
@@ -43,6 +46,7 @@ _UNRELATED = (
     "two different drafts are compared (--unrelated), so the change is not the effect of"
     " quantization, and nothing ties the candidate to the baseline"
 )
+_SIZES = ("draft_vocab_size", "truncated_vocab_size")
 _COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
 """Tensors that a candidate has from the baseline, unless it quantizes them."""
 
@@ -85,9 +89,10 @@ class DraftFolder:
                 fix="run `draftquant verify`, and quantize the draft again",
             )
         scheme = declared_scheme(checkpoint)
-        if isinstance(record, QuantizedProvenance):
+        made = record.quantized_by if isinstance(record, CutProvenance) else record
+        if isinstance(made, QuantizedProvenance):
             draft = StoredDraft.look(checkpoint, scheme).draft
-            for fault in declared_faults(record.recipe, scheme, draft):
+            for fault in declared_faults(made.recipe, scheme, draft):
                 raise GateError(
                     folder,
                     f"{fault.where} declares another format than the one it was quantized to:"
@@ -125,10 +130,18 @@ class DraftFolder:
     @property
     def quantized_by(self) -> QuantizedProvenance | None:
         """How its weights were quantized, where a record of this package says so."""
-        record = self.record
-        if isinstance(record, DequantizedProvenance):
-            record = record.quantized_by
-        return record if isinstance(record, QuantizedProvenance) else None
+        return quantization_of(self.record)
+
+    @property
+    def cuts(self) -> tuple[VocabularyCut, ...]:
+        """How its vocabulary was cut, as far as records of this package say."""
+        return cuts_of(self.record)
+
+    @property
+    def is_recorded(self) -> bool:
+        """A record of this package says how it was made, back to floating-point weights."""
+        of_cut = isinstance(self.record, CutProvenance) and not self.quantized
+        return self.quantized_by is not None or of_cut
 
 
 def check_folders(
@@ -156,7 +169,8 @@ def check_folders(
     if same:
         return ()
     _check_candidate(baseline, candidate)
-    return () if candidate.quantized_by else (_unrecorded(candidate),)
+    warnings = () if candidate.is_recorded else (_unrecorded(candidate),)
+    return warnings + _cut_warnings(baseline, candidate)
 
 
 def check_loaded(
@@ -182,9 +196,9 @@ def check_loaded(
     """
     if unrelated:
         return ()
-    if folder.quantized_by is None:
+    if not folder.is_recorded:
         _check_weights(baseline, candidate)
-    return _config_warnings(baseline, candidate)
+    return _config_warnings(baseline, candidate, cut=bool(folder.cuts))
 
 
 def _check_baseline(baseline: DraftFolder) -> None:
@@ -205,21 +219,21 @@ def _check_baseline(baseline: DraftFolder) -> None:
 
 
 def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
-    if not candidate.quantized and not isinstance(candidate.record, DequantizedProvenance):
+    made = isinstance(candidate.record, DequantizedProvenance | CutProvenance)
+    if not candidate.quantized and not made:
         same = candidate.tensor_digests == baseline.digests_like(candidate.tensor_digests)
         raise GateError(
             candidate.folder,
             "expected a quantized draft as the candidate, but this one declares no quantization"
             + (" and has the same tensors as the baseline" if same else ""),
-            fix=f"give what `draftquant quantize` or `dequantize` wrote; {_ON_PURPOSE}",
+            fix=f"give what `draftquant quantize`, `dequantize` or `vocab` wrote; {_ON_PURPOSE}",
         )
-    record = candidate.quantized_by
-    if record is None:
+    if not candidate.is_recorded:
         return
-    recorded = record.source.digests
-    digests = baseline.digests_like(recorded)
-    if recorded != digests:
-        difference = _first(recorded, digests)
+    made_of = list(sources_of(candidate.record))
+    if not any(recorded == baseline.digests_like(recorded) for recorded in made_of):
+        recorded = made_of[-1]
+        difference = _first(recorded, baseline.digests_like(recorded))
         raise GateError(
             candidate.folder,
             f"was not quantized from {baseline.folder}: {difference}",
@@ -249,16 +263,32 @@ def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
             )
 
 
-def _config_warnings(baseline: LoadedDraft, candidate: LoadedDraft) -> tuple[str, ...]:
-    """What the two configurations make different beside quantization, in sentences."""
+def _config_warnings(
+    baseline: LoadedDraft, candidate: LoadedDraft, *, cut: bool
+) -> tuple[str, ...]:
+    """What the two configurations make different beside quantization and a cut, in sentences."""
     before, after = dataclasses.asdict(baseline.geometry), dataclasses.asdict(candidate.geometry)
-    changed = sorted(name for name in before if before[name] != after.get(name))
+    sizes = _SIZES if cut else ()
+    changed = sorted(
+        name for name in before if before[name] != after.get(name) and name not in sizes
+    )
     if not changed:
         return ()
     return (
         f"the two drafts have different values in config.json ({', '.join(changed)}), so that the"
         " change is not the effect of quantization alone: give the baseline the same values"
         " (quantize --fix-config changes the quantized draft only)",
+    )
+
+
+def _cut_warnings(baseline: DraftFolder, candidate: DraftFolder) -> tuple[str, ...]:
+    """Where the baseline lacks tokens too, the verdict says nothing of what these cost."""
+    shared = candidate.cuts[: len(baseline.cuts)]
+    if not baseline.cuts or not candidate.cuts or baseline.cuts != shared:
+        return ()
+    return (
+        f"the baseline has a cut vocabulary itself ({baseline.cuts[-1]}), so the verdict does not"
+        " hold what that cost: give the draft with the whole vocabulary first to judge both",
     )
 
 

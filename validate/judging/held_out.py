@@ -1,8 +1,9 @@
 """The held-out rule: a draft is never judged on prompts that the making of it looked at.
 
 Neither on those that its quantization was calibrated by, nor on those that its recipe was chosen
-by (`draftquant tune`). A prompt is known by its own token ids, by those of the first turn of its
-conversation, and, where it was changed a little, by its sketch.
+by (`draftquant tune`), nor on those that chose the rows of its head (`draftquant vocab`). A prompt
+is known by its own token ids, by those of the first turn of its conversation, and, where it was
+changed a little, by its sketch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,29 +22,42 @@ from ...calibration.traces.shingles import (
 )
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.files.provenance import QuantizedProvenance
+from ...quantize.files.vocabulary_cut import VocabularyCut
 from ...recipes.seen_prompts import SeenPrompts
+from ..confidence.temperatures import Temperatures
 from ..errors import GateError
 
 _OTHERS = "record traces of other prompts for the gate"
 
 
-def check_held_out(candidate: QuantizedProvenance | None, traces: TraceFolder) -> tuple[str, ...]:
+def check_held_out(
+    candidate: QuantizedProvenance | None,
+    traces: TraceFolder,
+    cuts: Sequence[VocabularyCut] = (),
+) -> tuple[str, ...]:
     """Hold the prompts of the traces, by their token ids, against those that made a draft.
 
     Args:
         candidate: how it was quantized; None where nothing says it.
         traces: of the gate. Their ids and their folder do not matter.
+        cuts: of its vocabulary.
 
     Returns:
         What could not be held against anything, in sentences without a full stop.
 
     Raises:
-        GateError: a prompt, or nearly the same one, calibrated the candidate or chose its recipe;
-            or a prompt names the first turn of a conversation that it does not belong to.
+        GateError: a prompt, or nearly the same one, calibrated the candidate, chose its recipe or
+            chose the rows of its head; or a prompt names the first turn of a conversation that it
+            does not belong to.
         TraceError: a trace is damaged.
     """
     prompts = recorded_prompts(traces)
     _check_conversations(prompts, traces)
+    for cut in cuts:
+        _check_unseen(
+            prompts, cut.choice.prompts, "were used to choose the rows of the candidate's head"
+            " (vocab)", traces,
+        )  # fmt: skip
     if candidate is None:
         return ()
     calibrated = SeenPrompts(
@@ -68,6 +82,46 @@ def check_held_out(candidate: QuantizedProvenance | None, traces: TraceFolder) -
     return ()
 
 
+def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
+    """Refuse traces that have prompts, or nearly the same ones, among those that were seen.
+
+    Args:
+        traces: that judge.
+        seen: what must not judge.
+        what: became of them, such as "choose the rows".
+
+    Raises:
+        GateError: names them.
+        TraceError: a trace is damaged.
+    """
+    others = "judge by traces of other prompts"
+    _check_unseen(recorded_prompts(traces), seen, what, traces, others)
+
+
+def check_temperatures_held_out(
+    temperatures: Temperatures | None, traces: TraceFolder
+) -> tuple[str, ...]:
+    """The same of the prompts that temperatures of a confidence head were fitted on.
+
+    Returns:
+        What could not be held against anything, in sentences without a full stop.
+
+    Raises:
+        GateError: a prompt, or nearly the same one, is among them.
+    """
+    if temperatures is None:
+        return ()
+    if not temperatures.fitted_on:
+        return (
+            "the file of --sts does not name the prompts that its temperatures were fitted on, so"
+            " the gate's prompts may be among them",
+        )
+    prompts = recorded_prompts(traces)
+    for seen in temperatures.fitted_on:
+        _check_unseen(prompts, seen, "were used to fit the temperatures (--sts)", traces)
+    return ()
+
+
 def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder) -> None:
     """A prompt is not made another one by naming a conversation that it does not belong to."""
     strange = [prompt.entry.id for prompt in prompts if not prompt.conversation_known]
@@ -83,14 +137,18 @@ def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder)
 
 
 def _check_unseen(
-    prompts: Sequence[RecordedPrompt], seen: SeenPrompts, what: str, traces: TraceFolder
+    prompts: Sequence[RecordedPrompt],
+    seen: SeenPrompts,
+    what: str,
+    traces: TraceFolder,
+    others: str = _OTHERS,
 ) -> None:
     known = set(seen.sha256)
     ids = [prompt.entry.id for prompt in prompts if known.intersection(prompt.hashes)]
     if ids:
         raise GateError(
             traces.folder, f"{len(ids)} of its {len(prompts)} prompts {what}: {_named(ids)}",
-            fix=_OTHERS,
+            fix=others,
         )  # fmt: skip
     if seen.sketches is None:
         return
@@ -105,7 +163,7 @@ def _check_unseen(
             traces.folder,
             f"{len(near)} of its {len(prompts)} prompts share {SHARED_SHARE:.0%} or more of their"
             f" text (16-token shingles) with prompts that {what}: {_named(near)}",
-            fix=f"{_OTHERS}; or, if they only share the template of a task, give the prompts of"
+            fix=f"{others}; or, if they only share the template of a task, give the prompts of"
             " that task their own category",
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...quantize.drafts.geometry import vocabulary_share
 from ...quantize.engines import check_draft
 from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.registry import newest_engines
@@ -81,6 +82,7 @@ class DraftFacts:
         quantization: as its folder, or who measured it, calls it. quantized: None where no record
             of this package says how.
         hub_id, revision: of the draft that was quantized, where it came from the Hub.
+        vocabulary: how many of the target's tokens it can propose; None = all, or not known.
     """
 
     name: str
@@ -91,6 +93,7 @@ class DraftFacts:
     quantized: QuantizationFacts | None = None
     hub_id: str | None = None
     revision: str | None = None
+    vocabulary: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,16 +149,17 @@ def folder_facts(
     checkpoint = Checkpoint.open(folder.folder)
     record = folder.quantized_by
     declared = "of another tool" if folder.quantized else "none"
-    given = Path(name)
+    given, draft = Path(name), StoredDraft.look(checkpoint, declared_scheme(checkpoint)).draft
     return DraftFacts(
         name=given.resolve().name if given.is_dir() else name,
         sha256=folder.sha256,
-        family=StoredDraft.look(checkpoint, declared_scheme(checkpoint)).draft.family.name,
+        family=draft.family.name,
         num_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         quantization=online_label(declared if record is None else record.recipe.name, online_head),
         quantized=None if record is None else _quantization(record),
         hub_id=None if record is None else record.source.hub_id,
         revision=None if record is None else record.source.revision,
+        vocabulary=vocabulary_share(draft.geometry),
     )
 
 

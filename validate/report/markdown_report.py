@@ -66,13 +66,16 @@ def _lines(document: Document, history: History | None) -> Iterator[str]:
             yield f"#### {title}: {found.verdict}"
             yield ""
         yield from _categories(found)
+    if (head := document.comparisons[0][1].background.confidence_head) is not None:
+        yield ""
+        yield f"Confidence head: {escaped(words.calibration(head))}."
     yield from _beside(document)
     yield ""
     yield from _table(
         ("draft", "tensors sha256", "bytes"),
         [
             (
-                f"{role} {code(draft.name)}",
+                f"{role} {code(draft.name)}{f', {draft.vocabulary}' if draft.vocabulary else ''}",
                 code(words.digest(draft.sha256)),
                 _bytes(draft.num_bytes),
             )

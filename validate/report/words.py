@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
+from ..counting.calibration_change import CalibrationChange
 from ..counting.paired_change import PairedChange
 
 NONE = "\u2013"
@@ -84,6 +85,20 @@ def prompts(number: int, num_short: int, num_clusters: int | None = None) -> str
     notes = [f"{count(number)} recorded"] if counted != number else []
     notes += [f"+ {count(num_short)} too short"] if num_short else []
     return f"{count(counted)} ({' '.join(notes)})" if notes else count(counted)
+
+
+def calibration(head: CalibrationChange) -> str:
+    """What two confidence heads foretell, in one line."""
+    error, score = head.calibration_error_change, head.brier_score_change
+    before, after = head.baseline, head.candidate
+    scaled = ", with its temperatures" if head.temperatures else ""
+    return (
+        f"expected calibration error {before.calibration_error.estimate:.4f} (at most"
+        f" {before.calibration_error.upper:.4f}) -> {after.calibration_error.estimate:.4f}{scaled},"
+        f" change {error.estimate:+.4f}, bounds {error.lower:+.4f} and {error.upper:+.4f}; Brier"
+        f" score {before.brier_score.estimate:.4f} -> {after.brier_score.estimate:.4f}, change"
+        f" {score.estimate:+.4f}, bounds {score.lower:+.4f} and {score.upper:+.4f}"
+    )
 
 
 def command(argv: Sequence[str]) -> str:

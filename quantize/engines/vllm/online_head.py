@@ -8,7 +8,6 @@ Sources: `config/speculative.py:1953`, `v1/worker/gpu/spec_decode/eagle/utils.py
 from ....recipes.formats import NUMBER_FORMATS, OnlineHead
 from ...drafts.family import Draft
 from ...gpus import Gpu
-from ...stored.online_head import METHODS
 
 
 def online_head_problem(draft: Draft, head: OnlineHead, gpu: Gpu | None = None) -> str | None:
@@ -19,9 +18,9 @@ def online_head_problem(draft: Draft, head: OnlineHead, gpu: Gpu | None = None) 
         head: what its head would be quantized to.
         gpu: where; None = wherever it can be.
     """
-    method = draft.family.engine_traits.vllm.served_as
-    if method not in METHODS:
-        return f"vLLM 0.33 refuses draft_lm_head_quantization for method '{method}'"
+    served = draft.family.engine_traits.vllm
+    if not served.takes_online_heads:
+        return f"vLLM 0.33 refuses draft_lm_head_quantization for method '{served.served_as}'"
     geometry = draft.geometry
     if geometry.draft_vocab_size != geometry.vocab_size:
         return "vLLM 0.33 quantizes online only a head that is the target's, and this one is cut"

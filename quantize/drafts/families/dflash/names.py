@@ -17,6 +17,7 @@ from ....files.files_of_folder import MASK_EMBEDDING_FILE, check_own
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, Family, TensorSpec
 from ...lint import Lint
+from ...reduced_vocabulary import OFFSETS, ReducedVocabulary
 from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
@@ -87,6 +88,7 @@ class DFlash(Family):
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "hidden_norm.")
+    reduced_vocabulary: ReducedVocabulary | str = OFFSETS
     served: Served = _SERVED
     misnamed: Mapping[str, Lint] = {
         "dflash": Lint(  # loaded in both engines: `tests/engines/names.json`

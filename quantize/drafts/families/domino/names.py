@@ -33,6 +33,7 @@ class Domino(DFlash):
     name = "domino"
     engine_traits = ENGINE_TRAITS
     architectures = (DOMINO,)
+    reduced_vocabulary = "its projection has a row for each token of the target"
     projectors: Mapping[str, str] = {"domino": DOMINO}
     speculators: Mapping[str, SpeculatorsForm] = {}
     misnamed: Mapping[str, Lint] = {

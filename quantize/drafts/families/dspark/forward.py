@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ...forward import finite
+from ...kinds.block import ConfidentBlockForward
 from ...maths import Product, embedding, linear
 from ..dflash.forward import DFlashForward
 from .geometry import DSparkGeometry
 
 _HEAD = "markov_head."
+_CONFIDENCE = "confidence_head.proj."
 
 
-class DSparkForward(DFlashForward):
+class DSparkForward(DFlashForward, ConfidentBlockForward):
     """One DSpark draft over weights given by canonical name.
 
     With h_j the normed hidden state of what proposes token j, and e_j the row of markov_w1 of the
@@ -28,7 +31,10 @@ class DSparkForward(DFlashForward):
         rnn      tanh(output), with (gate, candidate, output) = joint_proj [state; e_j; h_j] and the
                  next state sigmoid(gate) * state + (1 - sigmoid(gate)) * tanh(candidate), first 0
 
-    The confidence head shortens rounds in engines that are told to; it changes no proposal.
+    The confidence head shortens rounds in engines that are told to; it changes no proposal. Its
+    logit of token j is proj [h_j; e_j] + bias (or of h_j alone), in float32: e_j whatever the kind
+    of Markov head. Sources: vLLM 0.33 `qwen3_dspark.py:164`, `dspark/speculator.py:187-209`; SGLang
+    0.5.23 `models/dspark.py:442-484`.
     """
 
     geometry: DSparkGeometry
@@ -37,8 +43,14 @@ class DSparkForward(DFlashForward):
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
         # [h_j; s_j], [A, K, W + r].
         h = self.norm("norm", super().proposing(x, token_ids))
-        e = embedding(token_ids[:, :-1], self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
-        return torch.cat((h, self._corrections(h, e)), dim=-1)
+        e = self._embedded(token_ids[:, :-1], h)
+        if self.geometry.markov_head_type != "rnn":
+            return torch.cat((h, self._correction(h, e, e)[0]), dim=-1)
+        state, found = torch.zeros_like(e[:, 0]), []
+        for h_j, e_j in zip(h.unbind(1), e.unbind(1), strict=True):
+            s_j, state = self._correction(h_j, e_j, state)
+            found.append(s_j)
+        return torch.cat((h, torch.stack(found, dim=1)), dim=-1)
 
     @override
     def products(self, hidden: Tensor) -> Sequence[Product]:
@@ -51,19 +63,49 @@ class DSparkForward(DFlashForward):
         # What comes is normed already.
         return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
 
-    def _corrections(self, h: Tensor, e: Tensor) -> Tensor:
-        """s_j [A, K, r] of h [A, K, W] and e [A, K, r]."""
+    @property
+    @override
+    def has_confidence_head(self) -> bool:
+        return f"{_CONFIDENCE}weight" in self.weights
+
+    @override
+    def drafted(self, hidden: Tensor, anchors: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        h = hidden[..., : self.geometry.hidden_size]
+        last, state = anchors, h.new_zeros((len(h), self.geometry.markov_rank))
+        tokens, logits = [], []
+        for h_j in h.unbind(1):
+            e_j = self._embedded(last, h_j)
+            s_j, state = self._correction(h_j, e_j, state)
+            _, draft_ids = self.largest_logits(torch.cat((h_j, s_j), dim=-1), most)
+            last = self.to_target(draft_ids)
+            tokens.append(last)
+            logits.append(self._confidence(h_j, e_j))
+        found = finite(torch.stack(logits, dim=1), "the confidence head", "logits")
+        return torch.stack(tokens, dim=1), found
+
+    def _embedded(self, token_ids: Tensor, h: Tensor) -> Tensor:
+        """e_j of the tokens before."""
+        return embedding(token_ids, self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
+
+    def _correction(self, h: Tensor, e: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """s_j [..., r] of h_j [..., W] and e_j [..., r], and the state for the next one."""
         if self.geometry.markov_head_type == "vanilla":
-            return e
+            return e, state
         if self.geometry.markov_head_type == "gated":
-            return self._affine("gate_proj", torch.cat((h, e), dim=-1)).sigmoid() * e
-        state, outputs = torch.zeros_like(e[:, 0]), []
-        for h_j, e_j in zip(h.unbind(1), e.unbind(1), strict=True):
-            joint = self._affine("joint_proj", torch.cat((state, e_j, h_j), dim=-1))
-            gate, candidate, output = joint.chunk(3, dim=-1)
-            state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
-            outputs.append(output.tanh())
-        return torch.stack(outputs, dim=1)
+            return self._affine("gate_proj", torch.cat((h, e), dim=-1)).sigmoid() * e, state
+        joint = self._affine("joint_proj", torch.cat((state, e, h), dim=-1))
+        gate, candidate, output = joint.chunk(3, dim=-1)
+        state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+        return output.tanh(), state
+
+    def _confidence(self, h: Tensor, e: Tensor) -> Tensor:
+        """[...] of h [..., W] and e [..., r]."""
+        weight, bias = (self.weights.get(f"{_CONFIDENCE}{part}") for part in ("weight", "bias"))
+        assert weight is not None  # asked of drafts with a confidence head alone
+        read = h if weight.shape[1] == h.shape[-1] else torch.cat((h, e), dim=-1)
+        wide = torch.promote_types(h.dtype, torch.float32)
+        logits = linear(read.to(wide), weight.to(wide))[..., 0]
+        return logits if bias is None else logits + bias.to(wide)
 
     def _affine(self, name: str, x: Tensor) -> Tensor:
         weight, bias = (self.weights[f"{_HEAD}{name}.{part}"] for part in ("weight", "bias"))

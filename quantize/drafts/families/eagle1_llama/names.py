@@ -44,6 +44,11 @@ class Eagle1Llama(Family):
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ()
+    reduced_vocabulary = (
+        "engines build it with the target's whole vocabulary; SGLang takes fewer rows of the"
+        " target's head by a file of token ids (--speculative-token-map), which is no part of the"
+        " draft"
+    )
     relatives: Mapping[str, str] = {
         "embedding_layernorm.": "EAGLE-1 with speculators' layernorms",
         "pre_lm_head_layernorm.": "EAGLE-1 with speculators' layernorms",

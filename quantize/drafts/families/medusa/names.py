@@ -18,6 +18,7 @@ from ....errors import CheckpointError
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, Family, TensorSpec
 from ...lint import Lint
+from ...reduced_vocabulary import IDS
 from .engine_traits import ENGINE_TRAITS
 from .geometry import MedusaGeometry
 
@@ -51,6 +52,7 @@ class Medusa(Family):
     )
     served_unquantized = ()
     makes_features = ()
+    reduced_vocabulary = IDS
     layer_keys = "num_heads or num_hidden_layers"
     shared_tables = ()  # the heads are its own, and nothing is embedded
     linears_per_layer = 1

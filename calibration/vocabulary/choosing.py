@@ -1,0 +1,259 @@
+"""Choosing the rows that a draft's head keeps: by which text, for which draft, how many."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...quantize.drafts import Draft
+from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.files.hub import DraftSource, no_target
+from ...quantize.files.vocabulary_cut import VocabularyChoice
+from ...quantize.stored.stored_draft import StoredDraft
+from ...quantize.vocabulary.kept_rows import (
+    TREE_WIDTH,
+    reduced_vocabulary_of,
+    stored_target_ids,
+)
+from ..errors import CalibrationError
+from ..traces.recorded_prompts import seen_prompts
+from ..traces.trace_folder import TraceFolder, file_sha256
+from .general_counts import read_general_counts
+from .row_chooser import HeldOutCoverage, RowChooser, held_out_coverage
+from .special_tokens import special_tokens
+from .token_counts import SaidText, TokenCounts, said_texts
+
+_GENERATION_FILE = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRows:
+    """Rows that were chosen, and what they cover.
+
+    Attributes:
+        target_ids: ascending.
+        coverage: share of the tokens that chose them.
+        held_out: share of the same text, each part of it under rows that the others choose.
+        held_out_by_category: the same of each category.
+        never_said: share of that text's tokens which the choosing parts never said.
+    """
+
+    target_ids: tuple[int, ...]
+    coverage: float
+    held_out: float
+    held_out_by_category: Mapping[str, float]
+    never_said: float
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The category that is covered least."""
+        return min(self.held_out_by_category.items(), key=lambda item: item[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choosing:
+    """By which text rows of which draft are chosen.
+
+    Attributes:
+        source: the draft's folder. draft: as its headers say it, whatever it is quantized to.
+        is_quantized: some of its linears are.
+        texts: what the target said.
+        warnings: sentences without a full stop.
+    """
+
+    source: DraftSource
+    draft: Draft
+    is_quantized: bool
+    traces: TraceFolder
+    texts: Sequence[SaidText]
+    chooser: RowChooser
+    warnings: tuple[str, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(text.token_ids) for text in self.texts)
+
+    @property
+    def least(self) -> int:
+        """Rows that engines need to draft at all."""
+        return max(TREE_WIDTH, self.draft.geometry.most_draft_tokens or 0)
+
+    def check_size(self, option: str, size: int) -> None:
+        """Refuse a number of rows that is no cut of this draft.
+
+        Raises:
+            CalibrationError: it is less than engines draft with, or not less than there are.
+        """
+        if not self.least <= size < self.chooser.num_rows:
+            raise CalibrationError(
+                option,
+                f"expected from {self.least:,} (what engines take of one step at most) to fewer"
+                f" than the {self.chooser.num_rows:,} rows that {self.source.folder} has, got"
+                f" {size:,}",
+                fix="ask for another size; --curve shows what sizes cost",
+            )
+
+    def record(
+        self, rows: ChosenRows, size: int | None, coverage: float | None
+    ) -> VocabularyChoice:
+        """Why these rows, for draftquant.json."""
+        seen = seen_prompts(self.traces)
+        return VocabularyChoice(
+            method=self.chooser.method,
+            traces_sha256=self.traces.sha256,
+            size=size,
+            coverage=coverage,
+            coverage_reached=rows.coverage,
+            calibration_prompts=seen.sha256,
+            calibration_sketches=seen.sketches,
+        )
+
+
+def chosen_rows(choosing: Choosing, size: int | None, coverage: float | None) -> ChosenRows:
+    """The rows of a size, or of the least size that covers so much of held-out text.
+
+    Raises:
+        CalibrationError: no cut of this draft has that size, or reaches that coverage.
+    """
+    held_out = held_out_coverage(choosing.chooser, choosing.texts)
+    if size is None:
+        size = max(choosing.least, _least_size(choosing, held_out, coverage or 1.0))
+    else:
+        choosing.check_size("--size", size)
+    order = choosing.chooser.order(choosing.texts)
+    said = TokenCounts.of(choosing.texts, choosing.chooser.vocab_size).pooled
+    return ChosenRows(
+        target_ids=order.first(size),
+        coverage=float(order.covered(said)[size] / said.sum()),
+        held_out=held_out.of(size),
+        held_out_by_category=held_out.by_category(size),
+        never_said=held_out.never_said / int(held_out.totals.sum()),
+    )
+
+
+def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float) -> int:
+    rows, vocabulary = choosing.chooser.num_rows, choosing.chooser.vocab_size
+    found = held_out.least_size(coverage)
+    if found is None:
+        raise CalibrationError(
+            "--coverage",
+            f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
+            f" (of {vocabulary:,} tokens) cover {held_out.of(rows):.2%}, and a cut makes no row"
+            " that the draft lacks",
+            fix="ask for less, or cut the draft that has the whole vocabulary",
+        )
+    if found >= rows:
+        raise CalibrationError(
+            "--coverage",
+            f"{coverage:.2%} of held-out text needs all {rows:,} rows:"
+            f" {held_out.never_said:,} of its {int(held_out.totals.sum()):,} tokens were said"
+            " by no other part of the traces",
+            fix="ask for less, or record traces of more prompts",
+        )
+    return found
+
+
+def choosing_of(
+    source: DraftSource, traces: TraceFolder, *, target: Path | None, counts: Path | None
+) -> Choosing:
+    """Read what rows are chosen by.
+
+    Args:
+        source: the draft, quantized or not.
+        traces: whose text counts.
+        target: folder of the target, whose configs name tokens that are always kept.
+        counts: see `read_general_counts`.
+
+    Raises:
+        PlanError: the vocabulary of such a draft cannot be cut.
+        CheckpointError: its map is wrong.
+        CalibrationError: the traces are another target's, or say nothing.
+        TraceError: a trace is damaged.
+    """
+    stored = StoredDraft.read(source.checkpoint())
+    draft = stored.draft
+    reduced = reduced_vocabulary_of(draft)
+    ids = stored_target_ids(draft, reduced)
+    vocab_size, recorded = draft.geometry.vocab_size, traces.manifest.target
+    if recorded.vocab_size != vocab_size:
+        raise CalibrationError(
+            traces.folder,
+            f"was recorded with a target of {recorded.vocab_size:,} tokens, {recorded.name}; the"
+            f" draft is for one of {vocab_size:,}",
+            fix="give traces of the draft's own target: ids of another tokenizer are other tokens",
+        )
+    configs: list[Mapping[str, Any]] = [draft.checkpoint.config]
+    if target is not None:
+        _check_target(target, traces)
+        configs += _configs(target)
+    texts = said_texts(traces)
+    is_whole = draft.row(reduced.map) is None
+    chooser = RowChooser(
+        vocab_size=vocab_size,
+        offered=None if is_whole else tuple(ids.tolist()),
+        always=special_tokens(configs, vocab_size),
+        general=None if counts is None else read_general_counts(counts, vocab_size),
+    )
+    if not any(len(text.token_ids) for text in texts):
+        raise CalibrationError(
+            traces.folder,
+            "says nothing that a draft is to propose: no continuation has more than one token",
+            fix="record longer continuations (record --max-new-tokens)",
+        )
+    return Choosing(
+        source=source,
+        draft=draft,
+        is_quantized=bool(stored.modules),
+        traces=traces,
+        texts=texts,
+        chooser=chooser,
+        warnings=tuple(_lacking(chooser, texts)),
+    )
+
+
+def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:
+    """Refuse traces of two targets.
+
+    Raises:
+        CalibrationError: both say which target was recorded, and it is not the same.
+    """
+    one, other = traces.manifest.target, judge.manifest.target
+    known = None not in (one.config_sha256, other.config_sha256)
+    if one.vocab_size != other.vocab_size or (known and one.config_sha256 != other.config_sha256):
+        raise CalibrationError(
+            judge.folder,
+            f"was recorded with another target ({other.name}) than {traces.folder} ({one.name})",
+            fix="record both with the target that the draft serves",
+        )
+
+
+def _check_target(target: Path, traces: TraceFolder) -> None:
+    recorded = traces.manifest.target
+    read_json_object(target / CONFIG_FILE, no_target(target))
+    if recorded.config_sha256 not in (None, file_sha256(target / CONFIG_FILE)):
+        raise CalibrationError(
+            f"--target {target}",
+            f"has another {CONFIG_FILE} than the target of the traces, {recorded.name}",
+            fix="give the target that was recorded: ids of another tokenizer are other tokens",
+        )
+
+
+def _configs(target: Path) -> Iterable[Mapping[str, Any]]:
+    for name in (CONFIG_FILE, _GENERATION_FILE):
+        if (target / name).exists():
+            yield read_json_object(target / name, no_target(target))
+
+
+def _lacking(chooser: RowChooser, texts: Sequence[SaidText]) -> Iterable[str]:
+    """What the target says, but the draft has no row for."""
+    if chooser.offered is None:
+        return
+    said = TokenCounts.of(texts, chooser.vocab_size).pooled
+    said_in_all, said[list(chooser.offered)] = int(said.sum()), 0
+    if said.any():
+        yield (
+            f"{int((said > 0).sum()):,} tokens that the target says ({said.sum() / said_in_all:.2%}"
+            f" of its text) have no row in the draft, which has {chooser.num_rows:,}: a cut makes"
+            " no row that the draft lacks"
+        )

@@ -1,0 +1,235 @@
+"""A draft as a cut of its vocabulary must have made it: built of the source's rows once more.
+
+Rows, maps and config are made here by other means than those that wrote the folder; they lie in a
+scratch file, so that whatever reads a checkpoint can read what should be.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ..drafts import Draft, Row, read_config
+from ..drafts.reduced_vocabulary import ReducedVocabulary
+from ..errors import CheckpointError, VerifyError
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
+from ..stored.decoded_numbers import Bytes, read_rows, read_whole
+from ..stored.parts import ZERO_POINTS, stored_parts
+from ..stored.stored_draft import StoredDraft
+from ..stored.stored_tables import StoredTables
+from ..stored.table_names import HEAD
+from .verify_report import Fault
+
+Ids = npt.NDArray[np.int64]
+_INTEGERS: Mapping[str, npt.DTypeLike] = {"I64": "<i8", "I32": "<i4"}
+_BLOCK_ROWS = 4096
+
+
+def convention(draft: Draft) -> ReducedVocabulary:
+    """How a draft of this family says which rows it has.
+
+    Raises:
+        VerifyError: none of its family has fewer than the target has tokens.
+    """
+    found = draft.family.reduced_vocabulary
+    if isinstance(found, str):
+        raise VerifyError(
+            draft.checkpoint.folder,
+            f"a {draft.family.name} draft has no cut vocabulary: {found}",
+            fix="give the draft that was cut behind --against",
+        )
+    return found
+
+
+def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
+    """The target id of every row of a draft's head.
+
+    Args:
+        checkpoint: its folder.
+        draft: the same, plain.
+
+    Raises:
+        VerifyError: see `convention`.
+    """
+    kind = convention(draft)
+    row = draft.row(kind.map)
+    if row is None:
+        return np.arange(draft.geometry.draft_vocab_size, dtype=np.int64)
+    stored = read_whole(checkpoint, row.tensor).view(np.dtype(_INTEGERS[row.tensor.dtype]))
+    steps = np.arange(len(stored)) if kind.offsets else 0
+    return np.asarray(stored.astype(np.int64) + steps, np.int64)
+
+
+def map_faults(name: str, ids: Ids, vocabulary: int) -> list[Fault]:
+    """A cut's map goes up, from token to token of the target."""
+    outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+    if len(outside):
+        i = int(outside[0])
+        expected, got = f"target ids from 0 to {vocabulary - 1}", f"{ids[i]} of draft id {i}"
+        return [Fault(where=name, expected=expected, got=got)]
+    falling = np.flatnonzero(np.diff(ids) <= 0)
+    if len(falling):
+        i = int(falling[0]) + 1
+        got = f"target id {ids[i]} of draft id {i} behind {ids[i - 1]}"
+        return [Fault(where=name, expected="distinct target ids in ascending order", got=got)]
+    return []
+
+
+@contextmanager
+def cut_view(
+    source: StoredDraft, ids: Ids, tables: StoredTables | None = None
+) -> Iterator[Checkpoint]:
+    """What a folder becomes whose vocabulary is cut to these tokens.
+
+    Args:
+        source: the folder that was cut.
+        ids: ascending target ids, each of which it has a row for.
+        tables: of the target, where the source has no head; without them there is none here too.
+
+    Raises:
+        VerifyError: its family has no cut vocabulary, or its config none of this size.
+        CheckpointError: a file shrank or vanished.
+    """
+    draft, kind = source.draft, convention(source.draft)
+    config = {**source.checkpoint.config, kind.key: len(ids)}
+    rows, resized = _rows_of(source, ids), _resized(draft, config)
+    with tempfile.TemporaryDirectory(prefix="draftquant-verify-") as folder:
+        path = Path(folder) / "rows"
+        with path.open("wb") as stream:
+            scratch = _Scratch(path, stream)
+            tensors = dict(source.checkpoint.tensors)
+            for row in draft.rows:
+                if row.canonical in resized:
+                    for tensor in _stored(source, row):
+                        data, shape = _cut(source, row, tensor, rows)
+                        tensors[tensor.name] = scratch.add(tensor.name, tensor.dtype, shape, data)
+            for tensor in _maps(draft, kind, ids, scratch):
+                tensors[tensor.name] = tensor
+            if tables is not None:
+                head = tables.lm_head
+                data = _gathered(tables.checkpoint, head, ids)
+                shape = (len(ids), *head.shape[1:])
+                tensors[HEAD] = scratch.add(HEAD, head.dtype, shape, data)
+        yield dataclasses.replace(
+            source.checkpoint, config=config, tensors=dict(sorted(tensors.items()))
+        )
+
+
+class _Scratch:
+    """Tensors, one behind the other, in a file of their own."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream, self._end = path, stream, 0
+
+    def add(
+        self, name: str, dtype: str, shape: tuple[int, ...], blocks: Iterator[Bytes]
+    ) -> TensorInfo:
+        """Write one; an absolute path stands for its file."""
+        start = self._end
+        for block in blocks:
+            self._stream.write(block.data)
+            self._end += block.nbytes
+        return TensorInfo(
+            name=name, dtype=dtype, shape=shape, file=str(self._path), start=start, stop=self._end
+        )
+
+
+def _rows_of(source: StoredDraft, ids: Ids) -> Ids:
+    """Of each token, the row that the source has for it."""
+    places = {int(token): i for i, token in enumerate(token_ids(source.checkpoint, source.draft))}
+    absent = [int(token) for token in ids if int(token) not in places]
+    if absent:
+        raise VerifyError(
+            source.checkpoint.folder,
+            f"has no row for token {absent[0]}, nor for {len(absent) - 1:,} others of the cut"
+            " draft",
+            fix="give the draft that was cut behind --against",
+        )
+    return np.array([places[int(token)] for token in ids], np.int64)
+
+
+def _resized(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
+    """Canonical names of what has another number of rows under this config."""
+    try:
+        _, geometry = read_config(dataclasses.replace(draft.checkpoint, config=config))
+    except CheckpointError as exc:
+        raise VerifyError(
+            draft.checkpoint.folder / CONFIG_FILE,
+            f"cannot be that of a draft with a cut vocabulary: {exc.what}",
+            fix="give the draft that was cut behind --against",
+        ) from exc
+    shapes = (
+        {name: spec.shape for name, spec in draft.family.tensor_specs(g).items()}
+        for g in (draft.geometry, geometry)
+    )
+    before, after = shapes
+    return frozenset(
+        name for name in before.keys() & after.keys() if before[name][:1] != after[name][:1]
+    )
+
+
+def _stored(source: StoredDraft, row: Row) -> list[TensorInfo]:
+    return [*source.parts(row).values()] if source.is_quantized(row) else [row.tensor]
+
+
+def _cut(
+    source: StoredDraft, row: Row, tensor: TensorInfo, rows: Ids
+) -> tuple[Iterator[Bytes], tuple[int, ...]]:
+    """The bytes and the shape of a tensor of which these rows are left."""
+    shape, suffix = (len(rows), *tensor.shape[1:]), tensor.name.rpartition(".")[2]
+    scheme = source.scheme_of(row)
+    if scheme is None:
+        return _gathered(source.checkpoint, tensor, rows), shape
+    whole, columns = row.tensor.shape
+    part = stored_parts(scheme, len(rows), columns)[suffix]
+    if suffix == "weight_shape":
+        data = np.array([len(rows), columns]).astype(_INTEGERS[tensor.dtype])
+        return iter([data.view(np.uint8)]), part.shape
+    if suffix in ZERO_POINTS:
+        count = int(np.prod(part.shape)) * DTYPE_BYTES[tensor.dtype]
+        return iter([np.full(count, ZERO_POINTS[suffix], np.uint8)]), part.shape
+    if part.shape == tensor.shape:  # of the inputs
+        return iter([read_whole(source.checkpoint, tensor)]), tensor.shape
+    if scheme.transposed or tensor.shape[0] != whole or part.shape != shape:
+        raise VerifyError(
+            f"{source.checkpoint.folder}: {row.module}",
+            f"{scheme} is not stored row by row, so no rows of it can be compared",
+            fix="cut the BF16 draft, then quantize it, and verify that folder",
+        )
+    return _gathered(source.checkpoint, tensor, rows), shape
+
+
+def _gathered(checkpoint: Checkpoint, tensor: TensorInfo, rows: Ids) -> Iterator[Bytes]:
+    """Rows in the order that is asked for: of each stretch of the tensor those that lie in it."""
+    width = tensor.nbytes // tensor.shape[0]
+    first = 0
+    while first < len(rows):
+        low = int(rows[first])
+        near = (rows[first:] >= low) & (rows[first:] < low + _BLOCK_ROWS)
+        count = len(near) if near.all() else int(near.argmin())
+        places = rows[first : first + count]
+        stop = int(places.max()) + 1
+        block = read_rows(checkpoint, tensor, low, stop).reshape(stop - low, width)
+        yield block[places - low].reshape(-1)
+        first += count
+
+
+def _maps(
+    draft: Draft, kind: ReducedVocabulary, ids: Ids, scratch: _Scratch
+) -> Iterator[TensorInfo]:
+    """The map, and the mask of its tokens."""
+    row, steps = draft.row(kind.map), np.arange(len(ids)) if kind.offsets else 0
+    name = row.tensor.name if row is not None else kind.map
+    stored = (ids - steps).astype(np.dtype("<i8"))
+    yield scratch.add(name, "I64", stored.shape, iter([stored.view(np.uint8)]))
+    if kind.mask is not None:
+        row = draft.row(kind.mask)
+        name = row.tensor.name if row is not None else kind.mask
+        mask = np.isin(np.arange(draft.geometry.vocab_size), ids)
+        yield scratch.add(name, "BOOL", mask.shape, iter([mask.view(np.uint8)]))

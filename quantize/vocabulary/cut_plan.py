@@ -1,0 +1,288 @@
+"""What every tensor of a folder becomes when its vocabulary is cut, known from headers and maps.
+
+Of what has a row for each draft id the kept rows are taken, as bytes; nothing is computed. So the
+cut of a quantized folder is the quantized cut, wherever a row's codes and scales are its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..drafts import Draft, Row, read_config
+from ..drafts.reduced_vocabulary import ReducedVocabulary
+from ..drafts.speculators_layout import LAYER_CONFIG
+from ..errors import CheckpointError, LayoutError, PlanError
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.safetensors_header import StoredTensor, TensorInfo
+from ..files.vocabulary_cut import MapConvention
+from ..outputs import OutputTensors, bytes_of, copied
+from ..stored.decoded_numbers import read_whole
+from ..stored.parts import stored_parts
+from ..stored.stored_draft import StoredDraft
+from ..stored.stored_tables import StoredTables
+from ..stored.table_names import HEAD
+from .kept_rows import KeptRows, kept_rows, reduced_vocabulary_of
+
+_SHAPE = "weight_shape"  # compressed-tensors: rows and columns of packed codes
+_DECLARATION = "quantization_config"
+_TIED = "tie_word_embeddings"
+_LAST_NORM = "norm.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsOf:
+    """The kept rows of a tensor."""
+
+    checkpoint: Checkpoint
+    tensor: TensorInfo
+
+
+Content = RowsOf | bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutPlan:
+    """What a folder becomes.
+
+    Attributes:
+        source: the folder. kept: its kept rows.
+        reduced: how the result says it.
+        config: of the result.
+        outputs: of every tensor.
+        contents: of those that are written anew, by name.
+        tables: of the target whose head the rows come from; None where the draft has a head.
+    """
+
+    source: StoredDraft
+    kept: KeptRows
+    reduced: ReducedVocabulary
+    config: Mapping[str, Any]
+    outputs: tuple[OutputTensors, ...]
+    contents: Mapping[str, Content]
+    tables: StoredTables | None
+
+    @property
+    def bytes_after(self) -> int:
+        """Tensor bytes of the result, headers not counted."""
+        return bytes_of(self.outputs)
+
+    @property
+    def convention(self) -> MapConvention:
+        """Of its map."""
+        return "offsets" if self.reduced.offsets else "ids"
+
+
+def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None = None) -> CutPlan:
+    """What a folder becomes.
+
+    Args:
+        source: to cut, quantized or not.
+        target_ids: ascending; those that it has no row for are left out.
+        target: folder of the target; only for a draft that has no head of its own.
+
+    Raises:
+        PlanError: the ids are no choice of rows; the family has no reduced vocabulary; the head is
+            the embedding; a head is missing, or that of the target is of another shape.
+        LayoutError: the rows of the quantized head share what they are decoded by.
+        CheckpointError: the map of the draft is wrong, or the target has no head.
+    """
+    draft = source.draft
+    reduced = reduced_vocabulary_of(draft)
+    _check_untied(draft)
+    kept = kept_rows(draft, target_ids)
+    size = len(kept.rows)
+    tables = None if draft.row(HEAD) or not _shares_head(draft) else _tables(draft, target)
+    config = cut_config(source.checkpoint.config, reduced.key, size)
+    shrinking = _shrinking(draft, config)
+    new = _maps(draft, reduced, kept)
+    if tables is not None:
+        new[HEAD] = _Written.rows(tables.checkpoint, replace(tables.lm_head, name=HEAD), size)
+    written: dict[str, list[_Written]] = {}
+    outputs = []
+    for row in draft.rows:
+        if row.canonical in (reduced.map, reduced.mask):
+            continue
+        for part in _parts(source, row):
+            outputs.append(copied(part))
+            if row.canonical in shrinking:
+                written[part.tensor.name] = [_cut_part(source, row, part.tensor, size)]
+    neighbour = _neighbour(draft, outputs)
+    beside = written.setdefault(neighbour.name, [_Written.whole(source.checkpoint, neighbour)])
+    beside += new.values()
+    return CutPlan(
+        source=source,
+        kept=kept,
+        reduced=reduced,
+        config=config,
+        outputs=tuple(_output(each, written.get(each.row.tensor.name)) for each in outputs),
+        contents={one.stored.name: one.content for each in written.values() for one in each},
+        tables=tables,
+    )
+
+
+class _Written(NamedTuple):
+    """A tensor that is written anew."""
+
+    stored: StoredTensor
+    content: Content
+
+    @classmethod
+    def rows(cls, checkpoint: Checkpoint, tensor: TensorInfo, size: int) -> "_Written":
+        """So many of its rows."""
+        stored = replace(tensor.as_stored, shape=(size, *tensor.shape[1:]))
+        return cls(stored, RowsOf(checkpoint=checkpoint, tensor=tensor))
+
+    @classmethod
+    def whole(cls, checkpoint: Checkpoint, tensor: TensorInfo) -> "_Written":
+        """All of it: a small one, whose file others are written into."""
+        return cls(tensor.as_stored, read_whole(checkpoint, tensor).tobytes())
+
+
+def cut_config(config: Mapping[str, Any], key: str, size: int) -> dict[str, Any]:
+    """The config with its number of rows, behind `vocab_size`, wherever it stood before.
+
+    So it stands there alike whether the draft was quantized before or is quantized afterwards.
+    """
+    if key not in config and "vocab_size" not in config:  # in the speculators layout
+        items = [(k, v) for k, v in config.items() if k != _DECLARATION]
+        behind = [(k, v) for k, v in config.items() if k == _DECLARATION]
+        return dict([*items, (key, size), *behind])
+    anchor = "vocab_size" if "vocab_size" in config else key
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if name == anchor:
+            found |= {name: value, key: size}
+        elif name != key:
+            found[name] = value
+    return found
+
+
+def _output(output: OutputTensors, written: Sequence[_Written] | None) -> OutputTensors:
+    if written is None:
+        return output
+    stored = tuple(one.stored for one in written)
+    return OutputTensors(row=output.row, stored=stored, changed=True)
+
+
+def _shares_head(draft: Draft) -> bool:
+    """Engines take the head of the target for a draft that has none."""
+    return "head" in draft.family.shared_tables
+
+
+def _check_untied(draft: Draft) -> None:
+    config = draft.checkpoint.config
+    sections = (config, config.get(LAYER_CONFIG))
+    if any(isinstance(each, Mapping) and each.get(_TIED) is True for each in sections):
+        own = draft.row(HEAD) is not None
+        raise PlanError(
+            draft.checkpoint.folder / CONFIG_FILE,
+            f"{_TIED} is true: the head is the embedding, which keeps a row for each token that the"
+            " target can write",
+            fix=f"write {_TIED}: false, if the lm_head of the folder is what was trained"
+            if own
+            else "use a draft with a head of its own: this one's cannot be cut",
+        )
+
+
+def _tables(draft: Draft, target: Path | None) -> StoredTables:
+    """Of the target, whose head a draft without one proposes by."""
+    where = draft.checkpoint.folder
+    if target is None:
+        raise PlanError(
+            where,
+            "the draft stores no head: engines lend it the target's, of which they take every row",
+            fix="give the target's folder (--target M): the kept rows of its head are stored in the"
+            " cut draft",
+        )
+    tables, g = StoredTables.find(target), draft.geometry
+    rows, width = tables.lm_head.shape
+    if width != g.hidden_size or rows < g.vocab_size:
+        raise PlanError(
+            target,
+            f"{tables.lm_head.name}: expected at least {g.vocab_size:,} rows of {g.hidden_size:,},"
+            f" got {rows:,} of {width:,}",
+            fix=f"give the target that {where} was trained for",
+        )
+    return tables
+
+
+def _shrinking(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
+    """Canonical names of the tensors that have a row for each draft id."""
+    try:
+        _, geometry = read_config(replace(draft.checkpoint, config=config))
+    except CheckpointError as exc:
+        raise PlanError(
+            exc.where, f"the vocabulary of this draft cannot be cut: {exc.what}", fix=exc.fix
+        ) from exc
+    before = draft.family.tensor_specs(draft.geometry)
+    after = draft.family.tensor_specs(geometry)
+    return frozenset(
+        name
+        for name, spec in after.items()
+        if name in before and before[name].shape[0].size != spec.shape[0].size
+    )
+
+
+def _maps(draft: Draft, reduced: ReducedVocabulary, kept: KeptRows) -> dict[str, _Written]:
+    """The tables from draft ids to target ids, under the names that the draft has for them."""
+    size, vocabulary = len(kept.rows), draft.geometry.vocab_size
+    ids = kept.target_ids - np.arange(size) if reduced.offsets else kept.target_ids
+    found = {reduced.map: ("I64", ids.astype("<i8").tobytes(), size)}
+    if reduced.mask is not None:
+        mask = np.zeros(vocabulary, np.bool_)
+        mask[kept.target_ids] = True
+        found[reduced.mask] = ("BOOL", mask.tobytes(), vocabulary)
+    named = {}
+    for canonical, (dtype, data, rows) in found.items():
+        row = draft.row(canonical)
+        name = row.tensor.name if row else canonical
+        named[canonical] = _Written(StoredTensor(name=name, dtype=dtype, shape=(rows,)), data)
+    return named
+
+
+def _parts(source: StoredDraft, row: Row) -> Iterator[Row]:
+    """The stored tensors of a row."""
+    if not source.is_quantized(row):
+        yield row
+        return
+    module = row.canonical.removesuffix(".weight")
+    for suffix, tensor in source.parts(row).items():
+        yield Row(tensor=tensor, canonical=f"{module}.{suffix}", role=row.role)
+
+
+def _cut_part(source: StoredDraft, row: Row, tensor: TensorInfo, size: int) -> _Written:
+    """A tensor of a row of the draft that has fewer rows afterwards."""
+    rows = _Written.rows(source.checkpoint, tensor, size)
+    scheme = source.scheme_of(row)
+    if scheme is None:
+        return rows
+    if scheme.scales_whole_matrix or scheme.transposed or scheme.granularity == "block":
+        why = "one scale for all rows" if scheme.scales_whole_matrix else "several rows together"
+        raise LayoutError(
+            f"{source.checkpoint.folder}: {row.module}",
+            f"{scheme} stores {why}, so the kept rows of this quantized head are not the head of"
+            " the kept rows, quantized",
+            fix="cut first, then quantize",
+        )
+    suffix = tensor.name.rpartition(".")[2]
+    whole, columns = row.tensor.shape
+    before, after = (stored_parts(scheme, n, columns)[suffix].shape for n in (whole, size))
+    if suffix == _SHAPE:
+        shape = np.array([size, columns], "<i8" if tensor.dtype == "I64" else "<i4")
+        return _Written(tensor.as_stored, shape.tobytes())
+    if before == after:  # of the inputs
+        return _Written.whole(source.checkpoint, tensor)
+    if before[0] == whole and after[0] == size:
+        return rows
+    stored = replace(tensor.as_stored, shape=after)  # zero points, all alike
+    return _Written(stored, read_whole(source.checkpoint, tensor).tobytes()[: stored.nbytes])
+
+
+def _neighbour(draft: Draft, outputs: Sequence[OutputTensors]) -> TensorInfo:
+    """The tensor in whose file new ones are written: of the head, else the last norm."""
+    heads = [each.row.tensor for each in outputs if each.row.role == "head"]
+    norm = draft.row(_LAST_NORM)
+    return heads[0] if heads or norm is None else norm.tensor

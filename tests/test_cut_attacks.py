@@ -1,0 +1,192 @@
+"""`verify` of a cut vocabulary against those who change a folder and its record alike."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuts import IDS, cut
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.digests import tensor_digests
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import load_recipe
+from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
+from tiny_dspark import tiny_dspark
+from verify_cases import Tensors, edit, faults_of, reseal
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+HEAD, SECOND = "lm_head.weight", "markov_head.markov_w2.weight"
+Change = Callable[[Tensors, Tensors], Any]
+
+
+def digested(folder: Path) -> None:
+    """The record names the tensors that are there, and has its seal."""
+    edit_json(folder / "draftquant.json", tensor_digests=tensor_digests(Checkpoint.open(folder)))
+    reseal(folder)
+
+
+def with_rows(tensor: Stored, rows: dict[int, bytes]) -> Stored:
+    width = len(tensor.data) // tensor.shape[0]
+    data = bytearray(tensor.data)
+    for i, row in rows.items():
+        data[i * width : (i + 1) * width] = row
+    return tensor._replace(data=bytes(data))
+
+
+def row_of(tensor: Stored, i: int) -> bytes:
+    width = len(tensor.data) // tensor.shape[0]
+    return tensor.data[i * width : (i + 1) * width]
+
+
+def swapped(tensors: Tensors, name: str) -> None:
+    one, other = row_of(tensors[name], 4), row_of(tensors[name], 7)
+    tensors[name] = with_rows(tensors[name], {4: other, 7: one})
+
+
+def offset(tensors: Tensors, draft_id: int, by: int) -> None:
+    values = np.frombuffer(tensors["d2t"].data, "<i8").copy()
+    values[draft_id] += by
+    tensors["d2t"] = tensors["d2t"]._replace(data=values.tobytes())
+
+
+def marked(tensors: Tensors, token: int) -> None:
+    data = bytearray(tensors["t2d"].data)
+    data[token] ^= 1
+    tensors["t2d"] = tensors["t2d"]._replace(data=bytes(data))
+
+
+def moved(tensors: Tensors) -> None:
+    """A row is said to be of the next token, in both maps."""
+    offset(tensors, 5, 1)
+    marked(tensors, IDS[5])
+    marked(tensors, IDS[5] + 1)
+
+
+def of_another(tensors: Tensors, source: Tensors) -> None:
+    tensors[HEAD] = with_rows(tensors[HEAD], {2: row_of(source[HEAD], 1)})
+
+
+def other_norm(tensors: Tensors, source: Tensors) -> None:
+    tensors["norm.weight"] = source["hidden_norm.weight"]
+
+
+ATTACKS: dict[str, tuple[Change, str, str]] = {
+    "rows swapped": (
+        lambda t, _: swapped(t, HEAD), HEAD, "expected the source's bytes of target id 15, got"
+        " others in row 4"
+    ),
+    "row of another token": (of_another, HEAD, "bytes of target id 9, got others in row 2"),
+    "token off by one": (lambda t, _: offset(t, 5, 1), HEAD, "bytes of target id 19, got others"),
+    "mask off by one bit": (lambda t, _: marked(t, 50), "t2d", "1 different byte(s), first at"),
+    "token off by one in both maps": (lambda t, _: moved(t), HEAD, "bytes of target id 19"),
+    "a token twice": (lambda t, _: offset(t, 5, -3), "d2t", "target id 15 of draft id 5 behind 15"),
+    "out of the vocabulary": (lambda t, _: offset(t, 19, 40), "d2t", "100 of draft id 19"),
+    "second table cut otherwise": (
+        lambda t, _: swapped(t, SECOND), SECOND, "bytes of target id 15, got others in row 4"
+    ),
+    "another tensor": (other_norm, "norm.weight", "the source's bytes"),
+    "no mask": (lambda t, _: t.pop("t2d"), "t2d", "expected BOOL [96], got none"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A DSpark draft, which has two tables with a row for each token, and its cut."""
+    root = tmp_path_factory.mktemp("attacks")
+    source = tiny_dspark(root / "draft", head=True)
+    cut(source, root / "cut")
+    return source, root / "cut"
+
+
+def copy_of(folder: Path, out: Path) -> Path:
+    out.mkdir()
+    for file in folder.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    return out
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_wrong_byte_is_found_whatever_the_record_says(
+    name: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, good = folders
+    change, where, what = ATTACKS[name]
+    out = copy_of(good, tmp_path / "out")
+    edit(out, lambda tensors: change(tensors, read_tensors(source)))
+    digested(out)
+    faults = [fault for fault in verify(out, source).faults if fault.where == where]
+    assert faults
+    assert what in str(faults[0])
+
+
+RECORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "size": (lambda d: d["cuts"][0].update(size=21), "cuts[0].size: expected 20, got 21"),
+    "vocabulary": (lambda d: d["cuts"][0].update(vocabulary=97), "vocabulary: expected 96, got 97"),
+    "convention": (lambda d: d["cuts"][0].update(convention="ids"), "expected offsets, got ids"),
+    "lent head": (
+        lambda d: d["cuts"][0].update(head_from={"tensor": "lm_head.weight", "digest": "0"}),
+        "head_from: expected None, got lm_head.weight",
+    ),
+    "source": (
+        lambda d: d["cuts"][0]["source"]["tensor_digests"].update({HEAD: "blake3:0"}),
+        "source.tensor_digests.lm_head.weight",
+    ),
+    "an earlier cut": (
+        lambda d: d["cuts"].insert(0, d["cuts"][0]), "expected the source's 0 earlier cut(s)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_wrong_record_is_found(name: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    source, good = folders
+    change, what = RECORDS[name]
+    out = copy_of(good, tmp_path / "out")
+    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
+    change(content)
+    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
+    reseal(out)
+    assert what in faults_of(verify(out, source))
+
+
+def test_config_and_files_are_the_sources(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    source, good = folders
+    out = copy_of(good, tmp_path / "out")
+    edit_json(out / "config.json", rope_theta=1e6)
+    (out / "modeling.py").write_text("import os\n", encoding="utf-8")
+    found = faults_of(verify(out, source))
+    assert "config.json: rope_theta: expected 10000.0, got 1000000.0" in found
+    assert "modeling.py: expected no such file" in found
+
+
+def test_swapped_rows_of_a_quantized_head_are_found_against_both(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(source)))
+    quantized, out = tmp_path / "quantized", tmp_path / "cut"
+    quantize_draft(plan, quantized, source=DraftSource(folder=source))
+    cut(quantized, out)
+    edit(out, lambda tensors: swapped(tensors, HEAD))
+    digested(out)
+    assert "bytes of target id 15, got others in row 4" in faults_of(verify(out, quantized))
+    assert "lm_head.weight: expected the source's bytes" in faults_of(verify(out, source))
+
+
+def test_who_calibrated_it_cannot_be_left_out(tmp_path: Path) -> None:
+    """The record of the quantized folder is carried on as it was."""
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(source)))
+    quantized, out = tmp_path / "quantized", tmp_path / "cut"
+    quantize_draft(plan, quantized, source=DraftSource(folder=source))
+    cut(quantized, out)
+    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
+    content["quantized_by"]["backend_versions"] = {}
+    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
+    reseal(out)
+    assert "quantized_by: expected the source's record" in faults_of(verify(out, quantized))
+    assert "quantized_by.sha256" in faults_of(verify(out, source))

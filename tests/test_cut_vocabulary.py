@@ -1,0 +1,248 @@
+"""Drafts whose vocabulary is cut: what is written in each family, and what cannot be cut."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuts import CHOICE, IDS, cut, target
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError, OutputError, PlanError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.provenance import CutProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
+from draftquant.quantize.lints import find_lints
+from draftquant.quantize.verify import verify
+from draftquant.recipes.errors import DraftQuantError
+from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_dspark import tiny_dspark
+from tiny_llama import tiny_eagle1, tiny_language_model
+from tiny_medusa import tiny_medusa
+from tiny_mla import tiny_eagle3_mla
+from tiny_mtp import tiny_deepseek_mtp
+from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
+from verify_cases import edit
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def rows(tensor: Stored) -> list[bytes]:
+    width = len(tensor.data) // tensor.shape[0]
+    return [tensor.data[i : i + width] for i in range(0, len(tensor.data), width)]
+
+
+def integers(tensor: Stored) -> list[int]:
+    assert tensor.dtype == "I64"
+    return [int(i) for i in np.frombuffer(tensor.data, "<i8")]
+
+
+def medusa(folder: Path) -> Path:
+    return tiny_medusa(folder, shared_head=True)
+
+
+def dspark(folder: Path) -> Path:
+    return tiny_dspark(folder, head=True)
+
+
+def dflash(folder: Path) -> Path:
+    return tiny_dflash(folder, head=True, sharded=True)
+
+
+FAMILIES: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
+    "eagle3-llama": (tiny_eagle3_llama, ("lm_head.weight",)),
+    "eagle3-mla": (tiny_eagle3_mla, ("lm_head.weight",)),
+    "dflash": (dflash, ("lm_head.weight",)),
+    "dspark": (dspark, ("lm_head.weight", "markov_head.markov_w2.weight")),
+    "medusa": (medusa, ("lm_head.weight",)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kept_rows_keep_their_bytes_and_all_else_is_as_it_was(family: str, tmp_path: Path) -> None:
+    build, with_rows = FAMILIES[family]
+    source, out = build(tmp_path / "draft"), tmp_path / "cut"
+    before = read_tensors(source)
+    vocabulary = before[with_rows[0]].shape[0]
+    ids = [i for i in IDS if i < vocabulary]
+    report = cut(source, out, ids)
+    after = read_tensors(out)
+    for name in with_rows:
+        name = next(stored for stored in before if stored.endswith(name))
+        assert rows(after[name]) == [rows(before[name])[i] for i in ids]
+    maps = {"token_map"} if family == "medusa" else {"d2t", "t2d"}
+    assert after.keys() == before.keys() | maps
+    if family == "medusa":
+        assert integers(after["token_map"]) == ids
+    else:
+        assert [i + d for i, d in enumerate(integers(after["d2t"]))] == ids
+        assert after["t2d"].dtype == "BOOL"
+        assert np.flatnonzero(np.frombuffer(after["t2d"].data, np.bool_)).tolist() == ids
+    changed = {name for name in before if before[name] != after[name]}
+    assert {name.rpartition("layers.")[2] for name in changed} == set(with_rows)
+    key = "truncated_vocab_size" if family == "medusa" else "draft_vocab_size"
+    was, now = (json.loads((f / "config.json").read_text(encoding="utf-8")) for f in (source, out))
+    assert now == {**was, key: len(ids)}
+    assert read_draft(Checkpoint.open(out)).geometry.draft_vocab_size == len(ids)
+    assert verify(out, source).ok
+    assert (report.size, report.vocabulary, report.missing) == (len(ids), vocabulary, 0)
+
+
+@pytest.mark.parametrize("build", [tiny_speculators_eagle3, tiny_speculators_dflash])
+def test_the_speculators_layout_has_its_size_at_the_top(
+    build: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    source, out = build(tmp_path / "draft"), tmp_path / "cut"
+    draft = read_draft(Checkpoint.open(source))
+    row = draft.row("d2t")
+    kept = range(0, draft.geometry.vocab_size, 2)
+    if row is not None:
+        kept = sorted(i + d for i, d in enumerate(integers(read_tensors(source)["d2t"])))[:12]
+    cut(source, out, list(kept)[:12])
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert config["draft_vocab_size"] == 12
+    assert "draft_vocab_size" not in config["transformer_layer_config"]
+    assert verify(out, source).ok
+
+
+def test_rows_of_a_cut_draft_are_chosen_among_its_own(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    before = read_tensors(source)
+    own = [i + d for i, d in enumerate(integers(before["d2t"]))]
+    asked = sorted({*own[5:25], *IDS})
+    report = cut(source, tmp_path / "cut", asked)
+    kept = [i for i in asked if i in own]
+    after = read_tensors(tmp_path / "cut")
+    assert [i + d for i, d in enumerate(integers(after["d2t"]))] == kept
+    head = rows(before["lm_head.weight"])
+    assert rows(after["lm_head.weight"]) == [head[own.index(i)] for i in kept]
+    assert (report.missing, report.size_before) == (len(asked) - len(kept), 48)
+    assert f"{report.missing} of the {len(asked)} chosen tokens have no row" in report.warnings[0]
+    assert verify(tmp_path / "cut", source).ok
+
+
+def test_the_record_says_why_these_rows(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    cut(source, tmp_path / "once", argv=["draftquant", "vocab"])
+    cut(tmp_path / "once", tmp_path / "twice", IDS[:12])
+    record = read_provenance(tmp_path / "twice")
+    assert isinstance(record, CutProvenance)
+    assert [each.choice for each in record.cuts] == [CHOICE, CHOICE]
+    assert [str(each) for each in record.cuts] == ["vocabulary 20 of 96", "vocabulary 12 of 96"]
+    first = read_provenance(tmp_path / "once")
+    assert first is not None
+    assert record.source.digests == first.digests
+    assert verify(tmp_path / "twice", tmp_path / "once").ok
+    card = (tmp_path / "once" / "README.md").read_text(encoding="utf-8")
+    assert "vocabulary 20 of 96" in card
+
+
+def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> None:
+    source, model = tiny_dflash(tmp_path / "draft"), target(tmp_path / "target")
+    with pytest.raises(PlanError, match="stores no head") as caught:
+        cut(source, tmp_path / "cut")
+    assert "--target M" in caught.value.fix
+    report = cut(source, tmp_path / "cut", target=model)
+    assert report.head_from == "model.lm_head.weight"
+    head = rows(read_tensors(model)["model.lm_head.weight"])
+    assert rows(read_tensors(tmp_path / "cut")["lm_head.weight"]) == [head[i] for i in IDS]
+    assert verify(tmp_path / "cut", source).ok
+    assert verify(tmp_path / "cut", source, target=model).ok
+    edit(model, lambda t: t.update({"model.lm_head.weight": t["model.embed_tokens.weight"]}))
+    assert not verify(tmp_path / "cut", source, target=model).ok
+    with pytest.raises(PlanError, match="expected at least 96 rows of 64, got 96 of 32"):
+        cut(source, tmp_path / "other", target=target(tmp_path / "narrow", hidden=32))
+
+
+def test_a_trainer_whose_cuts_are_wrong_is_not_blamed_for_ours(tmp_path: Path) -> None:
+    """TorchSpec's own cut takes other rows."""
+    signed = {"_torchspec_version": "0.1"}
+    whole = tiny_dflash(tmp_path / "draft", head=True, config=signed)
+    cut(whole, tmp_path / "cut")
+    theirs = tiny_dflash(tmp_path / "theirs", pruned_vocabulary=True, config=signed)
+    found = [
+        {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
+        for folder in (tmp_path / "cut", theirs)
+    ]
+    assert ["pruned-head" in names for names in found] == [False, True]
+
+
+def repeated(folder: Path) -> Path:
+    """Two rows for one token."""
+    tiny_eagle3_llama(folder, pruned_vocabulary=True)
+
+    def repeat(tensors: dict[str, Any]) -> None:
+        offsets = np.array(integers(tensors["d2t"]))
+        offsets[1] = offsets[0] - 1
+        tensors["d2t"] = Stored("I64", offsets.shape, offsets.astype("<i8").tobytes())
+
+    edit(folder, repeat)
+    return folder
+
+
+def absolute(folder: Path) -> Path:
+    """Target ids where engines read offsets."""
+    tiny_eagle3_llama(folder, pruned_vocabulary=True)
+
+    def add(tensors: dict[str, Any]) -> None:
+        tensors["d2t"] = Stored("I64", (48,), np.arange(48, dtype="<i8").tobytes())
+        tensors["t2d"] = Stored("BOOL", (96,), (np.arange(96) < 48).tobytes())
+
+    edit(folder, add)
+    return folder
+
+
+def tied(folder: Path) -> Path:
+    tiny_eagle3_llama(folder)
+    edit_json(folder / "config.json", tie_word_embeddings=True)
+    return folder
+
+
+EAGLE3 = tiny_eagle3_llama
+WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int], str]] = {
+    "more than the vocabulary": (EAGLE3, range(97), "expected ids from 0 to 95, got 96"),
+    "too many": (EAGLE3, [*range(96), 1], "expected at most 96 rows, as many as the target has"),
+    "negative": (EAGLE3, [-1, *IDS], "expected ids from 0 to 95, got -1"),
+    "twice": (EAGLE3, [*IDS, IDS[-1]], "1 of 21 stand there twice"),
+    "not ascending": (EAGLE3, IDS[::-1], "ascending order, but not in that order"),
+    "no rows": (EAGLE3, [], "expected at least 10 kept rows, got 0 of 96 rows"),
+    "fewer than a tree takes": (EAGLE3, IDS[:9], "at least 10 kept rows, got 9 of 96 rows"),
+    "all rows": (EAGLE3, range(96), "all of its 96 rows would be kept"),
+    "a map that repeats": (repeated, IDS, "map to a target id that another draft id also maps to"),
+    "a map of ids": (absolute, IDS, "d2t holds target ids, but engines expect offsets"),
+    "tied": (tied, IDS, "tie_word_embeddings is true: the head is the embedding"),
+    "heads": (tiny_medusa, IDS, "without original_lm_head"),
+    "mtp": (tiny_deepseek_mtp, IDS, "vocabulary of deepseek-mtp cannot be cut: it is a layer of"),
+    "eagle-1": (tiny_eagle1, IDS, "SGLang takes fewer rows of the target's head by a file"),
+    "language model": (tiny_language_model, IDS, "engines load it as any other language model"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_cut(name: str, tmp_path: Path) -> None:
+    build, ids, what = WRONG[name]
+    source = build(tmp_path / "draft")
+    with pytest.raises(DraftQuantError) as caught:
+        cut(source, tmp_path / "cut", ids)
+    assert isinstance(caught.value, PlanError | CheckpointError)
+    assert what in caught.value.what
+    assert caught.value.fix
+    assert not (tmp_path / "cut").exists()
+
+
+def test_rows_that_a_cut_draft_lacks_leave_too_few(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    own = {i + d for i, d in enumerate(integers(read_tensors(source)["d2t"]))}
+    strange = [i for i in range(96) if i not in own]
+    with pytest.raises(PlanError, match="48 of the asked tokens have none here"):
+        cut(source, tmp_path / "cut", strange)
+
+
+def test_an_output_that_exists_stays(tmp_path: Path) -> None:
+    source, out = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "cut"
+    out.mkdir()
+    with pytest.raises(OutputError):
+        cut(source, out)
+    assert not list(out.iterdir())

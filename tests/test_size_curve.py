@@ -1,0 +1,191 @@
+"""The curve: sizes, who judges, off-domain, bounds that hold together, speed, and its picture."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.calibration.vocabulary.row_chooser import RowChooser, crosswise, held_out_coverage
+from draftquant.calibration.vocabulary.token_counts import said_texts
+from draftquant.quantize.estimate.target import MeasuredStep
+from draftquant.quantize.estimate.work import Machine, Pass, Round, Work
+from draftquant.quantize.gpus import named_gpu
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.validate.comparison.simultaneous import bonferroni
+from draftquant.validate.counting.acceptance_counts import pooled
+from draftquant.validate.counting.paired_change import paired_change
+from draftquant.validate.counting.trace_replay import replay_drafts
+from draftquant.validate.vocabulary.curve_chart import drawing
+from draftquant.validate.vocabulary.right_sizes import right_sizes
+from draftquant.validate.vocabulary.size_curve import SizeCurve, size_curve, usual_sizes
+from draftquant.validate.vocabulary.size_speed import size_speeds
+from said_traces import VOCAB, write_said
+from tiny import tiny_eagle3_llama
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+K, SIZES = 3, (4, 12, 48)
+CHOOSER = RowChooser(vocab_size=VOCAB)
+FAVOURITE = {"chat": 61}
+"""A word of one category alone, every other word of its text: who never saw it has no row."""
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> LoadedDraft:
+    folder = tiny_eagle3_llama(tmp_path_factory.mktemp("curve") / "draft")
+    return load_draft(folder, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, TraceFolder]:
+    folder = tmp_path_factory.mktemp("traces")
+    return {
+        name: write_said(folder / name, seed=seed, prompts=20, favourite=FAVOURITE)
+        for seed, name in enumerate(("choosing", "judging"))
+    }
+
+
+@pytest.fixture(scope="module")
+def curve(draft: LoadedDraft, traces: Mapping[str, TraceFolder]) -> SizeCurve:
+    return size_curve(
+        draft, CHOOSER, traces["choosing"], traces["judging"], sizes=SIZES, num_draft_tokens=K
+    )
+
+
+def test_usual_sizes() -> None:
+    assert usual_sizes(163_840) == (8192, 16384, 32768, 65536)
+    assert usual_sizes(32_000) == (8192, 16384)
+    assert usual_sizes(16_384) == (1024, 2048, 4096, 8192)
+    assert usual_sizes(1024) == (64, 128, 256, 512)
+    assert usual_sizes(9) == (1, 2, 4)
+
+
+def test_other_prompts_judge_the_rows(
+    draft: LoadedDraft, traces: Mapping[str, TraceFolder], curve: SizeCurve
+) -> None:
+    judging = traces["judging"]
+    order = CHOOSER.order(said_texts(traces["choosing"]))
+    found = right_sizes(draft, judging, [order], [(0,)] * len(judging), num_draft_tokens=K)
+    (whole,) = replay_drafts([draft], judging, num_draft_tokens=K)
+    assert curve.acceptance_length == pytest.approx(whole.counts.mean_acceptance_length)
+    assert (curve.num_rows, curve.sizes, curve.coverage) == (VOCAB, SIZES, 1.0)
+    tokens = np.concatenate([text.token_ids for text in said_texts(judging)])
+    level = 0.0
+    for one in curve.chosen.whole:
+        counts = [own[0].counts(one.size) for own in found]
+        assert one.acceptance_length == pytest.approx(pooled(counts, K).mean_acceptance_length)
+        assert one.coverage == pytest.approx((order.ranks[tokens] < one.size).mean())
+        # No narrower than the bounds of one size alone, no wider than Bonferroni's.
+        full = [prompt.counts for prompt in whole.prompts]
+        alone, most = (
+            paired_change(full, counts, confidence=(1 + each) / 2).relative_bounds
+            for each in (0.95, bonferroni(len(SIZES), 0.95))
+        )
+        assert most[0] <= one.lower <= alone[0] < one.relative_change < alone[1] <= one.upper
+        level += one.lower - most[0]
+    assert level > 0
+
+
+def test_off_domain_a_category_does_not_choose_its_own_rows(curve: SizeCurve) -> None:
+    assert curve.off_domain is not None
+    inside, outside = (
+        {one.scope: one for one in way.categories[0]} for way in (curve.chosen, curve.off_domain)
+    )
+    assert set(inside) == set(outside) == {"chat", "code"}
+    # Half of the words of "chat" are one that "code" hardly says.
+    assert inside["chat"].coverage > 0.6
+    assert outside["chat"].coverage < 0.5
+    worst = curve.off_domain.worst(0)
+    assert worst is not None
+    assert worst.relative_change == min(one.relative_change for one in outside.values())
+    assert (worst.num_prompts, curve.num_prompts, curve.too_small) == (10, 20, ())
+
+
+def test_without_a_judge_the_prompts_are_held_out_crosswise(
+    draft: LoadedDraft, traces: Mapping[str, TraceFolder]
+) -> None:
+    choosing = traces["choosing"]
+    found = size_curve(draft, CHOOSER, choosing, None, sizes=SIZES, num_draft_tokens=K)
+    texts = said_texts(choosing)
+    coverage = held_out_coverage(CHOOSER, texts)
+    orders, own = crosswise(CHOOSER, texts)
+    really = right_sizes(draft, choosing, orders, [(place,) for place in own], num_draft_tokens=K)
+    for one in found.chosen.whole:
+        assert one.coverage == pytest.approx(coverage.of(one.size))
+        counts = pooled((each[0].counts(one.size) for each in really), K)
+        assert one.acceptance_length == pytest.approx(counts.mean_acceptance_length)
+    assert "crosswise in 5 parts" in found.judged_on
+
+
+def test_one_category_has_no_off_domain(draft: LoadedDraft, tmp_path: Path) -> None:
+    traces = write_said(tmp_path / "t", prompts=6, categories=("all",))
+    found = size_curve(draft, CHOOSER, traces, None, sizes=(12,), num_draft_tokens=K)
+    assert found.off_domain is None
+    assert found.chosen.categories == ((),)
+    assert found.chosen.worst(0) is None
+    assert "rows chosen by other categories" not in drawing(found, "draft")
+
+
+def rounds(curve: SizeCurve, per_row: int) -> dict[int, Round]:
+    """Drafting reads the head and as much again as 48 rows of it."""
+    return {
+        size: Round(
+            passes=(
+                Pass(name="step", works=(Work(part="head", weight_bytes=per_row * (size + 48)),)),
+            )
+        )
+        for size in (*curve.sizes, curve.num_rows)
+    }
+
+
+def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> None:
+    machine = Machine(gpu=named_gpu("h200"), efficiency=0.5)
+    per_row = int(machine.gpu.bandwidth * machine.efficiency / 144 / 1e3)  # all rows: 1 ms
+    for verify in (1e-4, 2e-3):
+        (found,) = size_speeds(
+            curve,
+            curve.chosen,
+            rounds(curve, per_row),
+            [machine],
+            MeasuredStep(seconds={None: verify}),
+            (1,),
+        )
+        for one, change in zip(found.speeds, curve.chosen.whole, strict=False):
+            drafting = 1e-3 * (one.size + 48) / 144
+            assert one.drafting == pytest.approx(drafting, rel=1e-3)
+            kept = 1 + change.relative_change
+            expected = kept * (1e-3 + verify) / (drafting + verify) - 1
+            assert one.speed_up == pytest.approx(expected, rel=1e-2)
+            assert (one.lower or 0) < (one.speed_up or 0) < (one.upper or 0)
+            if one.pays_below is not None and math.isfinite(one.pays_below):
+                # At that verify step it is as fast as with all rows.
+                even = kept * (1e-3 + one.pays_below) / (drafting + one.pays_below)
+                assert even == pytest.approx(1, abs=1e-3)
+        best = found.recommended
+        assert best is not None
+        assert best.speed_up == max(one.speed_up or 0 for one in found.speeds)
+        assert found.speeds[-1].speed_up == 0
+        assert set(found.range) <= {*SIZES, VOCAB}
+
+
+def test_without_a_verify_step_no_size_is_recommended(curve: SizeCurve) -> None:
+    machine = Machine(gpu=named_gpu("h200"), efficiency=0.5)
+    (found,) = size_speeds(curve, curve.chosen, rounds(curve, 10**6), [machine], None, (1,))
+    assert found.recommended is None
+    assert found.range == ()
+    assert all(one.speed_up is None for one in found.speeds)
+
+
+def test_the_picture_says_what_it_shows(curve: SizeCurve) -> None:
+    svg = drawing(curve, "draft")
+    desc = ElementTree.fromstring(svg).find("{*}desc")
+    described = (desc.text or "") if desc is not None else ""
+    for one in curve.chosen.whole:
+        assert f"{one.relative_change:+.2%} ({one.lower:+.2%} to {one.upper:+.2%})" in described
+        assert f"covers {one.coverage:.2%}" in described
+    assert "rows chosen by other categories" in described
+    assert drawing(curve, "draft") == svg

@@ -1,0 +1,154 @@
+"""`draftquant vocab`: the folder that it writes accepts what the curve said; what it refuses."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant import api as dq
+from draftquant.calibration.errors import CalibrationError
+from draftquant.quantize.errors import OutputError
+from draftquant.recipes.errors import DraftQuantError
+from draftquant.scripts.api.settings import SettingsError
+from draftquant.scripts.cli import main
+from draftquant.validate.errors import GateError, ReplayError
+from said_traces import write_said
+from tiny import tiny_eagle3_llama
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+K, SIZE = 3, 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vocab")
+    tiny_eagle3_llama(folder / "draft")
+    write_said(folder / "traces", prompts=12)
+    write_said(folder / "others", prompts=12, seed=1)
+    return folder
+
+
+def ask(folder: Path, *words: str) -> list[str]:
+    return ["vocab", str(folder / "draft"), "--traces", str(folder / "traces"), *words]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_folder_accepts_what_the_curve_says(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    judged = ("--judge", str(folder / "others"), "--sizes", str(SIZE))
+    curve = printed(capsys, *ask(folder, "--curve", *judged))
+    written = printed(capsys, *ask(folder, "--size", str(SIZE), "--out", out))
+    assert written["cut"]["size"] == len(written["rows"]["target_ids"]) == SIZE
+    assert written["cut"]["verification"]["ok"]
+    assert 0 < written["rows"]["held_out"] < written["rows"]["coverage"] <= 1
+    (replay,) = dq.replay([out], folder / "others", num_draft_tokens=K)
+    (one,) = curve["curve"]["chosen"]["whole"]
+    assert (one["size"], curve["num_rows"], curve["prompts"]) == (SIZE, 96, 12)
+    assert replay.counts.mean_acceptance_length == pytest.approx(one["acceptance_length"])
+    assert curve["curve"]["off_domain"]["whole"][0]["size"] == SIZE
+    read = curve["estimate"]["drafting_bytes"]
+    # Every step of three reads 72 rows of 64 BF16 numbers less, and an offset of 8 bytes more.
+    assert int(read["96"]) - int(read[str(SIZE)]) == K * (72 * 64 * 2 - 8)
+    with pytest.warns(dq.DraftQuantWarning, match="have no row in the draft, which has 24"):
+        again = dq.vocab(out, folder / "traces", curve=True, sizes=[12], num_draft_tokens=K)
+    assert again.curve is not None
+    assert again.curve.coverage < 1
+
+
+def test_what_it_prints(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, plot = tmp_path / "out", tmp_path / "c.svg"
+    assert main(ask(folder, "--coverage", "90%", "--out", str(out))) == 0
+    said = capsys.readouterr().out
+    assert "tokens (96 before)" in said
+    assert "verified" in said
+    assert "the worst category is c" in said
+    assert f"next: draftquant gate {folder / 'draft'} {out} --traces OTHERS" in said
+    assert main(
+        ask(folder, "--curve", "--plot", str(plot), "--gpu", "b200", "--target-step-ms", "0.01")
+    ) == 0  # fmt: skip
+    said = " ".join(capsys.readouterr().out.split())
+    assert "crosswise in 5 parts" in said
+    assert "Off-domain: rows chosen by all categories but the prompt's" in said
+    assert "fastest on b200 at concurrency 1:" in said
+    assert "for traffic like none of the traces:" in said
+    assert plot.read_text(encoding="utf-8").startswith("<svg")
+    assert main(ask(folder, "--curve", "--sizes", "12")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "give its time (--target-step-ms) for a recommended size" in said
+
+
+def test_a_report_in_brief(folder: Path, tmp_path: Path) -> None:
+    curve = dq.vocab(folder / "draft", folder / "traces", curve=True, sizes=[12, 48])
+    assert repr(curve).startswith("<VocabReport 2 sizes of 96 rows; at the least 12 rows")
+    written = dq.vocab(folder / "draft", folder / "traces", size=48, out=tmp_path / "out")
+    assert "held-out coverage" in repr(written)
+    assert written.cut is not None
+    assert written.cut.size == 48
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        ("", "one of the arguments --size --coverage --curve is required", "for example"),
+        ("--size 9 --curve", "not allowed with argument", "leave one of the two out"),
+        ("--size 24", "--out: is missing", "name the folder to create"),
+        ("--curve --out o", "--out: the curve writes no folder", "--size N --out FOLDER"),
+        ("--size 24 --out o --gpu h200", "--gpu: is of use for the curve only", "leave it out"),
+        ("--size 24 --out o --judge T", "--judge: is of use for the curve only", "ask for --curve"),
+        ("--size 0 --out o", "expected at least 1, got 0", "give at least 1"),
+        ("--size 96 --out o", "fewer than the 96 rows", "--curve shows what sizes cost"),
+        ("--curve --sizes 24,9", "--sizes: expected from 10", "ask for another size"),
+        ("--coverage 0 --out o", "above 0, up to 1, got 0", "for example 99.5%"),
+        ("--coverage 101% --out o", "above 0, up to 1, got 1.01", "for example 99.5%"),
+        ("--coverage most --out o", "expected a share such as 0.01 or 1%", "see 'draftquant"),
+        ("--curve --draft-sampling probabilistic", "probabilistic proposals", "draftquant replay"),
+        ("--curve --plot c.png", "expected a name ending in .svg", "for example c.svg"),
+        ("--curve --counts none.json", "cannot be read: No such file", "write one JSON array"),
+        ("--curve --judge TRACES", "12 of its 12 prompts are among those that choose", "other pr"),
+        ("--curve --concurrency 0", "--concurrency: expected at least 1", "such as 1,8,64"),
+        ("--curve --gpu abacus", "abacus", "h200"),
+    ],
+)
+def test_what_is_refused(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    what: str,
+    fix: str,
+) -> None:
+    given = words.replace("TRACES", str(folder / "traces"))
+    given = given.replace("--out o", f"--out {tmp_path / 'o'}")
+    with suppress(SystemExit):  # of the parser; the exit code is tested where all of them are
+        assert main(ask(folder, *given.split())) == 2
+    assert list(tmp_path.iterdir()) == []
+    said = " ".join(capsys.readouterr().err.split())
+    assert what in said
+    assert fix in said
+
+
+def test_python_says_it_in_its_own_words(folder: Path, tmp_path: Path) -> None:
+    draft, traces = folder / "draft", folder / "traces"
+    with pytest.raises(SettingsError, match="one of size, coverage, curve is required"):
+        dq.vocab(draft, traces, curve=False)
+    with pytest.raises(SettingsError, match="not allowed with size"):
+        dq.vocab(draft, traces, size=24, coverage=0.9, out=tmp_path / "o")
+    with pytest.raises(ReplayError, match=r"vocab\(out=\): is missing"):
+        dq.vocab(draft, traces, size=24, curve=False)
+    with pytest.raises(CalibrationError, match=r"vocab\(size=\): expected from 10"):
+        dq.vocab(draft, traces, size=5, out=tmp_path / "o")
+    with pytest.raises(GateError, match="are among those that choose the rows"):
+        dq.vocab(draft, traces, curve=True, judge=traces)
+    with pytest.raises(OutputError, match="exists"):
+        dq.vocab(draft, traces, size=24, out=folder)
+    with pytest.raises(DraftQuantError, match="no such folder"):
+        dq.vocab(draft, tmp_path / "none", curve=True)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,305 @@
+"""The curve: coverage and acceptance length by the number of rows, held out, with its bounds.
+
+Rows are chosen by some prompts and judged on others. Two ways of choosing are judged on the same
+prompts: by all texts (those of a prompt's own fold left out where no other traces judge), and
+off-domain, by the texts of all categories but the prompt's own. The second says what a user loses
+whose traffic is like none of the traces.
+
+Bounds hold together: those of all prompts over the sizes, those of the categories over sizes and
+categories, so that the worst one may be read off. Both levels are found by max-t (see
+`comparison.simultaneous`); over all prompts the bounds are those of `paired_change` at that level,
+which see a loss that a few prompts hold.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from typing_extensions import override
+
+from ...calibration.passes.batches import MAX_TOKENS
+from ...calibration.traces.trace_folder import TraceFolder
+from ...calibration.vocabulary.row_choice import RowOrder
+from ...calibration.vocabulary.row_chooser import RowChooser, crosswise
+from ...calibration.vocabulary.token_counts import SaidText, said_texts
+from ...quantize.stored.loading import LoadedDraft
+from ...recipes.brief import Brief
+from ..comparison.counted_drafts import Contestant, CountedDrafts, count_drafts
+from ..comparison.prompt_samples import Sample, samples_of
+from ..comparison.simultaneous import simultaneous
+from ..counting.draft_counts import PromptCounts
+from ..counting.paired_change import jackknife_bounds
+from .right_sizes import RightSizes, right_sizes
+
+USUAL_SIZES = (8192, 16384, 32768, 65536)
+_HALVES = 4
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeChange:
+    """One number of rows on some prompts, against all rows of the draft.
+
+    Attributes:
+        scope: "all prompts", or a category.
+        num_prompts: distinct ones.
+        coverage: share of the tokens to be proposed that have a row, in [0, 1].
+        relative_change: of the acceptance length. lower, upper: its bounds.
+    """
+
+    size: int
+    scope: str
+    num_prompts: int
+    coverage: float
+    acceptance_length: float
+    relative_change: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceCurve:
+    """Rows chosen in one way.
+
+    Attributes:
+        whole: over all prompts, by size.
+        categories: of each size, every category that has enough prompts, by name.
+    """
+
+    whole: tuple[SizeChange, ...]
+    categories: tuple[tuple[SizeChange, ...], ...]
+
+    def worst(self, place: int) -> SizeChange | None:
+        """The category that loses most at one of the sizes; None where there are none."""
+        return min(self.categories[place], key=lambda one: one.relative_change, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SizeCurve(Brief):
+    """Acceptance by the number of rows.
+
+    Attributes:
+        num_rows: of the draft as it is. sizes: ascending, fewer than that.
+        judged_on: on which prompts, in words.
+        num_prompts: distinct ones with verify steps.
+        acceptance_length: with all rows.
+        coverage: with all rows: below 1 for a draft whose vocabulary is cut already.
+        chosen: by all texts. off_domain: without those of a prompt's own category; None where the
+            texts have one category.
+        confidence: of all bounds of a scope together.
+        too_small: categories with too few prompts to be looked at alone.
+    """
+
+    num_rows: int
+    sizes: tuple[int, ...]
+    judged_on: str
+    num_draft_tokens: int
+    num_prompts: int
+    acceptance_length: float
+    coverage: float
+    chosen: ChoiceCurve
+    off_domain: ChoiceCurve | None
+    confidence: float
+    too_small: tuple[str, ...]
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        least = self.chosen.whole[0]
+        return {
+            "sizes": f"{len(self.sizes)} sizes of {self.num_rows:,} rows",
+            "at the least": f"{least.size:,} rows {least.relative_change:+.2%}",
+            "acceptance length": f"{self.acceptance_length:.4f}",
+            "K": self.num_draft_tokens,
+            "prompts": self.num_prompts,
+        }
+
+
+def usual_sizes(num_rows: int) -> tuple[int, ...]:
+    """8k, 16k, 32k and 64k of a large vocabulary; of a small one halves down to a sixteenth."""
+    if num_rows > 2 * USUAL_SIZES[0]:
+        return tuple(size for size in USUAL_SIZES if size < num_rows)
+    halves = (num_rows >> shift for shift in range(_HALVES, 0, -1))
+    return tuple(dict.fromkeys(size for size in halves if size))
+
+
+def size_curve(
+    draft: LoadedDraft,
+    chooser: RowChooser,
+    traces: TraceFolder,
+    judge: TraceFolder | None,
+    *,
+    sizes: Sequence[int],
+    num_draft_tokens: int,
+    batch_size: int | None = None,
+    max_tokens: int = MAX_TOKENS,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> SizeCurve:
+    """Choose rows by traces and judge every size, in one replay of the draft.
+
+    Args:
+        draft: with all its rows.
+        chooser: of rows of this draft.
+        traces: by whose text rows are chosen.
+        judge: traces of other prompts; None = the same, crosswise.
+        sizes: ascending, fewer than the draft has.
+        num_draft_tokens: K.
+        batch_size: see `replay_drafts`.
+        max_tokens: see `replay_drafts`.
+        on_progress: see `right_sizes`.
+
+    Raises:
+        CalibrationError: the prompts of the traces belong together, and there are no others.
+        CompareError: fewer than two distinct prompts have verify steps.
+        DraftQuantError: see `right_sizes`.
+    """
+    texts = said_texts(traces)
+    judged = texts if judge is None else said_texts(judge)
+    orders: list[RowOrder]
+    own: Sequence[int]
+    if judge is None:
+        orders, own = crosswise(chooser, texts)
+        judged_on = f"the prompts of the traces, crosswise in {len(orders)} parts"
+    else:
+        orders, own = [chooser.order(texts)], [0] * len(judged)
+        judged_on = f"other prompts: {judge.folder}"
+    asked = [[place] for place in own]
+    outside = _off_domain(chooser, texts, {text.category for text in judged})
+    for text, places in zip(judged, asked, strict=True):
+        if outside:
+            places.append(len(orders) + list(outside).index(text.category))
+    orders += outside.values()
+    found = right_sizes(
+        draft,
+        traces if judge is None else judge,
+        orders,
+        asked,
+        num_draft_tokens=num_draft_tokens,
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        on_progress=on_progress,
+    )
+    ways = [
+        _Way(judged, [orders[places[way]] for places in asked], [one[way] for one in found])
+        for way in range(2 if outside else 1)
+    ]
+    whole = (*sizes, chooser.num_rows)
+    drafts = [way.drafts(whole) for way in ways]
+    samples = samples_of(drafts[0], {})
+    curves = [way.curve(counted, sizes) for way, counted in zip(ways, drafts, strict=True)]
+    return SizeCurve(
+        num_rows=chooser.num_rows,
+        sizes=tuple(sizes),
+        judged_on=judged_on,
+        num_draft_tokens=num_draft_tokens,
+        num_prompts=samples[0].num_prompts,
+        acceptance_length=float(np.exp(samples[0].log_lengths[0])),
+        coverage=ways[0].coverage(chooser.num_rows),
+        chosen=curves[0],
+        off_domain=curves[1] if outside else None,
+        confidence=CONFIDENCE,
+        too_small=tuple(sample.name for sample in samples if not sample.is_compared),
+    )
+
+
+def _off_domain(
+    chooser: RowChooser, texts: Sequence[SaidText], categories: set[str]
+) -> dict[str, RowOrder]:
+    """For every category the order of the texts that have nothing to do with it.
+
+    Empty where there are no such texts for one of them.
+    """
+    found = {}
+    for category in sorted(categories):
+        groups = {text.group for text in texts if text.category == category}
+        others = [text for text in texts if text.group not in groups]
+        if not sum(len(text.token_ids) for text in others):
+            return {}
+        found[category] = chooser.order(others)
+    return found if len(categories) > 1 else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way of choosing, prompt by prompt: its order, and the sizes with which it is right."""
+
+    texts: Sequence[SaidText]
+    orders: Sequence[RowOrder]
+    sizes: Sequence[RightSizes]
+
+    def drafts(self, sizes: Sequence[int]) -> CountedDrafts:
+        """All rows first, then the other sizes."""
+        every = [sizes[-1], *sizes[:-1]]
+        return count_drafts(
+            [
+                Contestant(name=f"{size} rows", sha256=None, prompts=self._prompts(size))
+                for size in every
+            ]
+        )
+
+    def _prompts(self, size: int) -> list[PromptCounts]:
+        return [
+            PromptCounts(
+                id=text.id,
+                category=text.category,
+                prompt_sha256=str(text.group),
+                counts=right.counts(size),
+            )
+            for text, right in zip(self.texts, self.sizes, strict=True)
+        ]
+
+    def coverage(self, size: int, category: str | None = None) -> float:
+        """Share of the tokens of a category, or of all."""
+        reached = total = 0
+        for text, order in zip(self.texts, self.orders, strict=True):
+            if category in (None, text.category):
+                reached += int(
+                    (order.ranks[text.token_ids] < min(size, len(order.token_ids))).sum()
+                )
+                total += len(text.token_ids)
+        return reached / total if total else 0.0
+
+    def curve(self, drafts: CountedDrafts, sizes: Sequence[int]) -> ChoiceCurve:
+        """Every size on all prompts, and on each category that has enough."""
+        whole, *categories = samples_of(drafts, {})
+        compared = [sample for sample in categories if sample.is_compared]
+        places = range(1, 1 + len(sizes))
+        level = simultaneous([whole.change(0, place) for place in places], CONFIDENCE).each
+        of_all = (
+            jackknife_bounds(
+                drafts.tokens[0],
+                drafts.steps[0],
+                drafts.tokens[place],
+                drafts.steps[place],
+                confidence=(1 + level) / 2,
+            )
+            for place in places
+        )
+        both = [(place, sample) for place in places for sample in compared]
+        of_each = simultaneous([s.change(0, place) for place, s in both], CONFIDENCE).bounds
+        bounds = dict(zip(((place, s.name) for place, s in both), of_each, strict=True))
+        return ChoiceCurve(
+            whole=tuple(
+                self._change(whole, place, size, (float(found.lower), float(found.upper)))
+                for place, size, found in zip(places, sizes, of_all, strict=True)
+            ),
+            categories=tuple(
+                tuple(self._change(s, place, size, bounds[place, s.name]) for s in compared)
+                for place, size in zip(places, sizes, strict=True)
+            ),
+        )
+
+    def _change(
+        self, sample: Sample, place: int, size: int, bounds: tuple[float, float]
+    ) -> SizeChange:
+        change = sample.log_lengths[place] - sample.log_lengths[0]
+        relative, lower, upper = (float(np.expm1(value)) for value in (change, *bounds))
+        return SizeChange(
+            size=size,
+            scope=sample.name,
+            num_prompts=sample.num_prompts,
+            coverage=self.coverage(size, None if sample.is_whole else sample.name),
+            acceptance_length=float(np.exp(sample.log_lengths[place])),
+            relative_change=relative,
+            lower=lower,
+            upper=upper,
+        )
