@@ -8,6 +8,8 @@ DATA_FREE = tuple(
     name for name in built_in_recipes() if load_recipe(name).algorithm.rounding == "nearest"
 )
 """Shipped recipes whose algorithm looks at no inputs."""
+LAYERS_ALONE = tuple(name for name in DATA_FREE if not name.endswith("-head"))
+"""Those that keep the head; `heads.py` has the formats of the others."""
 
 
 def data_free(recipe: Recipe) -> Recipe:

@@ -47,12 +47,14 @@ from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
+from draftquant.scripts.dev.training.confidence_head import samples, trained_head, with_head
 from draftquant.validate.confidence.cost_tables import MeasuredCosts, StepsPerSecond
 from draftquant.validate.confidence.length_rules import SGLangRule, Threshold, VllmRule
 from draftquant.validate.confidence.shortened import LengthRule, shortened_rounds
 from draftquant.validate.confidence.survival import confidences
 from draftquant.validate.confidence.temperatures import read_temperatures
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.calibration_change import head_calibration
 from draftquant.validate.counting.confidence_answers import ConfidenceQuestion
 from draftquant.validate.counting.rounds import accepted_by_row, rounds
 from draftquant.validate.counting.trace_replay import replay_drafts
@@ -475,7 +477,7 @@ def test_shortened_steps_are_those_of_the_engine(
     made = with_own_tensors(folder / "draft", tmp_path / "draft", "dspark", **own)
     draft = loaded(made, folder / "target")
     counts, lengths = [0, 0, 0], set[int]()
-    some = list(traces)[:3]
+    some = list(traces)[:2]
     for trace in some:
         run = speculative_block_decode(
             target,
@@ -556,6 +558,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     return code, " ".join((told.out + told.err).split())
 
 
+@pytest.mark.slow
 def test_commands_on_confidence_heads(
     folder: Path,
     tmp_path: Path,
@@ -613,3 +616,39 @@ def test_commands_on_confidence_heads(
     assert code == 3
     assert "with its temperatures" in told
     assert "does not name the prompts that its temperatures were fitted on" in told
+
+
+@pytest.mark.slow  # of a developers' tool
+def test_a_trained_confidence_head_foretells_acceptance(
+    folder: Path, traces: TraceFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of everything but the head the draft keeps its bytes."""
+    made = with_own_tensors(folder / "draft", tmp_path / "random", "dspark")
+    weights = load_file(made / "model.safetensors")
+    bare = {name: weight for name, weight in weights.items() if "confidence" not in name}
+    save_file(bare, made / "model.safetensors")
+    draft = loaded(made, folder / "target")
+    inputs, accepted = samples(draft, traces)
+    (plain,) = replay_drafts([draft], traces, num_draft_tokens=K)
+    reached = sum(steps * min(K, j + 1) for j, steps in enumerate(plain.every_position.histogram))
+    assert len(inputs) == len(accepted) == reached
+    assert accepted.sum() == plain.every_position.num_accepted_draft_tokens
+    monkeypatch.setattr("draftquant.scripts.dev.training.confidence_head.DECAY", 1e-3)
+    weight, bias, entropy = trained_head(inputs.double(), accepted.double())
+    share = float(accepted.mean())
+    assert entropy < -share * np.log(share) - (1 - share) * np.log(1 - share) - 0.02
+    with_head(made, weight, bias, tmp_path / "trained")
+    written = load_file(tmp_path / "trained" / "model.safetensors")
+    assert all(torch.equal(written[name], bare[name]) for name in bare)
+    asked = ConfidenceQuestion(rule=Threshold(survival=0.5))
+    trained = loaded(tmp_path / "trained", folder / "target")
+    (found,) = replay_drafts([trained], traces, num_draft_tokens=K, confidence=asked)
+    assert found.counts == plain.counts
+    head = head_calibration(found.prompts, 0.95)
+    weights["confidence_head.proj.weight"].zero_()  # says one half of every token
+    save_file(weights, made / "model.safetensors")
+    ignorant = loaded(made, folder / "target")
+    (guessed,) = replay_drafts([ignorant], traces, num_draft_tokens=K, confidence=asked)
+    before = head_calibration(guessed.prompts, 0.95)
+    assert head.brier_score.estimate < before.brier_score.estimate - 0.01
+    assert head.calibration_error.estimate < before.calibration_error.estimate

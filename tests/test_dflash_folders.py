@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from data_free import DATA_FREE
+from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("recipe", DATA_FREE)
+@pytest.mark.parametrize("recipe", LAYERS_ALONE)
 def test_every_recipe_quantizes_35_linears_and_verifies(
     recipe: str, variant: str, tmp_path: Path
 ) -> None:

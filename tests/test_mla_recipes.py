@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_free import DATA_FREE
+from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -68,7 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("recipe", DATA_FREE)
+@pytest.mark.parametrize("recipe", LAYERS_ALONE)
 def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str) -> None:
     """Seven linears per layer are quantized; kv_b_proj and all else stay byte for byte."""
     wide = dimensions("eagle3-mla", recipe)

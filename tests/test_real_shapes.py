@@ -77,6 +77,18 @@ SAME_BYTES = {
     "nvfp4-weights-gptq": "nvfp4-weights",
 }
 """Formats of weights that differ in the layout's names or the values alone."""
+HEADS = {
+    "fp8-ptpc-head": ("fp8-ptpc", 8, {"weight_scale": 4 * 163_840}),
+    "int4-group128-gptq-head": ("int4-group128", 8, {"weight_scale": 4 * 163_840}),
+    "int4-channel-gptq-head": (
+        "int4-channel",
+        4,
+        {"weight_scale": 2 * 163_840, "weight_shape": 2 * 8},
+    ),
+}
+"""What is done to the layers, bits of the head's weights, bytes beside them: a row has a scale."""
+LAYERS_ALONE = tuple(name for name in built_in_recipes() if name not in HEADS)
+HEAD_WEIGHTS = 163_840 * 7_168
 BYTES_AFTER = {
     "kimi-k2.5-eagle3": (
         5_343_759_360, 5_343_727_728, 5_681_496_064, 5_681_242_168,
@@ -141,7 +153,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Draft]:
 
 def test_every_published_draft_and_every_recipe_has_its_totals() -> None:
     assert PUBLISHED.keys() == BYTES_AFTER.keys() == REAL_DRAFTS.keys()
-    assert sorted((*RECIPES, *SAME_BYTES)) == sorted(built_in_recipes())
+    assert sorted((*RECIPES, *SAME_BYTES, *HEADS)) == sorted(built_in_recipes())
     assert all(len(totals) == len(RECIPES) for totals in BYTES_AFTER.values())
 
 
@@ -156,7 +168,7 @@ def test_the_size_is_that_of_the_published_draft(drafts: dict[str, Draft], name:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", LAYERS_ALONE)
 def test_the_byte_budget_of_every_recipe(drafts: dict[str, Draft], name: str, recipe: str) -> None:
     published, plan = PUBLISHED[name], make_plan(load_recipe(recipe), drafts[name])
     counted = SAME_BYTES.get(recipe, recipe)
@@ -168,6 +180,22 @@ def test_the_byte_budget_of_every_recipe(drafts: dict[str, Draft], name: str, re
     assert plan.overhead() == overhead
     assert plan.bytes_after == BYTES_AFTER[name][RECIPES.index(counted)]
     assert plan.bytes_after == kept + published.weights * bits // 8 + sum(overhead.values())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("recipe", HEADS)
+def test_the_byte_budget_with_a_head(drafts: dict[str, Draft], name: str, recipe: str) -> None:
+    """DFlash stores no head, so nothing of it changes."""
+    layers, bits, beside = HEADS[recipe]
+    plan, without = (make_plan(load_recipe(each), drafts[name]) for each in (recipe, layers))
+    if PUBLISHED[name].family == "dflash":
+        assert plan.bytes_after == without.bytes_after
+        return
+    overhead = without.overhead()
+    assert plan.overhead() == overhead | {n: overhead.get(n, 0) + beside[n] for n in beside}
+    saved = HEAD_WEIGHTS * (16 - bits) // 8 - sum(beside.values())
+    assert without.bytes_after - plan.bytes_after == saved
+    assert len(plan.quantized) == PUBLISHED[name].linears + 1
 
 
 @pytest.mark.parametrize("name", ["kimi-k2.5-eagle3", "kimi-k2.5-eagle3-mla"])
@@ -213,7 +241,7 @@ def test_every_recipe_takes_a_draft_of_every_divisor(tmp_path: Path, name: str) 
         assert len(draft.rows) == PUBLISHED[name].tensors
         assert draft.checkpoint.config.get("kv_lora_rank", 32) >= 32
         inputs = [row.tensor.shape[1] for row in draft.rows if row.role in ("attention", "mlp")]
-        for recipe in map(load_recipe, built_in_recipes()):
+        for recipe in map(load_recipe, LAYERS_ALONE):
             size = recipe.weights.group_size or 1
             if any(columns % size for columns in inputs):
                 assert divide > 1

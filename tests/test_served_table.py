@@ -23,6 +23,9 @@ NOT_ON_THIS_CPU = {
     "mxfp4-weights", "mxfp4-weights-gptq", "nvfp4-weights", "nvfp4-weights-gptq",
 }  # fmt: skip
 """Recipes that vLLM refuses on the CPU of the table; what it refuses beside them is a loss."""
+WITH_HEAD = {"fp8-ptpc-head", "int4-channel-gptq-head", "int4-group128-gptq-head"}
+"""Served where vLLM takes such a head: its class of MLA drafts refuses it, and the shipped DFlash
+draft has none."""
 
 
 def trace(*continuation: int) -> PromptTrace:
@@ -93,7 +96,8 @@ def test_every_recipe_was_served_on_both_pairs() -> None:
     recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
     for pair in SERVED_PAIRS:
         drafts = {row.draft for row in results.read_results() if row.family == pair.family}
-        assert recipes | {UNQUANTIZED} < drafts
+        other = set() if pair.family == "eagle3-llama" else WITH_HEAD
+        assert (recipes - other) | {UNQUANTIZED} < drafts
 
 
 def test_served_and_replayed_agree() -> None:

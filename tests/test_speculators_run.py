@@ -133,7 +133,7 @@ def test_every_recipe_is_written_verified_and_loaded(
     exact, draft = load_draft(source), load_draft(out)
     assert draft.quantized
     assert draft.geometry == exact.geometry
-    assert set(draft.quantized) <= set(draft.linears) == set(exact.linears)
+    assert {*draft.quantized} - {"lm_head"} <= {*draft.linears} == {*exact.linears}
     for name, weight in exact.weights.items():
         error = (draft.weights[name].float() - weight.float()).norm() / weight.float().norm()
         # INT4 steps are a row's largest value / 7: for normal values, at most 3.6 sigma in a row of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from broken import BROKEN
-from data_free import DATA_FREE
+from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -176,7 +176,7 @@ def recipe_cases(workshop: Workshop) -> list[Case]:
                 reads=READS[family],
             )
         )
-    recipes = [load_recipe(name) for name in DATA_FREE]
+    recipes = [load_recipe(name) for name in LAYERS_ALONE]
     return cases + [
         _quantized(workshop, "recipe", family, recipe) for family in FAMILIES for recipe in recipes
     ]
@@ -184,7 +184,7 @@ def recipe_cases(workshop: Workshop) -> list[Case]:
 
 def format_cases(workshop: Workshop) -> list[Case]:
     """Every family with every pair of formats in every layout that stores it."""
-    shipped = [load_recipe(name) for name in DATA_FREE]
+    shipped = [load_recipe(name) for name in LAYERS_ALONE]
     covered = [(recipe.layout, recipe.weights, recipe.activations) for recipe in shipped]
     return [
         dataclasses.replace(_quantized(workshop, "format", family, recipe), tp=(1,))

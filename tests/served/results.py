@@ -138,7 +138,7 @@ def table(served: Sequence[Served]) -> str:
     columns = "".join(f" {family} served | replayed | equal steps |" for family in families)
     lines = [f"| draft |{columns}", f"|---|{'---|' * 3 * len(families)}"]
     for draft in drafts:
-        cells = "".join(_cells(found[family, draft], reasons) for family in families)
+        cells = "".join(_cells(found.get((family, draft)), reasons) for family in families)
         lines.append(f"| {draft} |{cells}")
     lines += ["", _legend(served), ""]
     lines += [f"{number}. {_meaning(reason)} `{reason}`" for reason, number in reasons.items()]
@@ -154,7 +154,9 @@ def with_table(page: str, written: str) -> str:
     return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
 
 
-def _cells(served: Served, reasons: dict[str, int]) -> str:
+def _cells(served: Served | None, reasons: dict[str, int]) -> str:
+    if served is None:
+        return " not served | | |"
     if served.error is not None:
         number = reasons.setdefault(served.error, len(reasons) + 1)
         return f" refused [{number}] | | |"

@@ -1,7 +1,8 @@
 """Which recipe for which GPU, engine and family of draft: README's table, made from `check`.
 
-Of the built-in recipes whose result `check` says LOADS, a row has the best in FP8, with weights in
-INT4 and with weights in FP4, by the figures in docs/acceptance.md and by bytes. Kept by hand are
+Of the built-in recipes whose result `check` says LOADS and whose head is the draft's, a row has the
+best in FP8, with weights in INT4 and with weights in FP4, by the figures in docs/acceptance.md and
+by bytes. Kept by hand are
 the GPUs that people use, and which of equal recipes is named.
 """
 
@@ -106,7 +107,11 @@ def _advised(
     arch: str, engine: EngineName, family: str
 ) -> tuple[str | None, str | None, bool, str | None]:
     loading = _loading(family)
-    here = [name for name, places in loading.items() if (engine, arch) in places]
+    here = [
+        name
+        for name, places in loading.items()
+        if (engine, arch) in places and not _has_head(_recipe(name))
+    ]
     fp8 = _best((name for name in here if _is_fp8(_recipe(name))), arch, family)
     small = [name for name in here if _is_small(_recipe(name), arch)]
     fp4 = _best((name for name in small if _is_fp4(name)), arch, family)
@@ -115,6 +120,11 @@ def _advised(
         return fp8, int4, False, fp4
     unpacked = (name for name in loading if is_for_the_plugin(_recipe(name)))
     return fp8, _best(unpacked, arch, family), True, fp4
+
+
+def _has_head(recipe: Recipe) -> bool:
+    """Whether it quantizes the head too: of a target's head that means nothing."""
+    return any(rule.action == "quantize" and "head" in rule.role for rule in recipe.rules)
 
 
 def _is_fp8(recipe: Recipe) -> bool:

@@ -89,7 +89,8 @@ def _of_prompt(
         inputs.append(read[reached])
         accepted.append(right[reached].float())
     width = geometry.hidden_size + geometry.markov_rank
-    return torch.cat([torch.empty(0, width), *inputs]), torch.cat([torch.empty(0), *accepted])
+    nothing = torch.empty(0, width, dtype=draft.dtype), torch.empty(0)
+    return torch.cat([nothing[0], *inputs]), torch.cat([nothing[1], *accepted])
 
 
 def trained_head(inputs: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -99,8 +100,8 @@ def trained_head(inputs: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor, floa
         inputs: [N, W + r].
         accepted: [N] 0 or 1.
     """
-    weight = torch.zeros(1, inputs.shape[1], requires_grad=True)
-    bias = torch.zeros(1, requires_grad=True)
+    weight = inputs.new_zeros(1, inputs.shape[1]).requires_grad_()
+    bias = inputs.new_zeros(1).requires_grad_()
     solver: Any = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def entropy() -> Tensor:
@@ -114,7 +115,7 @@ def trained_head(inputs: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor, floa
         return float(loss.detach())
 
     solver.step(closure)
-    return weight.detach(), bias.detach(), float(entropy())
+    return weight.detach(), bias.detach(), float(entropy().detach())
 
 
 def with_head(draft: Path, weight: Tensor, bias: Tensor, out: Path) -> None:
