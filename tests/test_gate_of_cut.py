@@ -16,6 +16,8 @@ from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GateError
+from draftquant.validate.judging.advice import lose_less
+from draftquant.validate.judging.anomalies import Background
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
 from draftquant.validate.report.facts import folder_facts
 from test_held_out import TRACES, folder_of
@@ -68,6 +70,15 @@ def test_records_lead_back_to_the_whole_draft(work: Path, candidate: str) -> Non
 def test_a_baseline_that_is_cut_itself_is_named(work: Path) -> None:
     (warning,) = check(work, "cut", "cut-fp8")
     assert "the baseline has a cut vocabulary itself (vocabulary 20 of 96)" in warning
+
+
+def test_a_cut_draft_loses_less_with_more_rows() -> None:
+    (alone,) = lose_less(Background(cut=True, quantized=False))
+    assert "draftquant vocab BF16" in alone
+    both = lose_less(Background(cut=True, recipes_to_try=("fp8-ptpc",)))
+    assert alone in both
+    assert len(both) == 3
+    assert alone not in lose_less(Background())
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
