@@ -10,9 +10,6 @@ from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, OutputError
 from draftquant.quantize.vocabulary import token_map
 from draftquant.quantize.vocabulary.token_map import read_token_map, write_token_map
-from draftquant.scripts.cli import main
-from said_traces import write_said
-from tiny_llama import tiny_eagle1
 
 ENGINES = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES))  # its modules stand alone
@@ -117,21 +114,3 @@ def test_check_names_the_option(tmp_path: Path) -> None:
     (said,) = (n for n in check_draft(draft, engine="sglang").notes if "token-map" in n)
     assert "on one GPU" in said
     assert not any("token-map" in note for note in check_draft(draft, engine="vllm").notes)
-
-
-def test_vocab_writes_the_map_of_a_draft_with_the_targets_head(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft, out = tiny_eagle1(tmp_path / "draft", fc_bias=True), tmp_path / "map.pt"
-    write_said(tmp_path / "traces", prompts=12, layers=(7,))
-    words = ["vocab", str(draft), "--traces", str(tmp_path / "traces"), "--size", "24"]
-    assert main([*words, "--out", str(out), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["token_map"] == str(out)
-    assert "cut" not in said
-    assert list(read_token_map(out, vocab_size=VOCAB)) == said["rows"]["target_ids"]
-    assert len(said["rows"]["target_ids"]) == 24
-    assert main([*words, "--out", str(out)]) == 2
-    assert "never overwritten" in capsys.readouterr().err
-    assert main([*words, "--out", str(tmp_path / "other")]) == 0
-    assert "--speculative-token-map" in capsys.readouterr().out

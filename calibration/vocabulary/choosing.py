@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...quantize.drafts import Draft
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
@@ -57,6 +57,7 @@ class Choosing:
     Attributes:
         source: the draft's folder. draft: as its headers say it, whatever it is quantized to.
         is_quantized: some of its linears are.
+        by_token_map: its rows are chosen by a file of the server, see `takes_token_map`.
         texts: what the target said.
         warnings: sentences without a full stop.
     """
@@ -64,15 +65,11 @@ class Choosing:
     source: DraftSource
     draft: Draft
     is_quantized: bool
+    by_token_map: bool
     traces: TraceFolder
     texts: Sequence[SaidText]
     chooser: RowChooser
     warnings: tuple[str, ...]
-
-    @property
-    def writes(self) -> Literal["folder", "token map"]:
-        """What the choice becomes: of a draft with the target's head, a file beside it."""
-        return "token map" if self.draft.family.takes_token_map else "folder"
 
     @property
     def num_tokens(self) -> int:
@@ -178,7 +175,11 @@ def choosing_of(
     """
     stored = StoredDraft.read(source.checkpoint())
     draft = stored.draft
-    offered = _offered(draft)
+    offered: tuple[int, ...] | None = None
+    if not takes_token_map(draft):
+        reduced = reduced_vocabulary_of(draft)
+        ids = stored_target_ids(draft, reduced)
+        offered = None if draft.row(reduced.map) is None else tuple(ids.tolist())
     vocab_size, recorded = draft.geometry.vocab_size, traces.manifest.target
     if recorded.vocab_size != vocab_size:
         raise CalibrationError(
@@ -208,6 +209,7 @@ def choosing_of(
         source=source,
         draft=draft,
         is_quantized=bool(stored.modules),
+        by_token_map=takes_token_map(draft),
         traces=traces,
         texts=texts,
         chooser=chooser,
@@ -215,13 +217,42 @@ def choosing_of(
     )
 
 
-def _offered(draft: Draft) -> tuple[int, ...] | None:
-    """The tokens that the head has rows for; None = all of them."""
-    if draft.family.takes_token_map:
-        return None
-    reduced = reduced_vocabulary_of(draft)
-    ids = stored_target_ids(draft, reduced)
-    return None if draft.row(reduced.map) is None else tuple(ids.tolist())
+def takes_token_map(draft: Draft) -> bool:
+    """Whether it proposes by the target's head, of which SGLang takes the rows that a file lists.
+
+    Such a draft has no map of its own: the file belongs to the server (`write_token_map`).
+    """
+    return draft.family.engine_traits.head == "target's"
+
+
+def check_takes_folder(choosing: Choosing) -> None:
+    """Refuse to write a folder whose rows no engine would read.
+
+    Raises:
+        CalibrationError: the draft's head is the target's.
+    """
+    if choosing.by_token_map:
+        raise CalibrationError(
+            "--out",
+            f"engines give {choosing.draft.family.name} drafts the target's whole head, whatever"
+            " their folder holds",
+            fix="write the file by which SGLang takes fewer of its rows: --token-map FILE.pt",
+        )
+
+
+def check_takes_token_map(choosing: Choosing) -> None:
+    """Refuse to write a file that its engine would ignore.
+
+    Raises:
+        CalibrationError: the draft has a map of its own.
+    """
+    if not choosing.by_token_map:
+        raise CalibrationError(
+            "--token-map",
+            f"SGLang ignores it for {choosing.draft.family.name} drafts, which say in their own"
+            " folder which tokens they propose",
+            fix="write such a folder: --out FOLDER",
+        )
 
 
 def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:

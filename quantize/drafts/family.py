@@ -101,8 +101,6 @@ class Family(ABC):
     """Tables that engines take from the target for a draft that has none."""
     reduced_vocabulary: ReducedVocabulary | str = "no engine knows fewer rows of its head"
     """How a draft proposes fewer tokens than the target has; or why none does."""
-    takes_token_map: bool = False
-    """An engine cuts the target's head for it, by a file of target ids beside the draft."""
     engine_traits: EngineTraits = EngineTraits()
     """What engines are told of it."""
     inside_target: bool = False

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..api.vocab import vocab
@@ -28,10 +27,8 @@ def run(options: argparse.Namespace) -> int:
         print_json(to_mapping(report))
     elif report.curve is not None:
         _print_curve(report, report.curve)
-    elif report.cut is not None and report.rows is not None:
-        _print_cut(report, report.cut, report.rows)
-    elif report.token_map is not None and report.rows is not None:
-        _print_token_map(report, report.token_map, report.rows)
+    elif report.rows is not None:
+        _print_rows(report, report.rows)
     for warning in report.warnings:
         stderr().line(("warning:", "yellow"), f" {warning}")
     if options.settings.plot:
@@ -39,8 +36,33 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_cut(report: "VocabReport", cut: "VocabularyReport", rows: "ChosenRows") -> None:
+def _print_rows(report: "VocabReport", rows: "ChosenRows") -> None:
     out, choosing = stdout(), report.choosing
+    if report.cut is not None:
+        _print_cut(report.cut)
+    else:
+        out.line(
+            (str(report.token_map), "bold"),
+            f": {len(rows.target_ids):,} of {choosing.chooser.vocab_size:,} tokens, for SGLang's"
+            " --speculative-token-map",
+        )
+    worst, share = rows.worst
+    out.line(
+        f"covers {rows.coverage:.2%} of the {choosing.num_tokens:,} tokens that chose the rows, and"
+        f" {rows.held_out:.2%} of them held out (each part of the {len(choosing.texts):,} prompts"
+        f" under rows that the others choose); the worst category is {worst}, {share:.2%}"
+    )
+    if rows.never_said:
+        out.line(f"{rows.never_said:.2%} of the held-out tokens were said by no other part")
+    if report.cut is not None:
+        out.line(
+            f"next: draftquant gate {choosing.source.folder} {report.cut.out} --traces OTHERS (of"
+            " other prompts than those that chose the rows)"
+        )
+
+
+def _print_cut(cut: "VocabularyReport") -> None:
+    out = stdout()
     out.line(
         (str(cut.out), "bold"),
         f": rows for {cut.size:,} of {cut.vocabulary:,} tokens ({cut.size_before:,} before),"
@@ -50,37 +72,6 @@ def _print_cut(report: "VocabReport", cut: "VocabularyReport", rows: "ChosenRows
         out.line(
             f"the draft had no head of its own: its rows are those of the target's {cut.head_from}"
         )
-    _print_coverage(report, rows)
-    out.line(
-        f"next: draftquant gate {choosing.source.folder} {cut.out} --traces OTHERS (of other"
-        " prompts than those that chose the rows)"
-    )
-
-
-def _print_token_map(report: "VocabReport", token_map: Path, rows: "ChosenRows") -> None:
-    out, choosing = stdout(), report.choosing
-    out.line(
-        (str(token_map), "bold"),
-        f": {len(rows.target_ids):,} of {choosing.chooser.vocab_size:,} tokens, which SGLang"
-        " proposes by their rows of the target's head",
-    )
-    _print_coverage(report, rows)
-    out.line(
-        f"serve it on one GPU with --speculative-token-map {token_map}; no other engine reads the"
-        " file"
-    )
-
-
-def _print_coverage(report: "VocabReport", rows: "ChosenRows") -> None:
-    out, choosing = stdout(), report.choosing
-    worst, share = rows.worst
-    out.line(
-        f"covers {rows.coverage:.2%} of the {choosing.num_tokens:,} tokens that chose the rows, and"
-        f" {rows.held_out:.2%} of them held out (each part of the {len(choosing.texts):,} prompts"
-        f" under rows that the others choose); the worst category is {worst}, {share:.2%}"
-    )
-    if rows.never_said:
-        out.line(f"{rows.never_said:.2%} of the held-out tokens were said by no other part")
 
 
 def _print_curve(report: "VocabReport", curve: "SizeCurve") -> None:
@@ -265,11 +256,8 @@ def to_mapping(report: "VocabReport") -> dict[str, Any]:
     }
     if report.rows is not None:
         rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
-        found["rows"] = rows
-    if report.cut is not None:
-        found["cut"] = _cut_mapping(report.cut)
-    if report.token_map is not None:
-        found["token_map"] = str(report.token_map)
+        found |= {"rows": rows, "token_map": report.token_map and str(report.token_map)}
+        found["cut"] = None if report.cut is None else _cut_mapping(report.cut)
     if report.curve is not None:
         found["curve"] = dataclasses.asdict(report.curve)
         found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)

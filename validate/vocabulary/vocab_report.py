@@ -20,8 +20,8 @@ class VocabReport(Brief):
     Attributes:
         choosing: the draft, the traces and the text that chooses the rows.
         rows: the rows that were kept, and what they cover; None for the curve.
-        cut: the folder that was written; None for the curve, and for a token map.
-        token_map: the file that was written instead, of a draft that has the target's head.
+        cut: the folder that was written; None for the curve, and where a token map was.
+        token_map: the file that lists the rows for SGLang; None where none was written.
         curve: the acceptance length by the number of rows; None where a folder was written.
         estimate: bytes and speed by the number of rows; None where a folder was written, and for a
             draft that cannot be estimated.
@@ -44,9 +44,5 @@ class VocabReport(Brief):
         if self.cut is not None and self.rows is not None:
             found |= {**self.cut.brief(), "held-out coverage": f"{self.rows.held_out:.2%}"}
         if self.token_map is not None and self.rows is not None:
-            found |= {
-                "token map": str(self.token_map),
-                "tokens": f"{len(self.rows.target_ids):,}",
-                "held-out coverage": f"{self.rows.held_out:.2%}",
-            }
+            found |= {"rows": f"{len(self.rows.target_ids):,} rows", "token map": self.token_map}
         return found | {"warnings": len(self.warnings) or None}

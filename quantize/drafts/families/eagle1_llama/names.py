@@ -49,7 +49,6 @@ class Eagle1Llama(Family):
         " target's head by a file of token ids (--speculative-token-map), which is no part of the"
         " draft"
     )
-    takes_token_map = True
     relatives: Mapping[str, str] = {
         "embedding_layernorm.": "EAGLE-1 with speculators' layernorms",
         "pre_lm_head_layernorm.": "EAGLE-1 with speculators' layernorms",
