@@ -67,6 +67,7 @@ DRAFTS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_either_order_gives_equal_bytes_and_whole_records(
