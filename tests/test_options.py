@@ -160,6 +160,8 @@ COMMANDS = (
             "scripts.api.estimate.parse_step_times"),
         Row("--target", "M", "target", Path("M"), "scripts.api.estimate.step_of_config"),
         Row("--target-bytes", "7e9", "nbytes", 7e9, "scripts.api.estimate.step_of_bytes"),
+        Row("--acceptance", "f.json", "given", ("f.json",),
+            "scripts.api.estimate.acceptance_of_forms"),
         Row("--target-layers", "61", "target_layers", 61, "scripts.api.estimate.make_plan"),
     ), {
         "scripts.api.estimate.open_draft": TWO,
@@ -167,6 +169,8 @@ COMMANDS = (
         **stubs("scripts.api.estimate.checked_num_draft_tokens",
                 "scripts.api.estimate.make_estimate", "scripts.api.estimate.make_plan",
                 "scripts.api.estimate._configs", "scripts.api.estimate.engines_of_forms",
+                "scripts.api.estimate.acceptance_of_forms",
+                "scripts.api.estimate.check_recorded", "scripts.api.estimate.advise_lengths",
                 "scripts.commands.estimate.print_report"),
     }),
     Command("calibrate DRAFT --traces TRACES",
