@@ -38,10 +38,12 @@ from cases import (  # noqa: E402
     NUM_TARGET_LAYERS,
     Workshop,
     _broken,
+    _cut,
     _quantized,
     beyond_cases,
     mixed_cases,
 )
+from cut_heads import CUT_HEADS, CutHead  # noqa: E402
 from draftquant.recipes import Recipe  # noqa: E402
 from edits import DOWN_PROJ  # noqa: E402
 from formats import FamilyName, all_formats, format_recipe  # noqa: E402
@@ -61,6 +63,8 @@ OTHER_TEXT = {
     "dflash--modelopt-nvfp4-head",
 }
 """Several things are wrong: which of them an engine meets first follows the order of tensors."""
+NOT_READ = ("cut--dflash2", "cut--domino")
+"""Not read as drafts: `check` ends with 2, and no engine serves them as their heads say."""
 FORMATS_OF = "eagle3-mla"  # the family in which the engines differ most
 
 
@@ -75,6 +79,10 @@ def formats() -> list[Recipe]:
     return all_formats()
 
 
+def _cut_name(one: CutHead) -> str:
+    return f"cut--{one.name.replace(' ', '-')}"
+
+
 class Folders:
     """Unquantized drafts, broken folders, formats of one family: each made when it is asked for."""
 
@@ -83,6 +91,7 @@ class Folders:
         self._making: dict[str, Callable[[], object]] = {
             **{f"{name}--unquantized": partial(self._unquantized, name) for name in FAMILIES},
             **{f"broken--{one.name}": partial(_broken, workshop, one) for one in BROKEN},
+            **{_cut_name(one): partial(_cut, workshop, one) for one in CUT_HEADS},
             **{
                 f"{FORMATS_OF}--{recipe.name}": partial(
                     _quantized, workshop, "format", FORMATS_OF, recipe
@@ -124,7 +133,7 @@ def answers(folders: Folders) -> list[tuple[Outcome, EngineCheck]]:
     return [
         (outcome, predicted(made / outcome["draft"], outcome))
         for outcome in read_outcomes()
-        if (made / outcome["draft"]).is_dir()
+        if (made / outcome["draft"]).is_dir() and outcome["draft"] not in NOT_READ
     ]
 
 
@@ -191,6 +200,58 @@ def test_shards_of_heads_have_the_shapes_that_engines_built(folders: Folders, na
         assert parameter_mismatches(outcome, answer) == []
 
 
+@pytest.mark.parametrize("name", NOT_READ)
+def test_what_is_not_read_no_engine_serves(folders: Folders, name: str) -> None:
+    """Of each platform: their selectors and projections have a row for every token."""
+    outcomes = [outcome for outcome in read_outcomes() if outcome["draft"] == name]
+    assert len(outcomes) == 5
+    assert all(outcome["verdict"] != "LOADS" for outcome in outcomes)
+    with pytest.raises(CheckpointError, match="draft_vocab_size: expected vocab_size 512, got 256"):
+        predicted(folders / name, outcomes[0])
+
+
+HEADS_THAT_REACH_NOTHING = {
+    "eagle3-llama-no-head": ("vllm", "takes the first 256 rows of it for the tokens of d2t"),
+    "eagle3-mla-no-head-size-null": ("sglang", "looks its 512 rows up in d2t, which has 256"),
+    "eagle3-llama-repeats": ("sglang", "64 of 256 rows of d2t stand for a token for which another"),
+    "eagle3-mla-absolute": ("vllm", "d2t holds target ids, and vLLM adds the number of the row"),
+    "dflash-no-d2t": ("vllm", "no map d2t is stored"),
+    "dflash": ("sglang", "SGLang drops d2t and lm_head"),
+    "dspark-no-head": ("vllm", "with its own lm_head and with d2t only"),
+    "eagle3-llama-size-other": ("vllm", "declares a draft_vocab_size of 192, and d2t has 256 rows"),
+    "dspark-size-null": ("sglang", "SGLang builds the Markov head for the whole vocabulary"),
+    "eagle1-llama": ("sglang", "config.json declares 512 tokens, and a stored table"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS_THAT_REACH_NOTHING)
+def test_heads_that_do_not_reach_the_proposals(folders: Folders, name: str) -> None:
+    """Each is what the engine did, on H200 and one GPU; `check` says why."""
+    engine, text = HEADS_THAT_REACH_NOTHING[name]
+    (outcome,) = (
+        one
+        for one in read_outcomes()
+        if (one["draft"], one["engine"]) == (f"cut--{name}", engine)
+        if (one["arch"], one["tp"]) == ("sm90", 1)
+    )
+    answer = predicted(folders / f"cut--{name}", outcome)
+    assert answer.verdict == outcome["verdict"] != "LOADS"
+    assert text in (answer.error or "")
+
+
+def test_heads_that_do_reach_them() -> None:
+    """The proposals of the engine were those of the stored rows, each under its target id."""
+    right = "those of its head"
+    reached = {
+        (one["engine"], one["draft"]) for one in read_outcomes() if one.get("proposals") == right
+    }
+    served = {name for engine, name in reached if engine == "vllm"}
+    families = ("eagle3-llama", "eagle3-qwen3", "eagle3-mla", "p-eagle", "dflash", "dspark")
+    layouts = [f"speculators-{kind}" for kind in (*families[:2], *families[3:])]
+    assert {f"cut--{name}" for name in (*families, *layouts)} <= served
+    assert {("sglang", f"cut--{name}") for name in ("eagle3-llama", "eagle3-mla")} <= reached
+
+
 def test_results_stay_small() -> None:
     assert JSON_FILE.stat().st_size < 900_000
 
@@ -202,6 +263,7 @@ def test_results_can_be_written_from_themselves() -> None:
 
 def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -> None:
     made = {f"broken--{broken.name}" for broken in BROKEN}
+    made |= {_cut_name(one) for one in CUT_HEADS}
     made |= {f"{family}--{recipe.name}" for family in FAMILIES for recipe in formats}
     made |= {f"{family}--{name}" for family in FAMILIES for name in (*MIXES, KEPT_DOWN.name)}
     made |= {f"{family}--{name}" for family in FAMILIES for name in LOADED}

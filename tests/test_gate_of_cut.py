@@ -16,6 +16,8 @@ from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GateError
+from draftquant.validate.judging.advice import lose_less
+from draftquant.validate.judging.anomalies import Background
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
 from draftquant.validate.report.facts import folder_facts
 from test_held_out import TRACES, folder_of
@@ -35,7 +37,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         CHOICE, calibration_prompts=seen.sha256, calibration_sketches=seen.sketches
     )
     for source, out in (("draft", "cut"), ("cut", "cut-fp8"), ("draft", "fp8"), ("fp8", "fp8-cut")):
-        origin = DraftSource(folder=folder / source)
+        hub_id = "someone/draft" if source == "draft" else None
+        origin = DraftSource(folder=folder / source, hub_id=hub_id)
         if out.endswith("cut"):
             cut_vocabulary(origin, folder / out, target_ids=IDS, choice=choice)
         else:
@@ -70,6 +73,15 @@ def test_a_baseline_that_is_cut_itself_is_named(work: Path) -> None:
     assert "the baseline has a cut vocabulary itself (vocabulary 20 of 96)" in warning
 
 
+def test_a_cut_draft_loses_less_with_more_rows() -> None:
+    (alone,) = lose_less(Background(cut=True, quantized=False))
+    assert "draftquant vocab BF16" in alone
+    both = lose_less(Background(cut=True, recipes_to_try=("fp8-ptpc",)))
+    assert alone in both
+    assert len(both) == 3
+    assert alone not in lose_less(Background())
+
+
 @pytest.mark.parametrize("candidate", CANDIDATES)
 def test_prompts_that_chose_the_rows_judge_nothing(
     work: Path, candidate: str, capsys: pytest.CaptureFixture[str]
@@ -89,8 +101,9 @@ def test_inspect_says_the_size(work: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_card_says_the_size(work: Path) -> None:
     for name in ("cut-fp8", "fp8-cut"):
-        arguments = ["--base-model", "a/b", "--license", "mit", "--out", str(work / f"{name}.md")]
+        arguments = ["--license", "mit", "--out", str(work / f"{name}.md")]
         assert main(["card", str(work / name), *arguments]) == 0
         text = (work / f"{name}.md").read_text(encoding="utf-8")
+        assert "base_model: someone/draft\n" in text
         assert "vocabulary 20 of 96" in text
         assert "Vocabulary 20 of 96, by frequency on 2 prompts." in text

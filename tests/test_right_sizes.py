@@ -123,6 +123,21 @@ def test_each_prompt_is_asked_about_its_own_orders_in_any_batch(tmp_path: Path) 
     assert steps[-1][0] == steps[-1][1]
 
 
+def test_a_draft_that_rounds_by_the_whole_call_is_counted_prompt_by_prompt(tmp_path: Path) -> None:
+    """Nothing is left out of its passes; here it computes what the other one does."""
+    traces = write_said(tmp_path / "traces", prompts=3)
+    draft = load_draft(tiny_eagle3_llama(tmp_path / "draft"), dtype=torch.float64)
+    together = dataclasses.replace(draft, activations={"fc": "tensor-dynamic"})
+    assert not together.rounds_alone
+    orders = orders_of(draft, traces)
+    one, other = (
+        right_sizes(each, traces, orders, [(0,)] * 3, num_draft_tokens=3)
+        for each in (draft, together)
+    )
+    for size in (2, 9, 96):
+        assert [own[0].counts(size) for own in one] == [own[0].counts(size) for own in other]
+
+
 def test_more_tokens_than_the_draft_proposes_are_refused(tmp_path: Path) -> None:
     traces = write_said(tmp_path / "traces", layers=BLOCK_LAYERS, prompts=2)
     draft = load_draft(tiny_dflash(tmp_path / "draft", num_layers=1), shared=shared())

@@ -35,7 +35,7 @@ VALIDATE = (
     ("served",),
     ("report",),
     ("card", "comparison", "tracking"),
-    ("vocabulary",),
+    ("draft_length", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

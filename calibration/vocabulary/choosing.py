@@ -57,6 +57,7 @@ class Choosing:
     Attributes:
         source: the draft's folder. draft: as its headers say it, whatever it is quantized to.
         is_quantized: some of its linears are.
+        by_token_map: its rows are chosen by a file of the server, see `takes_token_map`.
         texts: what the target said.
         warnings: sentences without a full stop.
     """
@@ -64,6 +65,7 @@ class Choosing:
     source: DraftSource
     draft: Draft
     is_quantized: bool
+    by_token_map: bool
     traces: TraceFolder
     texts: Sequence[SaidText]
     chooser: RowChooser
@@ -173,8 +175,11 @@ def choosing_of(
     """
     stored = StoredDraft.read(source.checkpoint())
     draft = stored.draft
-    reduced = reduced_vocabulary_of(draft)
-    ids = stored_target_ids(draft, reduced)
+    offered: tuple[int, ...] | None = None
+    if not takes_token_map(draft):
+        reduced = reduced_vocabulary_of(draft)
+        ids = stored_target_ids(draft, reduced)
+        offered = None if draft.row(reduced.map) is None else tuple(ids.tolist())
     vocab_size, recorded = draft.geometry.vocab_size, traces.manifest.target
     if recorded.vocab_size != vocab_size:
         raise CalibrationError(
@@ -188,10 +193,9 @@ def choosing_of(
         _check_target(target, traces)
         configs += _configs(target)
     texts = said_texts(traces)
-    is_whole = draft.row(reduced.map) is None
     chooser = RowChooser(
         vocab_size=vocab_size,
-        offered=None if is_whole else tuple(ids.tolist()),
+        offered=offered,
         always=special_tokens(configs, vocab_size),
         general=None if counts is None else read_general_counts(counts, vocab_size),
     )
@@ -205,11 +209,50 @@ def choosing_of(
         source=source,
         draft=draft,
         is_quantized=bool(stored.modules),
+        by_token_map=takes_token_map(draft),
         traces=traces,
         texts=texts,
         chooser=chooser,
         warnings=tuple(_lacking(chooser, texts)),
     )
+
+
+def takes_token_map(draft: Draft) -> bool:
+    """Whether it proposes by the target's head, of which SGLang takes the rows that a file lists.
+
+    Such a draft has no map of its own: the file belongs to the server (`write_token_map`).
+    """
+    return draft.family.engine_traits.head == "target's"
+
+
+def check_takes_folder(choosing: Choosing) -> None:
+    """Refuse to write a folder whose rows no engine would read.
+
+    Raises:
+        CalibrationError: the draft's head is the target's.
+    """
+    if choosing.by_token_map:
+        raise CalibrationError(
+            "--out",
+            f"engines give {choosing.draft.family.name} drafts the target's whole head, whatever"
+            " their folder holds",
+            fix="write the file by which SGLang takes fewer of its rows: --token-map FILE.pt",
+        )
+
+
+def check_takes_token_map(choosing: Choosing) -> None:
+    """Refuse to write a file that its engine would ignore.
+
+    Raises:
+        CalibrationError: the draft has a map of its own.
+    """
+    if not choosing.by_token_map:
+        raise CalibrationError(
+            "--token-map",
+            f"SGLang ignores it for {choosing.draft.family.name} drafts, which say in their own"
+            " folder which tokens they propose",
+            fix="write such a folder: --out FOLDER",
+        )
 
 
 def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:

@@ -47,6 +47,10 @@ class ServedDraft(Protocol):
         """Of the folder."""
 
     @property
+    def head_rows(self) -> int | None:
+        """Of the stored lm_head; None where there is none."""
+
+    @property
     def num_layers(self) -> int:
         """Of the draft."""
 

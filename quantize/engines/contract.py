@@ -151,6 +151,30 @@ class Question:
         return any(name.endswith("mask_hidden") for name in self.tensor_names)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutHead:
+    """A head that may have rows for fewer tokens than the vocabulary.
+
+    Attributes:
+        vocabulary: tokens of the target.
+        built: rows that draft_vocab_size of config.json asks for; all tokens without one.
+        is_declared: draft_vocab_size is there, and not null.
+        stored: rows of lm_head; None = it is not stored.
+        mapped: rows of d2t; None = it is not stored.
+    """
+
+    vocabulary: int
+    built: int
+    is_declared: bool
+    stored: int | None
+    mapped: int | None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the head is to have fewer rows than there are tokens."""
+        return self.built < self.vocabulary
+
+
 class UnsureError(Exception):
     """An engine's rule says nothing certain here; the message says why."""
 

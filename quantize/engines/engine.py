@@ -5,14 +5,14 @@ chooses a scheme; a module of `versions` says which of them hold for one version
 to a family is asked of the `engine_traits` of that family. What stands in no table is UNKNOWN.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..drafts import FAMILIES
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from .captured_layers import Captures
-from .contract import TITLES, EngineName, Module, Question, Scheme
+from .contract import TITLES, CutHead, EngineName, Module, Question, Scheme
 from .declaration import Declaration
 from .linear_scheme import LinearScheme
 
@@ -135,9 +135,11 @@ class TensorRules:
         later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
         embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
         absent_tables: canonical name of a table -> what it does where the draft has none.
+        token_map: what is said where the target's head may be cut for the draft by an option.
         unshared_head: why a head that is not stored is not the target's either, but never written;
             None = it is the target's.
         absent_head: signature -> its error where there is no head, and it is not excluded.
+        cut_head: its rules for a head of fewer rows than the vocabulary.
         checks_shapes: it refuses a tensor that does not fit into its parameter.
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
     """
@@ -146,8 +148,10 @@ class TensorRules:
     later_norm: str = ""
     embedding_rows: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)
+    token_map: str = ""
     unshared_head: Callable[[Question], Finding | None] = lambda _question: None
     absent_head: Mapping[str, str] = field(default_factory=dict)
+    cut_head: Callable[[Question, CutHead], Iterable[Finding]] = lambda _question, _head: ()
     checks_shapes: bool = False
     scale_shape: str = ""
 

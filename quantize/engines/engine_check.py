@@ -26,6 +26,7 @@ from .contract import (
     Question,
     shown,
 )
+from .cut_heads import head_notes
 from .declaration import Declaration, read_declaration
 from .engine import Engine
 from .linear_findings import Walk
@@ -208,6 +209,7 @@ def _check(
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]
     notes += _absent_tables(engine, question, family)
+    notes += head_notes(engine, question, geometry, answer.verdict)
     return replace(answer, captures=captures, notes=tuple(notes))
 
 

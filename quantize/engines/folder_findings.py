@@ -10,6 +10,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS
 from .contract import Module, Question
+from .cut_heads import Stored, cut_head_findings
 from .engine import TRAITS, Engine
 from .parameters import bias_findings, built_biases
 
@@ -31,9 +32,6 @@ _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
 CACHE_SCALE = re.compile(r"\.self_attn\.(?P<attn>attn\.)?(?:[kv]_proj\.)?(?:[kv]|kv)_scale$")
 """Names of scales of the KV cache, as exporters spell them."""
-
-Stored = Mapping[str, Mapping[str, TensorInfo]]
-"""Canonical module -> suffix -> tensor."""
 
 
 def folder_findings(
@@ -70,6 +68,7 @@ def folder_findings(
                 )
                 yield Finding("wrong", text, f"keep {module} in BF16")
     yield from _other_vocabulary(engine, question, geometry, stored)
+    yield from cut_head_findings(engine, question, checkpoint, geometry, stored)
     yield from _later_norms(engine, question, stored)
     yield from bias_findings(engine, question, stored)
     for name, spec in specs.items():
@@ -85,13 +84,14 @@ def folder_findings(
 def _shared_tables(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
     """An embedding and a head in the place of which the target's are always served."""
     if question.own.shares_tables:
-        pruned = "d2t" in stored.get("", {})
+        rows, vocab = question.head_rows, question.config.get("vocab_size")
+        pruned = "d2t" in stored.get("", {}) or rows not in (None, vocab)
         if pruned:
             text = (
                 f"{engine.title} drops d2t and lm_head: the draft then proposes tokens of the whole"
                 " vocabulary with the target's head"
             )
-            yield Finding("wrong", text, "train the draft with the whole vocabulary")
+            yield Finding("wrong", text, "serve it with vLLM, or the draft with its whole head")
         for module in SHARED:
             if module in stored and COMPANIONS & stored[module].keys():
                 text = f"{engine.title} drops {module}, which is quantized, and serves the target's"
@@ -124,21 +124,14 @@ def _uneven_shards(question: Question) -> Iterator[Finding]:
 def _other_vocabulary(
     engine: Engine, question: Question, geometry: Any, stored: Stored
 ) -> Iterator[Finding]:
-    """An embedding of other rows than the vocabulary, and a pruned head without its map."""
-    vocab, own = geometry.vocab_size, geometry.draft_vocab_size
+    """An embedding of other rows than the vocabulary."""
+    vocab = geometry.vocab_size
     embedding = stored.get("embed_tokens", {}).get("weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else vocab
     served = not question.own.shares_tables
     if rows != vocab and served and engine.tensors.embedding_rows:
         text = engine.tensors.embedding_rows.format(rows=rows, vocab=vocab)
         yield Finding("load", text, f"export the draft with its {vocab} embeddings")
-    if not question.traits.drafts_blocks and own != vocab and "d2t" not in stored.get("", {}):
-        yield Finding(
-            "wrong",
-            f"The head has {own} tokens and no map d2t is stored: {engine.title} takes the tokens"
-            " that the draft proposes for other tokens of the target",
-            "export the draft with d2t",
-        )
 
 
 def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:

@@ -14,11 +14,11 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS, FLOAT_DTYPES
 from .contract import Layer, Module, Question, Scheme, UnsureError
+from .cut_heads import Stored
 from .engine import Engine
 from .float_findings import floats_into_codes
 from .folder_findings import (
     SHARED,
-    Stored,
     dropped_scales,
     folder_findings,
     never_written,

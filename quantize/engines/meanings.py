@@ -147,6 +147,10 @@ _OF_TENSORS = {
     " a BF16 weight",
     r"The size of tensor a": "{engine} expects packed FP4 values where the folder stores a BF16"
     " head",
+    r"Reduced-vocabulary .* include (lm_head|a d2t)": "vLLM serves a DSpark draft of fewer tokens"
+    " with its own lm_head and with d2t only, and one of them is not stored",
+    r"weight \(torch\.Size\(\[(\d+)\]\)\) into parameter \(torch\.Size\(\[(\d+)\]": "config.json"
+    " declares a draft_vocab_size of {1}, and d2t has {0} rows",
     r"Attempted to load weight": "SGLang builds the Markov head for the whole vocabulary, and the"
     " stored one has fewer tokens",
     r"AssertionError: (\S+) is (\[.*?\]), its parameter (\[.*?\])": "The stored tensor {0} has the"

@@ -4,15 +4,16 @@ Every assumption that a figure rests on is one of `assumptions`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted
 from ..gpus import Gpu
+from .draft_length import LengthAdvice, for_tensorrt_llm, for_vllm, schedule
 from .step_estimate import BreakEven, Candidate, Estimate
-from .target import Target
+from .target import MeasuredStep, Target
 from .work import Machine, Part, Pass, Round
 
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -51,6 +52,7 @@ class EstimateReport(Brief):
         target: the time of the target's verify step; None where it is not known.
         allowed_drop: the relative loss of acceptance length that the gate's release policy allows.
         context_by_config: the context is shorter than usual, because a config.json allows no more.
+        lengths: how many tokens to draft, where acceptance was measured.
     """
 
     estimate: Estimate
@@ -61,6 +63,7 @@ class EstimateReport(Brief):
     target: Target | None
     allowed_drop: float
     context_by_config: bool = False
+    lengths: tuple[LengthAdvice, ...] = ()
 
     @property
     def loaded_by(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
@@ -76,6 +79,11 @@ class EstimateReport(Brief):
         if self.target is None:
             return ()
         return self.estimate.break_even(candidate, machine, self.target, self.concurrencies)
+
+    def lengths_of(self, candidate: Candidate, gpu: Gpu) -> tuple[LengthAdvice, ...]:
+        """How many tokens a candidate should draft on a GPU, by concurrency."""
+        asked = candidate.name, gpu.name
+        return tuple(one for one in self.lengths if (one.form, one.gpu) == asked)
 
     def engines(self, candidate: Candidate, gpu: Gpu) -> Sequence[str]:
         """The engines that serve it there."""
@@ -165,6 +173,17 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
             f"gate --policy release lets {report.allowed_drop:.2%} be lost: below that break-even,"
             " a PASS alone does not prove a gain"
         )
+    if report.lengths:
+        yield (
+            "acceptance is as measured (--acceptance); a form without counts of its own is taken to"
+            f" accept what {estimate.baseline.name} does, about the most it can; bounds are"
+            " one-sided ones at 95%, over prompts, of acceptance alone"
+        )
+        if isinstance(report.target, MeasuredStep):
+            yield (
+                "the verify step is as measured for every K, though it verifies K + 1 tokens: the"
+                " advice leans to a larger K; --target or --target-bytes follow K"
+            )
     for machine in report.machines:
         gpu = machine.gpu
         peaks = ", ".join(f"{name} {peak / 1e12:,.0f}" for name, peak in gpu.peaks.items())
@@ -214,7 +233,39 @@ def to_mapping(report: EstimateReport) -> dict[str, Any]:
             }
             for machine in report.machines
         ],
+        "draft_length": [
+            _lengths_mapping(one, machine, report)
+            for machine in report.machines
+            for one in estimate.candidates
+            if report.lengths_of(one, machine.gpu)
+        ],
         "assumptions": list(assumptions(report)),
+    }
+
+
+def _lengths_mapping(
+    candidate: Candidate, machine: Machine, report: EstimateReport
+) -> dict[str, Any]:
+    advised = report.lengths_of(candidate, machine.gpu)
+    ranges = schedule(advised)
+    return {
+        "gpu": machine.gpu.name,
+        "draft": candidate.name,
+        "own_acceptance": advised[0].own,
+        "by_concurrency": [
+            {
+                "concurrency": one.concurrency,
+                "num_draft_tokens": one.best.num_draft_tokens,
+                "within_bounds": list(one.within),
+                "points": [
+                    {**asdict(point), "tokens_per_second": point.tokens_per_second}
+                    for point in one.points
+                ],
+            }
+            for one in advised
+        ],
+        "vllm": for_vllm(ranges),
+        "tensorrt_llm": for_tensorrt_llm(ranges),
     }
 
 

@@ -14,6 +14,8 @@ from ..drafts.exporters import in_speculators_layout, is_mla, is_torchspec
 from ..drafts.lint import Lint
 from ..drafts.shared.eagle3.lints import eagle3
 from ..errors import CheckpointError
+from ..files.lineage import cuts_of
+from ..files.provenance_file import read_provenance
 from ..stored.decoded_numbers import read_whole
 
 _ABSOLUTE = "d2t holds target ids, but engines expect offsets (target id - draft id)"
@@ -109,7 +111,11 @@ def full_vocabulary_map(draft: Draft) -> Iterator[Lint]:
 
 def pruned_head(draft: Draft) -> Iterator[Lint]:
     """Source: TorchSpec @6f21829 `convert_to_hf.py`, `preprocessing.py` (offsets as row ids)."""
-    if is_torchspec(draft) and draft.geometry.draft_vocab_size < draft.geometry.vocab_size:
+    geometry = draft.geometry
+    if not is_torchspec(draft) or geometry.draft_vocab_size == geometry.vocab_size:
+        return
+    cuts = cuts_of(read_provenance(draft.checkpoint.folder))
+    if not cuts or cuts[0].size_before < geometry.vocab_size:  # else its export was whole
         yield Lint(
             name="pruned-head",
             level="warning",

@@ -107,7 +107,7 @@ def verify_cut(
         faults += record_faults(recorded, draft, checkpoint, of_source, of_output)
         faults += _cut_faults(recorded, source, ids, tables, unshown=unshown)
         faults += _lineage_faults(recorded, read_provenance(source.checkpoint.folder))
-    return _report(checkpoint, source, ids, faults, (of_source, of_output))
+    return _report(checkpoint, source, ids, faults, (of_source, of_output), unshown=unshown)
 
 
 def hash_the_rest(checkpoint: Checkpoint, digests: dict[str, str], algorithm: Algorithm) -> None:
@@ -149,14 +149,15 @@ def _report(
     ids: Ids,
     faults: list[Fault],
     digests: tuple[dict[str, str], dict[str, str]] = ({}, {}),
+    *,
+    unshown: bool = False,
 ) -> VerifyReport:
-    scheme = declared_scheme(output)
+    scheme, vocabulary = declared_scheme(output), source.draft.geometry.vocab_size
     return VerifyReport(
         output=str(output.folder),
         source=str(source.checkpoint.folder),
         scheme=str(scheme) if scheme else None,
-        rule=f"the source's rows of {len(ids):,} tokens, byte for byte, of"
-        f" {source.draft.geometry.vocab_size:,}",
+        rule="every kept row is the source's, and the maps say of which token",
         kept=len(digests[1]),
         quantized=0,
         bytes_compared=source.checkpoint.nbytes + output.nbytes,
@@ -164,6 +165,8 @@ def _report(
         source_digests=dict(sorted(digests[0].items())),
         output_digests=dict(sorted(digests[1].items())),
         faults=tuple(faults),
+        vocabulary=f"vocabulary {len(ids):,} of {vocabulary:,}",
+        head_unshown=unshown,
     )
 
 

@@ -67,6 +67,10 @@ class VerifyReport(Brief):
             recorded, which need not be those of the source.
         learned_norms: norms that learned with the quantized values, which are not the source's ->
             the largest factor by which an element changed, as recorded and found.
+        vocabulary: how much of it the head has, of a folder that was compared as a cut of the other
+            one; None of all others.
+        head_unshown: its rows are those of the target's head, which was not at hand: they have the
+            digest that is recorded.
     """
 
     output: str
@@ -84,6 +88,8 @@ class VerifyReport(Brief):
     dropped_shown: bool = False
     retuned: bool = False
     learned_norms: Mapping[str, float] = field(default_factory=dict)
+    vocabulary: str | None = None
+    head_unshown: bool = False
 
     @property
     def ok(self) -> bool:

@@ -61,7 +61,7 @@ def read_token_map(path: Path, *, vocab_size: int) -> tuple[int, ...]:
     return tuple(loaded)
 
 
-_FIX = "write it with draftquant vocab DRAFT --traces T --size N --out FILE"
+_FIX = "write it with draftquant vocab DRAFT --traces T --size N --token-map FILE.pt"
 
 
 def _check(path: Path, ids: Sequence[int], vocab_size: int) -> None:

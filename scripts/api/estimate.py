@@ -33,6 +33,8 @@ from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import built_in_recipes
 from ...recipes.bounds import AT_LEAST_1
 from ...recipes.formats import OnlineHead
+from ...validate.draft_length.acceptance_of_forms import acceptance_of_forms, check_recorded
+from ...validate.draft_length.advise import advise_lengths
 from ...validate.judging.policy import resolve_policy
 from . import arguments, reports
 from .form_engines import engines_of_forms
@@ -137,6 +139,16 @@ class EstimateSettings(Settings):
         float | None,
         Option("bytes of target weights read per token, such as 140e9", "BYTES"),
     ] = None
+    acceptance: Annotated[
+        Sequence[str],
+        Option(
+            "measured acceptance, from which the number of draft tokens is advised: what 'replay"
+            " --json' printed, a gate's report or a measurement, of the draft as it is; with"
+            " RECIPE= in front of that recipe's; repeat for more",
+            "[RECIPE=]FILE",
+            several="repeated",
+        ),
+    ] = ()
     target_layers: arguments.TargetLayers = None
 
     exclusive = (("target_step_ms", "target", "target_bytes"),)
@@ -174,15 +186,24 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
         vocab_sizes=settings.vocab_size,
         heads=settings.head_online,
     )
+    recorded = acceptance_of_forms(
+        settings.acceptance, draft, [one.name for one in found.candidates]
+    )
+    check_recorded(settings.num_draft_tokens, recorded)
+
+    def target_at(k: int) -> Target | None:
+        return _target(draft, settings, k, concurrencies, context)
+
     return EstimateReport(
         estimate=found,
         serving=engines_of_forms(found, [machine.gpu for machine in machines]),
         refused=refused,
         machines=machines,
         concurrencies=concurrencies,
-        target=_target(draft, settings, num_draft_tokens, concurrencies, context),
+        target=target_at(num_draft_tokens),
         allowed_drop=resolve_policy("release").max_relative_drop,
         context_by_config=settings.context is None and context < USUAL_CONTEXT,
+        lengths=advise_lengths(found, machines, concurrencies, recorded, target_at),
     )
 
 

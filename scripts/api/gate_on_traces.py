@@ -144,6 +144,8 @@ def judge_on_traces(
         unrecorded=not unrelated and not same and not candidate.is_recorded,
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         recipes_to_try=recipes_to_try(candidate.quantized_by),
+        cut=bool(candidate.cuts),
+        quantized=candidate.quantized or not candidate.cuts,
         confidence_head=heads.change(replays, policy.confidence),
         warnings=warnings,
     )

@@ -30,7 +30,7 @@ class VerifySettings(Settings):
 
     output: arguments.Quantized
     against: Annotated[
-        Reference | None, Option("the BF16 draft that it was quantized from", "DRAFT")
+        Reference | None, Option("the draft that it was made from: BF16, or what was cut", "DRAFT")
     ] = None
     _: KW_ONLY
     subtree: arguments.Subtree = None
@@ -211,26 +211,28 @@ def _check_sides(output: DraftSource, source: DraftSource) -> None:
     Raises:
         CheckpointError: they are, or it is not.
     """
-    from ...quantize.drafts import read_draft
-    from ...quantize.files.provenance import QuantizedProvenance
+    from ...quantize.files.provenance import CutProvenance, QuantizedProvenance
     from ...quantize.files.provenance_file import read_provenance
     from ...quantize.stored.looks_quantized import looks_quantized
+    from ...quantize.stored.stored_draft import StoredDraft
 
     given = source.checkpoint()
-    if looks_quantized(given):
+    record = None
+    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
+        record = read_provenance(output.folder)
+    was_cut = isinstance(record, CutProvenance)
+    if looks_quantized(given) and not was_cut:
         raise CheckpointError(
             source.folder,
             "expected the unquantized draft behind --against, but this one is quantized",
             fix="are the two in the wrong order? Then run draftquant verify"
             f" {source.folder} --against {output.folder}",
         )
-    record = None
-    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
-        record = read_provenance(output.folder)
-    family = read_draft(given).family.name
-    if isinstance(record, QuantizedProvenance) and record.source.family != family:
+    family = StoredDraft.look(given).draft.family.name
+    made = record if isinstance(record, QuantizedProvenance | CutProvenance) else None
+    if made is not None and made.source.family != family:
         raise CheckpointError(
             source.folder,
-            f"is of family {family}: {output.folder} was made from one of {record.source.family}",
+            f"is of family {family}: {output.folder} was made from one of {made.source.family}",
             fix="give the draft that it was made from behind --against",
         )

@@ -55,6 +55,14 @@ class VocabSettings(PassesSettings):
         Option("write no folder; show coverage, acceptance and speed by the number of rows"),
     ] = False
     out: Annotated[AnyPath | None, Option("folder to create", "FOLDER")] = None
+    token_map: Annotated[
+        AnyPath | None,
+        Option(
+            "for a draft that proposes by the target's head (EAGLE-1): write the rows as the"
+            " file for SGLang's --speculative-token-map, instead of a folder",
+            "FILE.pt",
+        ),
+    ] = None
     counts: Annotated[
         AnyPath | None,
         Option(
@@ -109,6 +117,12 @@ class VocabSettings(PassesSettings):
     plot: Annotated[AnyPath | None, Option("draw the curve", "F.svg")] = None
 
     one_of = (("size", "coverage", "curve"),)
+    exclusive = (("out", "token_map"),)
+
+    @property
+    def output(self) -> Path | None:
+        """What is written."""
+        return optional_path(self.out if self.token_map is None else self.token_map)
 
     def check(self) -> None:
         """Refuse what does not go with a folder, or with the curve; and sampled proposals."""
@@ -120,13 +134,14 @@ class VocabSettings(PassesSettings):
                 f"expected a share above 0, up to 1, got {self.coverage:g}",
                 fix="for example 99.5%",
             )
-        if self.curve and self.out is not None:
+        written = "--out" if self.token_map is None else "--token-map"
+        if self.curve and self.output is not None:
             raise ReplayError(
-                "--out",
-                "the curve writes no folder",
+                written,
+                "the curve writes no rows",
                 fix="leave it out; then choose a size and write it: --size N --out FOLDER",
             )
-        if not self.curve and self.out is None:
+        if not self.curve and self.output is None:
             raise ReplayError("--out", "is missing", fix="name the folder to create: --out FOLDER")
         stray = [name for name in _OF_THE_CURVE if getattr(self, name)]
         if stray and not self.curve:
@@ -163,24 +178,30 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
     from ...calibration.traces.trace_folder import TraceFolder
     from ...calibration.vocabulary.choosing import choosing_of
 
-    if settings.out is not None:
-        check_output(Path(settings.out))
+    if settings.output is not None:
+        check_output(settings.output)
     choosing = choosing_of(
         resolve_draft(str(settings.draft)),
         TraceFolder.open(Path(settings.traces)),
         target=optional_path(settings.target),
         counts=optional_path(settings.counts),
     )
-    found = _judged(settings, choosing) if settings.curve else _written(settings, choosing)
+    if settings.curve:
+        found = _judged(settings, choosing)
+    elif settings.token_map is not None:
+        found = _listed(settings, choosing, Path(settings.token_map))
+    else:
+        found = _written(settings, choosing)
     return replace(found, warnings=(*choosing.warnings, *found.warnings))
 
 
 def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """Choose the rows, and write the folder."""
-    from ...calibration.vocabulary.choosing import chosen_rows
+    from ...calibration.vocabulary.choosing import check_takes_folder, chosen_rows
     from ...quantize.vocabulary.cut_vocabulary import cut_vocabulary
     from ...validate.vocabulary.vocab_report import VocabReport
 
+    check_takes_folder(choosing)
     rows = chosen_rows(choosing, settings.size, settings.coverage)
     watch = settings.watch
     with watch.bar("cut", None, "bytes") as bar:
@@ -195,6 +216,18 @@ def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
             on_stage=watch.stage,
         )
     return VocabReport(choosing=choosing, rows=rows, cut=written, warnings=written.warnings)
+
+
+def _listed(settings: VocabSettings, choosing: "Choosing", out: Path) -> "VocabReport":
+    """Choose the rows, and write the file that lists them for a server."""
+    from ...calibration.vocabulary.choosing import check_takes_token_map, chosen_rows
+    from ...quantize.vocabulary.token_map import write_token_map
+    from ...validate.vocabulary.vocab_report import VocabReport
+
+    check_takes_token_map(choosing)
+    rows = chosen_rows(choosing, settings.size, settings.coverage)
+    write_token_map(out, rows.target_ids, vocab_size=choosing.chooser.vocab_size)
+    return VocabReport(choosing=choosing, rows=rows, token_map=out)
 
 
 def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ...quantize.estimate.advice import advice
 from ...quantize.estimate.estimate_report import (
     PARTS,
     EstimateReport,
@@ -14,6 +15,7 @@ from ...quantize.estimate.estimate_report import (
 )
 from ..api.estimate import estimate
 from ..console import megabytes, print_json, print_table, stdout, table
+from .length_table import print_lengths
 
 if TYPE_CHECKING:
     from ...quantize.estimate.step_estimate import BreakEven, Candidate, Estimate
@@ -27,7 +29,8 @@ def run(options: argparse.Namespace) -> int:
     """Estimate, and print what a step reads, how long it takes and what it may cost."""
     report = estimate.run(options.settings)
     if options.json:
-        print_json(to_mapping(report))
+        advised = {one.gpu.name: advice(report, one) for one in report.machines}
+        print_json({**to_mapping(report), "advice": advised})
     else:
         print_report(report)
     return 0
@@ -53,6 +56,7 @@ def print_report(report: EstimateReport) -> None:
         out.line(line)
     for machine in report.machines:
         _print_break_even(report, machine)
+        print_lengths(report, machine)
     if report.target is None:
         out.line(
             "break-even acceptance needs the target's verify step: --target-step-ms (measured, by"
@@ -61,6 +65,8 @@ def print_report(report: EstimateReport) -> None:
     out.line("Assumed", style="bold")
     for line in assumptions(report):
         out.line(f"  {line}")
+    for machine in report.machines:
+        out.line(advice(report, machine), style="bold")
 
 
 def _print_parts(estimate: "Estimate") -> None:

@@ -60,7 +60,8 @@ def print_verification(report: "VerifyReport") -> None:
         error = "-" if linear.max_error is None else f"{linear.max_error:.4f}"
         errors = (error,) if bounded else ()
         found.row(linear.module, *errors, f"{linear.relative_l2_error:.4f}")
-    print_table(found)
+    if report.linears or report.vocabulary is None:
+        print_table(found)
     rules = [linear.found for linear in report.linears if linear.found]
     for rule in dict.fromkeys(rules):
         out.line(f"{rule}: {rules.count(rule)} linear(s)")
@@ -85,6 +86,18 @@ def print_verification(report: "VerifyReport") -> None:
             else "recorded as equal to the target's, not compared again (--target TARGET)"
         )
         out.line(f"{names}: dropped, {shown}")
+    if report.head_unshown:
+        out.line(
+            "lm_head: rows of the target's head, recorded by their digest, not compared again"
+            " (--target TARGET)"
+        )
+    if report.ok and report.vocabulary is not None:
+        out.line(
+            ("GOOD", "bold green"),
+            f": {report.vocabulary}; {report.kept} tensors as the source says ({report.rule}),"
+            f" {report.bytes_compared:,} bytes compared",
+        )
+        return
     if report.ok:
         out.line(
             ("GOOD", "bold green"),

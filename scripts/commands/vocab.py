@@ -27,8 +27,8 @@ def run(options: argparse.Namespace) -> int:
         print_json(to_mapping(report))
     elif report.curve is not None:
         _print_curve(report, report.curve)
-    elif report.cut is not None and report.rows is not None:
-        _print_cut(report, report.cut, report.rows)
+    elif report.rows is not None:
+        _print_rows(report, report.rows)
     for warning in report.warnings:
         stderr().line(("warning:", "yellow"), f" {warning}")
     if options.settings.plot:
@@ -36,16 +36,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_cut(report: "VocabReport", cut: "VocabularyReport", rows: "ChosenRows") -> None:
+def _print_rows(report: "VocabReport", rows: "ChosenRows") -> None:
     out, choosing = stdout(), report.choosing
-    out.line(
-        (str(cut.out), "bold"),
-        f": rows for {cut.size:,} of {cut.vocabulary:,} tokens ({cut.size_before:,} before),"
-        f" {megabytes(cut.bytes_before)} -> {megabytes(cut.bytes_after)}, verified",
-    )
-    if cut.head_from is not None:
+    if report.cut is not None:
+        _print_cut(report.cut)
+    else:
         out.line(
-            f"the draft had no head of its own: its rows are those of the target's {cut.head_from}"
+            (str(report.token_map), "bold"),
+            f": {len(rows.target_ids):,} of {choosing.chooser.vocab_size:,} tokens, for SGLang's"
+            " --speculative-token-map",
         )
     worst, share = rows.worst
     out.line(
@@ -55,10 +54,24 @@ def _print_cut(report: "VocabReport", cut: "VocabularyReport", rows: "ChosenRows
     )
     if rows.never_said:
         out.line(f"{rows.never_said:.2%} of the held-out tokens were said by no other part")
+    if report.cut is not None:
+        out.line(
+            f"next: draftquant gate {choosing.source.folder} {report.cut.out} --traces OTHERS (of"
+            " other prompts than those that chose the rows)"
+        )
+
+
+def _print_cut(cut: "VocabularyReport") -> None:
+    out = stdout()
     out.line(
-        f"next: draftquant gate {choosing.source.folder} {cut.out} --traces OTHERS (of other"
-        " prompts than those that chose the rows)"
+        (str(cut.out), "bold"),
+        f": rows for {cut.size:,} of {cut.vocabulary:,} tokens ({cut.size_before:,} before),"
+        f" {megabytes(cut.bytes_before)} -> {megabytes(cut.bytes_after)}, verified",
     )
+    if cut.head_from is not None:
+        out.line(
+            f"the draft had no head of its own: its rows are those of the target's {cut.head_from}"
+        )
 
 
 def _print_curve(report: "VocabReport", curve: "SizeCurve") -> None:
@@ -241,9 +254,10 @@ def to_mapping(report: "VocabReport") -> dict[str, Any]:
         "method": choosing.chooser.method,
         "warnings": list(report.warnings),
     }
-    if report.rows is not None and report.cut is not None:
+    if report.rows is not None:
         rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
-        found |= {"rows": rows, "cut": _cut_mapping(report.cut)}
+        found |= {"rows": rows, "token_map": report.token_map and str(report.token_map)}
+        found["cut"] = None if report.cut is None else _cut_mapping(report.cut)
     if report.curve is not None:
         found["curve"] = dataclasses.asdict(report.curve)
         found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from broken import BROKEN
+from cut_heads import CUT_HEADS, CutHead, target_ids
 from data_free import LAYERS_ALONE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -26,14 +28,15 @@ from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe
 from heads import BEYOND, HEAD, LOADED
 from mixes import KEPT_DOWN, MIXES
-from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+from proposals import proposed
+from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_eagle1, tiny_language_model
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 
 INPUT_SCALE = 0.01
-Kind = Literal["recipe", "format", "mixed", "beyond", "broken"]
+Kind = Literal["recipe", "format", "mixed", "beyond", "cut", "broken"]
 DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 INDEX_FILE = "cases.json"
 TARGET_FOLDER = "target"
@@ -84,22 +87,24 @@ class Case:
         name: of the folder.
         kind: "recipe": what draftquant ships; "format": what its layouts can store besides;
             "mixed": several formats in one draft; "beyond": the head or fc quantized as well, or
-            left to the target; "broken": what other tools and hands make, and
-            what looks broken but is not.
+            left to the target; "cut": a head with rows for half of the tokens; "broken": what
+            other tools and hands make, and what looks broken but is not.
         what: one line; of a broken folder, what was done to it.
         recipe: what it was quantized with; None = not quantized.
         tp: numbers of tensor-parallel shards to load it in.
         reads: the target's layers whose inputs the draft reads.
+        proposes: target ids that it should propose, see `proposals`; none = that is not asked.
         refused: why draftquant itself does not write this folder; then there is none.
     """
 
     name: str
     kind: Kind
-    family: FamilyName
+    family: str
     what: str
     recipe: str | None = None
     tp: tuple[int, ...] = (1, 2)
     reads: tuple[int, ...] = ()
+    proposes: tuple[int, ...] = ()
     refused: str | None = None
 
 
@@ -117,6 +122,7 @@ def write_cases(out: Path) -> list[Case]:
         *format_cases(workshop),
         *mixed_cases(workshop),
         *beyond_cases(workshop),
+        *cut_cases(workshop),
         *broken_cases(workshop),
     ]
     index = [dataclasses.asdict(case) for case in cases]
@@ -255,6 +261,38 @@ def _quantized(
     return case
 
 
+def cut_cases(workshop: Workshop) -> list[Case]:
+    """Every folder of `CUT_HEADS`."""
+    return [_cut(workshop, cut) for cut in CUT_HEADS]
+
+
+def _cut(workshop: Workshop, cut: CutHead) -> Case:
+    name = f"cut--{cut.name.replace(' ', '-')}"
+    source = cut.build(workshop.sources / name)
+    built = read_tensors(source)
+    if cut.recipe is None:
+        shutil.copytree(source, workshop.out / name)
+        proposes = proposed(_floats(built["lm_head.weight"]), target_ids(built))
+    else:  # by kernels, which no loader runs
+        workshop.quantize(source, BEYOND[cut.recipe], name)
+        proposes = []
+    break_folder(workshop.out / name, source, cut.edit)
+    return Case(
+        name=name,
+        kind="cut",
+        family=cut.name.split()[0],
+        what=cut.what,
+        recipe=cut.recipe,
+        reads=cut.reads,
+        tp=cut.tp,
+        proposes=tuple(proposes),
+    )
+
+
+def _floats(stored: Stored) -> torch.Tensor:
+    return torch.from_numpy(values_of(stored))
+
+
 def broken_cases(workshop: Workshop) -> list[Case]:
     """Every folder of `BROKEN`."""
     return [_broken(workshop, broken) for broken in BROKEN]
@@ -308,6 +346,6 @@ def read_cases(out: Path) -> list[Case]:
     """The index that `write_cases` left."""
     index = json.loads((out / INDEX_FILE).read_text(encoding="utf-8"))
     return [
-        Case(**{**entry, "tp": tuple(entry["tp"]), "reads": tuple(entry["reads"])})
+        Case(**{key: tuple(of) if isinstance(of, list) else of for key, of in entry.items()})
         for entry in index
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cases import NUM_TARGET_LAYERS
 from draftquant.quantize.engines import EngineCheck, check_draft
+from draftquant.quantize.errors import CheckpointError
 from results import Outcome
 
 _SERVED = ("LOADS", "LOADS BUT WRONG")
@@ -79,7 +80,12 @@ def find_mismatches(folders: Path, outcomes: Iterable[Outcome]) -> list[str]:
     """
     mismatches = []
     for outcome in outcomes:
-        answer = predicted(folders / outcome["draft"], outcome)
+        try:
+            answer = predicted(folders / outcome["draft"], outcome)
+        except CheckpointError as exc:  # it is not read as a draft: no engine may serve it well
+            if outcome["verdict"] == "LOADS":
+                mismatches.append(f"{outcome['draft']} loads, and is not read: {exc.what}")
+            continue
         if outcome["verdict"] not in ("UNKNOWN", answer.verdict):
             mismatches.append(
                 f"{_where(answer)}, {outcome['draft']}: check says {answer.verdict},"

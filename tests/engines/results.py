@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import Case
+from proposals import differ
 
 Outcome = Mapping[str, Any]
 JSON_FILE = Path(__file__).resolve().parent / "results.json"
@@ -119,14 +120,28 @@ def with_linears(outcome: Outcome) -> Outcome:
     return {**others, "linears": linears}
 
 
-def judged(outcome: Outcome, reads: Sequence[int]) -> Outcome:
-    """An outcome with what the default runner captures: other layers than are read are wrong."""
-    if outcome["verdict"] != "LOADS" or not outcome["captures"]:
+def judged(outcome: Outcome, case: Case) -> Outcome:
+    """An outcome with what is known of a draft that loads beside its parameters.
+
+    It is wrong where the default runner captures other layers of the target than the draft reads,
+    and where it proposes other tokens than its head says.
+    """
+    outcome = dict(outcome)
+    found = outcome.pop("proposes")
+    if outcome["verdict"] != "LOADS":
         return outcome
-    captured = next(iter(outcome["captures"].values())) or _DEFAULT_LAYERS
-    if sorted(set(captured)) == list(reads):
-        return outcome
-    return {**outcome, "verdict": "LOADS BUT WRONG", "captured": captured}
+    if outcome["captures"]:
+        captured = next(iter(outcome["captures"].values())) or _DEFAULT_LAYERS
+        if sorted(set(captured)) != list(case.reads):
+            outcome |= {"verdict": "LOADS BUT WRONG", "captured": captured}
+    if isinstance(found, str):  # which index of several is met first, follows no order
+        said = re.sub(r"index \d+ is", "an index is", found)
+        outcome |= {"verdict": "LOADS BUT WRONG", "proposals": said}
+    elif case.proposes and found and differ(case.proposes, found):
+        outcome |= {"verdict": "LOADS BUT WRONG", "proposals": "others than those of its head"}
+    elif case.proposes and found:
+        outcome |= {"proposals": "those of its head"}
+    return outcome
 
 
 class _Table:
@@ -184,6 +199,7 @@ def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
         ("format", "What else the layouts can store (one shard)", "family and formats"),
         ("mixed", "Several formats in one draft", "family and formats"),
         ("beyond", "The head and fc quantized as well", "family and formats"),
+        ("cut", "A head with rows for half of the tokens", "family and what is special"),
         ("broken", "Folders that are wrong, or look so", "what was done to the folder"),
     ):
         parts.append(f"\n## {title}\n\n| {column} | {header} |\n|{'---|' * 6}\n")
@@ -192,6 +208,8 @@ def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
             label = case.name.replace("--", " ")
             if kind == "broken":
                 label = f"{case.name.removeprefix('broken--')}: {case.what} ({case.family})"
+            if kind == "cut":
+                label = f"{case.name.removeprefix('cut--')}: {case.what}"
             parts.append(f"| {label} | {' | '.join(cells)} |\n")
     parts.append("\n## Reasons\n\n")
     parts += [f"{number}. {reason}\n" for reason, number in reasons.items()]
@@ -232,6 +250,7 @@ def _reason(outcome: Outcome) -> str:
         ("cast", outcome["cast"]),
         ("one scale for several", outcome["merged"]),
         ("the target's layers captured", [str(layer) for layer in outcome.get("captured", ())]),
+        ("proposals", [outcome["proposals"]] if "proposals" in outcome else []),
     )
     return "; ".join(f"{what}: {_some(names)}" for what, names in found if names)
 

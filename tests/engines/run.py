@@ -96,8 +96,8 @@ def _ask_engines(python: Path, folders: Path, cases: Sequence[Case]) -> list[Out
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         answers = pool.map(lambda on: _ask(python, folders, _names(cases, on), on), PLATFORMS)
         outcomes = [with_linears(outcome) for answer in answers for outcome in answer]
-    reads = {case.name: case.reads for case in cases}
-    return [judged(outcome, reads[outcome["draft"]]) for outcome in outcomes]
+    asked = {case.name: case for case in cases}
+    return [judged(outcome, asked[outcome["draft"]]) for outcome in outcomes]
 
 
 def _known(cases: Sequence[Case], asked: Sequence[Case]) -> list[Outcome]:

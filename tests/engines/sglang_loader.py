@@ -15,6 +15,7 @@ import sglang_platform
 import torch
 from captures import method_of, reads_layers, sglang_captures
 from loader import Engine, main
+from proposals import sglang_proposals
 from torch import nn
 from verdict import Subject, read_tensors
 
@@ -38,7 +39,8 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         0
     ]
     tensors = read_tensors(draft)
-    reads = reads_layers(method_of(architecture, tensors))
+    method = method_of(architecture, tensors)
+    reads, algorithm = reads_layers(method), {"eagle3": "EAGLE3", "eagle": "EAGLE"}.get(method)
     sglang_platform.publish_server_arguments(tp)
     sglang_platform.become_rank(tp, rank)
     config = ModelConfig(str(draft), is_draft_model=True, quantization=None, dtype="auto")
@@ -66,6 +68,8 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         needs_gpu=sglang_platform.needs_gpu,
         unused=_UNUSED,
         first=rank == 0,
+        # A block draft proposes by the target's head: `dflash_worker_v2.py:138`.
+        proposes=lambda model: sglang_proposals(model, algorithm) if algorithm and tp == 1 else [],
         captures=lambda: sglang_captures(draft, config, num_target_layers) if reads else {},
     )
 

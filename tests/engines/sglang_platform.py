@@ -58,6 +58,9 @@ def install(arch: str) -> None:
     import sglang.srt.model_loader.loader
     import sglang.srt.models.registry  # noqa: F401
 
+    # Whoever serves HTTP; workers import it, and nobody is served.
+    sys.modules.setdefault("uvicorn", _StandInModule("uvicorn"))
+
     StandIn.may_be_called = False
 
 

@@ -67,6 +67,8 @@ class Outcome:
         parameters: of the built model, before loading: name -> dtype and shape.
         not_run: modules whose step after loading needs a kernel -> that kernel.
         captures: runner -> layers of the target that it captures; None = its default.
+        proposes: target ids that the loaded draft proposes, see `proposals`; or the error of an
+            engine that proposes none.
         served: sha256 over the draft's parameters after the step after loading, as they are
             served; "" where that was not reached.
     """
@@ -87,6 +89,7 @@ class Outcome:
     parameters: dict[str, str] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
     captures: dict[str, list[int] | None] = field(default_factory=dict)
+    proposes: list[int] | str = field(default_factory=list)
     served: str = ""
 
 
@@ -101,6 +104,7 @@ class Subject:
         needs_gpu: tells the exception of a stand-in for a kernel from the engine's own.
         context: in which all of this happens.
         captures: see `Outcome`.
+        proposes: see `Outcome`; of a loaded model.
         last_steps: what follows the modules' own steps after loading: runtime module -> step.
         unused: of a parameter's name: it is built, and no forward pass reads it.
         first: the first shard; a later one may hold nothing but the padding of a vocabulary.
@@ -112,6 +116,7 @@ class Subject:
     needs_gpu: Callable[[Exception], bool]
     context: AbstractContextManager[object] = field(default_factory=nullcontext)
     captures: Callable[[], dict[str, list[int] | None]] = dict
+    proposes: Callable[[nn.Module], list[int]] = lambda _model: []
     last_steps: Callable[[nn.Module], Steps] = lambda _model: {}
     unused: re.Pattern[str] = re.compile(r"(?!)")
     first: bool = True
@@ -142,10 +147,19 @@ def examine(subject: Subject, outcome: Outcome) -> None:
         subject.load_folder(model)
         outcome.not_run, outcome.merged = _finish(model, subject)
         outcome.served = _sha256(model, _absent(subject.tensors))
+        outcome.proposes = _proposed(model, subject)
     outcome.stage = "loaded"
     outcome.captures = subject.captures()
     wrong = outcome.unloaded or outcome.unread or outcome.cast or outcome.merged
     outcome.verdict = "LOADS BUT WRONG" if wrong else "LOADS"
+
+
+def _proposed(model: nn.Module, subject: Subject) -> list[int] | str:
+    """Of a draft that loads: an error comes with the first request, not before."""
+    try:
+        return subject.proposes(model)
+    except Exception as exc:  # noqa: BLE001  whatever an engine raises is its answer
+        return [] if subject.needs_gpu(exc) else f"{type(exc).__name__}: {exc}"
 
 
 def describe_schemes(model: nn.Module) -> dict[str, str]:

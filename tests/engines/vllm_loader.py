@@ -25,6 +25,7 @@ import torch
 import vllm_platform
 from captures import Captured, method_of, reads_layers, vllm_captures
 from loader import Engine, main
+from proposals import vllm_proposals
 from torch import nn
 from verdict import Steps, Subject, read_tensors
 
@@ -45,6 +46,8 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     vllm_platform.become_rank(tp, rank)
     draft_config = config.speculative_config.draft_model_config
     whole = config.speculative_config.method == "draft_model"
+    # Other shards, and wholes and MTP layers, have no head of fewer rows.
+    asked = tp == 1 and config.speculative_config.method not in ("draft_model", "mtp")
     built = _of_its_own(config) if whole else config
 
     def build() -> nn.Module:
@@ -67,6 +70,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         unused=_UNUSED,
         first=rank == 0,
         captures=lambda: _captures(config.speculative_config),
+        proposes=lambda model: vllm_proposals(model, config) if asked else [],
         context=set_current_vllm_config(built),
         last_steps=lambda model: {
             **_attention_steps(model, draft_config.dtype),

@@ -112,23 +112,28 @@ def record_by_engine(python: Path, pair: Pair, prompts: Path, out: Path) -> Trac
     return TraceFolder.open(out)
 
 
+NUM_KEPT = 384
+"""Rows of the cut heads, of 1,024: those of the tokens that the target said most often."""
+CUT = f"cut to {NUM_KEPT} of 1,024 tokens"
+CUT_FP8 = f"{CUT}, then fp8-ptpc"
 TRANSCODED, WITH_PLUGIN = f"{W4A8}, transcoded", f"{W4A8}, with the plugin"
 MIXED = "int4-channel, down_proj in FP8"
 
 
 def draft_names() -> tuple[str, ...]:
     """Those of `drafts`, in their order."""
-    return UNQUANTIZED, *built_in_recipes(), MIXED, TRANSCODED, WITH_PLUGIN
+    return UNQUANTIZED, *built_in_recipes(), MIXED, TRANSCODED, WITH_PLUGIN, CUT, CUT_FP8
 
 
 def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
     """Every draft to serve, by name.
 
-    They are those as they were trained, by every recipe, in two formats, and W4A8 in two more ways.
+    They are those as they were trained, by every recipe, in two formats, W4A8 in two more ways, and
+    with fewer rows in the head.
 
     Args:
         pair: whose draft is quantized.
-        calibration: traces for static activation scales.
+        calibration: traces for static activation scales, and for the choice of rows.
     """
 
     source = pair.folder / "draft"
@@ -152,12 +157,25 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
         layout = ("--layout", "compressed-tensors", "--carrier", "fp8_e4m3")
         _run("transcode", codes, *layout, "--out", out)
 
+    def cut(out: Path) -> None:
+        """A block draft, which has no head, gets rows of the target's."""
+        given = ("--traces", calibration.folder, "--size", NUM_KEPT)
+        head = ("--target", pair.folder / "target") if pair.method == "dflash" else ()
+        _run("vocab", source, *given, *head, "--out", out)
+
+    def cut_and_quantized(out: Path) -> None:
+        whole = out.with_name(f"{out.name} before")
+        cut(whole)
+        _run("quantize", whole, "--recipe", "fp8-ptpc", "--out", out)
+
     return {
         UNQUANTIZED: Draft(make=lambda out: out.symlink_to(source)),
         **{recipe: Draft(make=quantized(recipe)) for recipe in built_in_recipes()},
         MIXED: Draft(make=in_two_formats),
         TRANSCODED: Draft(make=transcoded),
         WITH_PLUGIN: Draft(make=quantized(W4A8), plugin=True),
+        CUT: Draft(make=cut),
+        CUT_FP8: Draft(make=cut_and_quantized),
     }
 
 

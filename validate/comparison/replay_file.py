@@ -12,7 +12,7 @@ from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.calibration_change import BOUNDS, HeadCalibration, head_calibration
 from ..counting.draft_counts import PromptCounts
-from ..counting.draft_replay import DraftReplay, TraceFigures
+from ..counting.draft_replay import DraftReplay, PromptReplay, TraceFigures
 from ..counting.estimand import DraftSampling, estimand
 from ..errors import CompareError
 from ..judging.contradictions import MOST_DRAFT_TOKENS, is_histogram
@@ -24,7 +24,12 @@ _OF_HEADS = ("confidence_head", "shortened")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedPrompt:
-    """One prompt; `num_steps` is the sum of `histogram`, which has K + 1 columns."""
+    """One prompt; `num_steps` is the sum of `histogram`, which has K + 1 columns.
+
+    Attributes:
+        shorter: [K - 1] the histograms where fewer proposals are verified, of 2, 3, .. K columns;
+            none in what 0.2 printed.
+    """
 
     id: str
     category: str
@@ -32,9 +37,10 @@ class ReplayedPrompt:
     num_steps: float
     histogram: tuple[float, ...]
     cluster: str = ""
+    shorter: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
-    def of(cls, prompt: PromptCounts) -> "ReplayedPrompt":
+    def of(cls, prompt: PromptReplay) -> "ReplayedPrompt":
         """Of a replay."""
         return cls(
             id=prompt.id,
@@ -43,6 +49,7 @@ class ReplayedPrompt:
             num_steps=prompt.counts.num_steps,
             histogram=prompt.counts.histogram,
             cluster=prompt.cluster,
+            shorter=tuple(one.histogram for one in prompt.shorter),
         )
 
     @property
@@ -75,6 +82,7 @@ class ReplayedDraft(DraftFigures):
     Attributes:
         first_step_agreement: share of the positions where it proposes what the first draft does.
         rope_theta, dtype: that it was replayed with; None = as its config.json has it.
+        family: of the draft; "" in what 0.2 printed.
         head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
         confidence_head, shortened: where its confidence head was asked.
     """
@@ -87,6 +95,7 @@ class ReplayedDraft(DraftFigures):
     prompts: tuple[ReplayedPrompt, ...]
     rope_theta: float | None
     dtype: str
+    family: str = ""
     head_online: OnlineHead | None = None
     confidence_head: HeadCalibration | None = None
     shortened: ShortenedFigures | None = None
@@ -114,6 +123,7 @@ class ReplayedDraft(DraftFigures):
             prompts=tuple(map(ReplayedPrompt.of, replay.prompts)),
             rope_theta=rope_theta,
             dtype=dtype,
+            family=replay.family,
             head_online=head_online,
             confidence_head=head_calibration(replay.prompts, BOUNDS) if asked else None,
             shortened=None
@@ -146,7 +156,19 @@ class ReplayedDraft(DraftFigures):
         for prompt in self.prompts:
             if prompt.num_steps and not is_histogram(prompt.histogram, depth):
                 return f"prompts: {prompt.id!r}: expected {depth + 1} counts of verify steps"
+            if prompt.shorter and not _are_shorter(prompt, depth):
+                return (
+                    f"prompts: {prompt.id!r}: shorter: expected histograms for K = 1 .. {depth - 1}"
+                )
         return ""
+
+
+def _are_shorter(prompt: ReplayedPrompt, depth: int) -> bool:
+    columns = [len(one) for one in prompt.shorter]
+    if columns != list(range(2, depth + 1)):
+        return False
+    steps = [histogram for histogram in prompt.shorter if sum(histogram)]
+    return all(is_histogram(one, len(one) - 1) for one in steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

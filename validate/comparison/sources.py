@@ -70,7 +70,7 @@ def of_files(paths: Sequence[Path]) -> Counted:
         CompareError: files of several kinds, or what they say cannot be compared.
         GateError, MeasureError: a file is not what it claims to be.
     """
-    kinds = [_kind(path) for path in paths]
+    kinds = [kind_of(path) for path in paths]
     if len(set(kinds)) > 1:
         other = next(place for place, kind in enumerate(kinds) if kind != kinds[0])
         raise CompareError(
@@ -83,8 +83,12 @@ def of_files(paths: Sequence[Path]) -> Counted:
     return _of_replayed(paths) if kinds[0] == "replay" else _of_reports(paths)
 
 
-def _kind(path: Path) -> str:
-    """A measurement is lines of JSON of which the first one says so; `replay` prints a list."""
+def kind_of(path: Path) -> str:
+    """A "measurement" is lines of JSON of which the first says so, a "replay" a list, or "report".
+
+    Raises:
+        CompareError: it cannot be read.
+    """
     try:
         with open_stream(path) as stream:
             line = stream.readline(_MOST_OF_A_LINE)
@@ -137,7 +141,9 @@ def _differing(one: ReplayedDraft, other: ReplayedDraft) -> str:
 
 
 def _of_reports(paths: Sequence[Path]) -> Counted:
-    found = [(path, document := read_report(path), _replayed(path, document)) for path in paths]
+    found = [
+        (path, document := read_report(path), replayed_comparison(path, document)) for path in paths
+    ]
     first_path, first, baseline = found[0]
     for path, _, comparison in found[1:]:
         if what := _difference(baseline, comparison):
@@ -168,8 +174,12 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
     )
 
 
-def _replayed(path: Path, document: Document) -> GateReport:
-    """The comparison of two replays, with the draft as released; its prompts were recorded."""
+def replayed_comparison(path: Path, document: Document) -> GateReport:
+    """The comparison of two replays, with the draft as released; its prompts were recorded.
+
+    Raises:
+        CompareError: the report compares servers, or no prompts.
+    """
     judgement = document.judgement
     found = judgement.replayed if isinstance(judgement, JointReport) else judgement
     if isinstance(found, RetunedRecord):
@@ -189,7 +199,7 @@ def _replayed(path: Path, document: Document) -> GateReport:
 
 def _difference(one: GateReport, other: GateReport) -> str:
     """What must be equal and is not; empty if nothing."""
-    assert one.traces is not None  # see `_replayed`
+    assert one.traces is not None  # see `replayed_comparison`
     assert other.traces is not None
     if one.traces.sha256 != other.traces.sha256:
         return "other traces"
@@ -205,11 +215,11 @@ def _difference(one: GateReport, other: GateReport) -> str:
 
 def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
     first = measurements[0]
-    depth = _num_draft_tokens(first)
+    depth = num_draft_tokens_of(first)
     for other in measurements[1:]:
         unequal = differences(first.setup, other.setup)
-        if depth != _num_draft_tokens(other):
-            unequal = (*unequal, f"K: {depth}, {_num_draft_tokens(other)}")
+        if depth != num_draft_tokens_of(other):
+            unequal = (*unequal, f"K: {depth}, {num_draft_tokens_of(other)}")
         if unequal:
             raise CompareError(
                 other.name,
@@ -218,13 +228,18 @@ def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
             )
     server = first.setup.server
     return Counted(
-        drafts=count_drafts([_contestant(one, depth) for one in measurements]),
+        drafts=count_drafts([contestant_of(one, depth) for one in measurements]),
         num_draft_tokens=depth,
         counted_by=f"all verify steps of whole outputs of {server.engine} {server.version}",
     )
 
 
-def _num_draft_tokens(measurement: Measurement) -> int:
+def num_draft_tokens_of(measurement: Measurement) -> int:
+    """K of a server that drafts.
+
+    Raises:
+        CompareError: it does not.
+    """
     speculation = measurement.setup.speculation
     if speculation is None:
         raise CompareError(
@@ -233,9 +248,10 @@ def _num_draft_tokens(measurement: Measurement) -> int:
     return speculation.num_draft_tokens
 
 
-def _contestant(measurement: Measurement, num_draft_tokens: int) -> Contestant:
+def contestant_of(measurement: Measurement, num_draft_tokens: int) -> Contestant:
+    """The draft of a server, by whole rounds."""
     speculation = measurement.setup.speculation
-    assert speculation is not None  # see `_num_draft_tokens`
+    assert speculation is not None  # see `num_draft_tokens_of`
     prompts = tuple(
         PromptCounts(
             id=record.id,

@@ -22,11 +22,13 @@ class PromptReplay(PromptCounts):
     Attributes:
         every_position: the counts as if a round started at every position: another quantity (it
             over-weights easy text), with less noise when two drafts are compared.
+        shorter: [K - 1] the counts where only the first 1, 2, .. K - 1 proposals are verified.
         survival: what the confidence head foretold of the verify steps; None where it was not
             asked. shortened: the verify steps as a rule of `--confidence` shortens them.
     """
 
     every_position: AcceptanceCounts
+    shorter: tuple[AcceptanceCounts, ...] = ()
     survival: SurvivalCounts | None = None
     shortened: ShortenedCounts | None = None
 
@@ -95,6 +97,7 @@ class DraftReplay(Brief):
         traces: facts about the traces, the same for all drafts of a call.
         prompts: the counts of each prompt, in the order of the traces.
         first_step: how often the first proposed token is that of the first draft of the call.
+        family: of the draft; "" = not known.
     """
 
     name: str
@@ -103,6 +106,7 @@ class DraftReplay(Brief):
     traces: TraceFigures
     prompts: tuple[PromptReplay, ...]
     first_step: FirstStepAgreement
+    family: str = ""
 
     @property
     def text(self) -> TextFigures:

@@ -42,6 +42,28 @@ def prompt_counts(
     return expected_rounds(outcomes), rounds_at_every_row(outcomes)
 
 
+def shorter_counts(trace: PromptTrace, proposed: Proposals) -> tuple[AcceptanceCounts, ...]:
+    """[K - 1] the rounds of decoding where only the first 1, 2, .. K - 1 proposals are verified.
+
+    The next round then begins elsewhere, so that these are no sums of the counts at K. A chain
+    proposes the same tokens whatever K is: of it they are a replay at that K, but for the rounds
+    at the end of the text, of which K tokens are looked at here too. A block that is drafted whole
+    and cut is what vLLM's schedule by batch size makes of it.
+    """
+    predicted, drafted = proposed.token_ids, proposed.recorded_logprobs
+    depths = range(1, predicted.shape[1])
+    if drafted is None or trace.token_logprob is None:
+        accepted = accepted_by_row(trace, predicted)
+        cut = ([min(length, depth) for length in accepted] for depth in depths)
+        return tuple(
+            AcceptanceCounts.of(rounds(lengths), depth)
+            for depth, lengths in zip(depths, cut, strict=True)
+        )
+    target = _after_first(trace.token_logprob, predicted)
+    likely = acceptance_probabilities(drafted, target)
+    return tuple(expected_rounds(outcome_probabilities(likely[:, :depth])) for depth in depths)
+
+
 def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
     """Draft tokens accepted if a round started at each row from P - 1 on.
 

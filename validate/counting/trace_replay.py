@@ -46,7 +46,7 @@ from .draft_replay import (
 )
 from .estimand import DraftSampling
 from .replay_cache import Question, ReplayCache
-from .rounds import prompt_counts, recorded_tokens
+from .rounds import prompt_counts, recorded_tokens, shorter_counts
 
 
 def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) -> int:
@@ -183,7 +183,7 @@ class _Tally:
     """What is counted of one draft while the traces go by."""
 
     def __init__(self, draft: LoadedDraft, i: int, asked: ConfidenceQuestion | None) -> None:
-        self._name = draft.name
+        self._name, self._family = draft.name, draft.family.name
         self._position, self._asked = i, asked
         self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
@@ -226,6 +226,7 @@ class _Tally:
                 num_only_reference_hits=only_reference,
                 num_only_this_hits=only_this,
             ),
+            family=self._family,
         )
 
 
@@ -304,6 +305,7 @@ def _prompt_replay(trace: PromptTrace, proposed: Proposals) -> PromptReplay:
         prompt_sha256=trace.cluster_sha256,
         counts=counts,
         every_position=every_position,
+        shorter=shorter_counts(trace, proposed),
     )
 
 

@@ -15,6 +15,10 @@ MOST_PROMPTS = 10_000
 _NEEDS_TRACES = ("-gptq", "-learned")
 """How the built-in recipes end that calibrate on traces."""
 
+_MORE_ROWS = (
+    "Keep more rows of the head; what each size costs is shown by: draftquant vocab BF16 --traces"
+    " CALIBRATION --curve"
+)
 _FP4_WEIGHTS = (
     "Keep the inputs in BF16 and round the FP4 weights by GPTQ: a recipe file of seven lines,"
     " docs/acceptance.md"
@@ -29,6 +33,8 @@ def lines(*ways: str) -> str:
 
 def lose_less(background: Background) -> tuple[str, ...]:
     """How the candidate may lose less."""
+    if not background.quantized:
+        return (_MORE_ROWS,)
     algorithm, recipes = background.algorithm_to_try, background.recipes_to_try
     recipes = tuple(sorted(recipes, key=_is_learned))
     ways = [f"{_promise(name)}: draftquant quantize BF16{_options(name)}" for name in recipes]
@@ -40,6 +46,8 @@ def lose_less(background: Background) -> tuple[str, ...]:
             f"Round its four bits with {algorithm} on traces of other prompts: draftquant quantize"
             f" BF16 --recipe RECIPE --algorithm {algorithm} --traces CALIBRATION --out OUT",
         )
+    if background.cut:
+        ways.append(_MORE_ROWS)
     if not recipes:
         ways.append("Use a wider format.")
     ways.append(

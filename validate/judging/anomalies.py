@@ -30,6 +30,7 @@ class Background:
         taught: the candidate was fine-tuned and the baseline was not: a gain may be large.
         algorithm_to_try: with which the candidate may lose less, by its name on the command line;
             None = none is known. recipes_to_try: built-in ones, the nearest first.
+        cut: the vocabulary of the candidate was cut. quantized: it is quantized, too or alone.
         confidence_head: what the two drafts' confidence heads foretell; None = they have none, or
             were not asked.
         warnings: sentences without a full stop, for the verdict.
@@ -44,6 +45,8 @@ class Background:
     taught: bool = False
     algorithm_to_try: str | None = None
     recipes_to_try: tuple[str, ...] = ()
+    cut: bool = False
+    quantized: bool = True
     confidence_head: CalibrationChange | None = None
     warnings: tuple[str, ...] = ()
 

@@ -124,9 +124,11 @@ class _Orders:
     def least_winner(self, logits: Tensor, recorded: Tensor, asked: Tensor) -> Tensor:
         """[n, J] int32, the least rank among tokens that win against the recorded one.
 
+        0 where that has no row; more than any rank where nothing wins against it.
+
         Args:
             logits: [n, draft vocabulary].
-            recorded: [n] target ids; 0 for those without a row.
+            recorded: [n] target ids.
             asked: [n, J] which orders.
         """
         own = self.draft_ids[recorded]

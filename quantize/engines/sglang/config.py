@@ -19,6 +19,8 @@ ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
 )
 """Names of whole models, as which it loads a draft that has them; vLLM reads them as drafts."""
+_NO_HEAD_LOADED = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+"""Names of whole models that end before a head is loaded."""
 _CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
 """model_type -> the class of its config."""
 ARCHITECTURES = ORDINARY.union(*(traits.sglang.architectures for traits in TRAITS))
@@ -92,6 +94,18 @@ def is_ordinary(question: Question) -> bool:
     return name in ORDINARY or name in question.traits.sglang.whole_models
 
 
+def whole_model_head(question: Question) -> Finding | None:
+    """A head of fewer rows than the vocabulary, in a whole model."""
+    name, rows = declared_architecture(question.config), question.head_rows
+    vocab = question.config.get("vocab_size")
+    if not is_ordinary(question) or rows in (None, vocab) or name in _NO_HEAD_LOADED:
+        return None
+    text = f"AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
+    wanted = question.traits.sglang.whole_models.get(name) or OTHER_NAMES[name]
+    remedy = f"set architectures to {wanted}"
+    return Finding("load", f"{text} loaded_weight.shape[output_dim]={rows}", remedy)
+
+
 def ordinary_model_problem(question: Question) -> Finding | None:
     """What loading as a whole model comes to, whose tensors have other names and shapes."""
     name = declared_architecture(question.config)
@@ -103,10 +117,6 @@ def ordinary_model_problem(question: Question) -> Finding | None:
         text = f"AttributeError: {config!r} object has no attribute 'topk_method'"
         stage: Stage = "unknown" if "topk_method" in question.config else "init"
         return Finding(stage, text, remedy)
-    rows, vocab = question.head_rows, question.config.get("vocab_size")
-    if rows not in (None, vocab) and name != "DeepseekV2ForCausalLM":
-        text = f"AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
-        return Finding("load", f"{text} loaded_weight.shape[output_dim]={rows}", remedy)
     if name == "LlamaForCausalLM" or "hidden_norm.weight" in question.tensor_names:
         what = f"SGLang loads the draft as a whole model, {name}, and drops fc.weight"
         return Finding("wrong", what, remedy)

@@ -23,6 +23,7 @@ from .config import (
     is_ordinary,
     ordinary_model_problem,
     tied_head,
+    whole_model_head,
 )
 from .schemes import CONCATENATED, algorithm_problem, not_on_rocm
 
@@ -231,7 +232,7 @@ def _is_marlin(question: Question) -> bool:
 def config_problem(question: Question) -> Finding | None:
     """Rules for config.json."""
     config, own = question.config, question.traits.sglang
-    if (problem := own.problem(question)) is not None:
+    if (problem := whole_model_head(question) or own.problem(question)) is not None:
         return problem
     if is_float16_only(question):
         dtype = config.get("torch_dtype", config.get("dtype"))

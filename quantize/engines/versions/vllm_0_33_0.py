@@ -4,7 +4,7 @@ from ...drafts.architectures import declared_architecture
 from ..captured_layers import Captures, vllm_captures
 from ..contract import Question
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
-from ..vllm import config, modules, quantized_head
+from ..vllm import config, cut_head, modules, quantized_head
 from ..vllm.schemes import SCHEMES
 from ..vllm.speculators_config import plain_config
 
@@ -69,6 +69,7 @@ ENGINE = Engine(
             "RuntimeError: NVFP4 weight_scale for layer 'parallel_lm_head' was never loaded"
             " (still NaN).",
         ),
+        cut_head=cut_head.cut_head,
         checks_shapes=True,
         scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
         " loaded_weight.shape or self._is_1d_and_scalar(",

@@ -30,6 +30,7 @@ def _of_speculators(
 _DFLASH = dflash.ENGINE_TRAITS
 ENGINE_TRAITS = replace(
     _DFLASH,
+    prunes_vocabulary=False,
     convolutions=("attention_conv", "mlp_conv"),
     # vLLM 0.33 `qwen3_dflash2.py:316`, SGLang `dflash.py`.
     extra_linears=(ExtraLinear("candidate_selector.hidden_projection"),),

@@ -29,6 +29,7 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
 _DFLASH = dflash.ENGINE_TRAITS
 ENGINE_TRAITS = replace(
     _DFLASH,
+    prunes_vocabulary=False,
     module_names=("prefix_gru", "embed_proj"),
     vllm=replace(
         _DFLASH.vllm,

@@ -32,6 +32,7 @@ _SPECULATORS_KEYS = (
     "confidence_head_with_markov",
 )
 _NO_NAME = "ValueError: There is no module or parameter named '{}' in {}."
+_REDUCED = "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include"
 _RENAME = "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj"
 _TOP = "write markov_rank, markov_head_type and the keys of the confidence head at the top level"
 _GATES = {"gated": "gate_up_proj", "rnn": "joint_proj"}
@@ -57,7 +58,21 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     if (kind := config.get("markov_head_type")) in tuple(_GATES):  # of any JSON type
         gate = f"markov_head.{_GATES[kind]}"
         return Finding("load", _NO_NAME.format(gate, "Qwen3DSparkModel"), "serve it with SGLang")
-    return _other_confidence(draft)
+    return _cut(draft) or _other_confidence(draft)
+
+
+def _cut(draft: ServedDraft) -> Finding | None:
+    """A head of fewer rows than the vocabulary: `qwen3_dspark.py:342`."""
+    own, names = draft.config.get("draft_vocab_size"), draft.tensor_names
+    if own in (None, draft.config.get("vocab_size")):
+        return None
+    if not any("lm_head" in name for name in names):
+        text = f"{_REDUCED} lm_head weights; the full target lm_head cannot be shared."
+        return Finding("load", text, "store the rows of lm_head that d2t stands for")
+    if not any("d2t" in name for name in names):
+        text = f"{_REDUCED} a d2t mapping so sampled draft ids can be converted to target ids."
+        return Finding("load", text, "export the draft with d2t")
+    return None
 
 
 def _other_confidence(draft: ServedDraft) -> Finding | None:
@@ -95,7 +110,7 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
             " semi-AR draft); got markov_rank=0."
         )
         return Finding("init", text, _TOP)
-    own, vocab = config.get("draft_vocab_size"), config.get("vocab_size")
+    own, vocab = config.get("draft_vocab_size") or draft.head_rows, config.get("vocab_size")
     if own not in (None, vocab):
         rank = config["markov_rank"]
         text = (
