@@ -19,6 +19,7 @@ from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.transcoding.transcode_draft import plan_transcoding
 from draftquant.quantize.verify import verify
+from draftquant.quantize.vocabulary.cut_plan import cut_config
 from draftquant.recipes import Recipe, Rule, load_recipe
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
@@ -67,6 +68,7 @@ DRAFTS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_either_order_gives_equal_bytes_and_whole_records(
@@ -148,3 +150,12 @@ def test_rows_of_the_targets_head_in_either_order(tmp_path: Path) -> None:
         assert verify(out, source, target=model).ok
         with pytest.raises(CheckpointError, match="the rows are its target's"):
             verify(out, source)
+
+
+def test_the_size_stands_behind_the_vocabulary_wherever_it_stood() -> None:
+    """A fix of config.json may have put it last, before the draft was cut or after."""
+    key = "draft_vocab_size"
+    for config in ({key: 96, "vocab_size": 96, "a": 1}, {"vocab_size": 96, "a": 1, key: 96}):
+        assert list(cut_config(config, key, 20)) == ["vocab_size", key, "a"]
+    layered = {"transformer_layer_config": {"vocab_size": 96}, "quantization_config": {}}
+    assert list(cut_config(layered, key, 20))[1:] == [key, "quantization_config"]

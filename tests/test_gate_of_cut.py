@@ -37,7 +37,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         CHOICE, calibration_prompts=seen.sha256, calibration_sketches=seen.sketches
     )
     for source, out in (("draft", "cut"), ("cut", "cut-fp8"), ("draft", "fp8"), ("fp8", "fp8-cut")):
-        origin = DraftSource(folder=folder / source)
+        hub_id = "someone/draft" if source == "draft" else None
+        origin = DraftSource(folder=folder / source, hub_id=hub_id)
         if out.endswith("cut"):
             cut_vocabulary(origin, folder / out, target_ids=IDS, choice=choice)
         else:
@@ -100,8 +101,9 @@ def test_inspect_says_the_size(work: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_card_says_the_size(work: Path) -> None:
     for name in ("cut-fp8", "fp8-cut"):
-        arguments = ["--base-model", "a/b", "--license", "mit", "--out", str(work / f"{name}.md")]
+        arguments = ["--license", "mit", "--out", str(work / f"{name}.md")]
         assert main(["card", str(work / name), *arguments]) == 0
         text = (work / f"{name}.md").read_text(encoding="utf-8")
+        assert "base_model: someone/draft\n" in text
         assert "vocabulary 20 of 96" in text
         assert "Vocabulary 20 of 96, by frequency on 2 prompts." in text

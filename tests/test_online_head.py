@@ -4,7 +4,6 @@
 a CPU (`engines/online_head.py`).
 """
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.online_head import quantized_head
 from draftquant.recipes import load_recipe
 from draftquant.recipes.formats import OnlineHead
-from draftquant.recipes.schema import Rule
 from draftquant.scripts.cli import main
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import tiny_eagle3_llama
@@ -109,15 +107,20 @@ def _head(*shape: int) -> Callable[[Path], dict[str, Tensor]]:
     return lambda _: {HEAD: torch.zeros(shape), EMBEDDING: torch.zeros(shape)}
 
 
-def _quantized(folder: Path) -> Path:
-    """FP8 with its head, by a recipe of one's own."""
+def _quantized(folder: Path, recipe: str = "fp8-ptpc-head") -> Path:
     source = tiny_eagle3_llama(folder.with_name("source"))
-    base = load_recipe("fp8-ptpc")
-    rules = (rule for rule in base.rules if "head" not in rule.role)
-    recipe = dataclasses.replace(base, rules=(*rules, Rule(role=("head",), action="quantize")))
-    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+    plan = make_plan(load_recipe(recipe), read_draft(Checkpoint.open(source)))
     quantize_draft(plan, folder, source=DraftSource(folder=source))
     return folder
+
+
+def test_quantized_layers_stay_as_they_are(tmp_path: Path) -> None:
+    folder = _quantized(tmp_path / "draft", "fp8-ptpc")
+    plain = load_draft(folder)
+    served = load_draft(folder, shared=own_tables(folder), online_head="nvfp4")
+    assert set(served.quantized) - set(plain.quantized) == {"lm_head"}
+    differing = {n for n, w in plain.weights.items() if not torch.equal(w, served.weights[n])}
+    assert differing == {HEAD}
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], dict[str, Tensor]], str]] = {

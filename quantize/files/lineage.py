@@ -18,14 +18,18 @@ def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
     """How its weights were quantized, where a record of this package says so.
 
     Of a folder that was cut or dequantized afterwards it is that of the folder before, with every
-    cut, and the bytes that are left.
+    cut, and the bytes that are left. Its source has the Hub id of the whole draft.
     """
     if isinstance(record, DequantizedProvenance):
         return quantization_of(record.quantized_by)
+    if isinstance(record, QuantizedProvenance):
+        whole = record.cuts[0].source if record.cuts else record.source
+        source = dataclasses.replace(record.source, hub_id=whole.hub_id, revision=whole.revision)
+        return dataclasses.replace(record, source=source)
     if not isinstance(record, CutProvenance):
-        return record if isinstance(record, QuantizedProvenance) else None
-    before = record.quantized_by
-    if not isinstance(before, QuantizedProvenance):
+        return None
+    before = quantization_of(record.quantized_by)
+    if before is None:
         return None
     nbytes = TensorBytes(before=before.tensor_bytes.before, after=record.tensor_bytes.after)
     return dataclasses.replace(before, tensor_bytes=nbytes, cuts=(*before.cuts, *record.cuts))
