@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from draftquant.validate.confidence.calibration_error import (
-    NUM_BINS,
     SurvivalCounts,
     brier_scores,
     calibration_errors,
 )
+from draftquant.validate.confidence.head_calibration import NUM_BINS, BoundedFigure
 from draftquant.validate.confidence.length_rules import length_rule
 from draftquant.validate.confidence.shared_scaling import shared_scaling
 from draftquant.validate.confidence.shortened import ShortenedCounts, shortened_rounds
@@ -26,7 +26,6 @@ from draftquant.validate.confidence.survival import confidences, survivals
 from draftquant.validate.confidence.temperatures import Temperatures, fitted, read_temperatures
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.calibration_change import (
-    BoundedFigure,
     calibration_change,
     head_calibration,
 )

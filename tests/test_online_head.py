@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration.passes.memory import estimate_replay
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -172,6 +174,16 @@ def test_what_is_replayed_and_judged_says_so(
         Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 7))
     ]
     record_traces(target, asked, tmp_path / "traces", max_new_tokens=60, table_ids=())
+    estimate = estimate_replay(
+        [Path(draft), Path(draft)],
+        TraceFolder.open(tmp_path / "traces"),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        num_draft_tokens=1,
+        batch_size=None,
+        online_heads=[None, "nvfp4"],
+    )
+    assert estimate.drafts[1].own == 4 * 96 * 64  # in float32; all else is the first one's
     given = [
         "--traces",
         str(tmp_path / "traces"),
