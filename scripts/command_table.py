@@ -18,7 +18,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "tune": "choose a format for each linear by measurement; writes a recipe",
         "calibrate": "ranges of the linears' inputs, and what static scales cost",
         "retune": "fine-tune a quantized draft on its target, and a BF16 control",
-        "vocab": "keep the head's rows that its target needs; acceptance by their number",
+        "vocab": "keep the head's rows that a target needs; acceptance by size",
     },
     "convert": {
         "transcode": "store the same quantized values in another layout or dtype",

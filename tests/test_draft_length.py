@@ -244,7 +244,7 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert '--speculative-config: {"num_speculative_tokens": 2}' in out
     assert "the verify step is as measured for every K" in out
     assert "On h100 take int4-channel" in out
-    assert "of what a round reads." in out
+    assert "of what drafting reads." in out
 
 
 def test_files_of_several_numbers_of_a_block_draft(tmp_path: Path) -> None:

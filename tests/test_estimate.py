@@ -51,6 +51,7 @@ from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_eagle1
 from tiny_mla import tiny_eagle3_mla
+from tiny_speculators import tiny_speculators_eagle3
 
 PAIRS = Path(__file__).parent / "pairs"
 HEAD = 163840 * 7168 * 2
@@ -534,6 +535,26 @@ def test_the_targets_head_is_quantized_by_vllm_where_it_loads_such_drafts(tmp_pa
     assert "a head of its own" in str(online_head_problem(draft, "fp8", h100))
     block = read_draft(Checkpoint.open(tiny_dflash(tmp_path / "block")))
     assert "for method 'dflash'" in str(online_head_problem(block, "fp8", h100))
+
+
+def test_a_cut_head_of_a_speculators_folder(tmp_path: Path) -> None:
+    """Its config.json has the size at the top, as every other."""
+    draft = read_draft(Checkpoint.open(tiny_speculators_eagle3(tmp_path / "draft")))
+    cut = with_vocabulary(draft, 8)
+    assert {row.canonical: row.tensor.shape for row in cut.rows}["d2t"] == (8,)
+    assert cut.geometry.draft_vocab_size == 8
+
+
+def test_a_recipe_that_quantizes_the_head_is_named(
+    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(drafts[LLAMA].checkpoint.folder)
+    command = ["estimate", folder, "--gpu", "h200", "--recipe", "int4-channel"]
+    assert main([*command, "--recipe", "int4-channel-gptq-head", "--vocab-size", "32000"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "of the parameters, and only int4-channel-gptq-head quantizes the head" in out
+    assert "int4-channel-gptq-head, 32,000 rows" in out  # which reads least
+    assert "int4-channel-gptq-head, FP8 head" not in out
 
 
 def test_families_without_cut_heads(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from draftquant.scripts.api.gate_on_traces import (
     recipes_to_try,
 )
 from draftquant.scripts.commands.gate_report import print_gate
-from draftquant.validate.counting.calibration_change import (
+from draftquant.validate.confidence.head_calibration import (
     BoundedFigure,
     CalibrationChange,
     HeadCalibration,

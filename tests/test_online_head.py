@@ -4,7 +4,6 @@
 a CPU (`engines/online_head.py`).
 """
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -12,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration.passes.memory import estimate_replay
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -26,7 +27,6 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.online_head import quantized_head
 from draftquant.recipes import load_recipe
 from draftquant.recipes.formats import OnlineHead
-from draftquant.recipes.schema import Rule
 from draftquant.scripts.cli import main
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import tiny_eagle3_llama
@@ -109,15 +109,20 @@ def _head(*shape: int) -> Callable[[Path], dict[str, Tensor]]:
     return lambda _: {HEAD: torch.zeros(shape), EMBEDDING: torch.zeros(shape)}
 
 
-def _quantized(folder: Path) -> Path:
-    """FP8 with its head, by a recipe of one's own."""
+def _quantized(folder: Path, recipe: str = "fp8-ptpc-head") -> Path:
     source = tiny_eagle3_llama(folder.with_name("source"))
-    base = load_recipe("fp8-ptpc")
-    rules = (rule for rule in base.rules if "head" not in rule.role)
-    recipe = dataclasses.replace(base, rules=(*rules, Rule(role=("head",), action="quantize")))
-    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+    plan = make_plan(load_recipe(recipe), read_draft(Checkpoint.open(source)))
     quantize_draft(plan, folder, source=DraftSource(folder=source))
     return folder
+
+
+def test_quantized_layers_stay_as_they_are(tmp_path: Path) -> None:
+    folder = _quantized(tmp_path / "draft", "fp8-ptpc")
+    plain = load_draft(folder)
+    served = load_draft(folder, shared=own_tables(folder), online_head="nvfp4")
+    assert set(served.quantized) - set(plain.quantized) == {"lm_head"}
+    differing = {n for n, w in plain.weights.items() if not torch.equal(w, served.weights[n])}
+    assert differing == {HEAD}
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], dict[str, Tensor]], str]] = {
@@ -169,6 +174,16 @@ def test_what_is_replayed_and_judged_says_so(
         Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 7))
     ]
     record_traces(target, asked, tmp_path / "traces", max_new_tokens=60, table_ids=())
+    estimate = estimate_replay(
+        [Path(draft), Path(draft)],
+        TraceFolder.open(tmp_path / "traces"),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        num_draft_tokens=1,
+        batch_size=None,
+        online_heads=[None, "nvfp4"],
+    )
+    assert estimate.drafts[1].own == 4 * 96 * 64  # in float32; all else is the first one's
     given = [
         "--traces",
         str(tmp_path / "traces"),

@@ -9,7 +9,10 @@ import torch
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vocabulary.row_choice import RowOrder, row_order
 from draftquant.calibration.vocabulary.token_counts import TokenCounts, said_texts
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.files.vocabulary_cut import VocabularyChoice
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import ReplayError
@@ -87,6 +90,37 @@ def test_counts_at_every_size_are_those_of_a_really_cut_draft(kind: str, tmp_pat
             assert [own[number].counts(size) for own in found] == really, (number, size)
             accepted += sum(counts.num_accepted_draft_tokens for counts in really)
     assert accepted > 50
+
+
+WITH_HEAD: Mapping[str, Callable[[Path], Path]] = {
+    "chain": tiny_eagle3_llama,
+    "mla": tiny_eagle3_mla,
+    "d2t": lambda folder: tiny_eagle3_llama(folder, pruned_vocabulary=True),
+    "block": lambda folder: tiny_dflash(folder, num_layers=1, head=True),
+    "dspark": lambda folder: tiny_dspark(folder, num_layers=1, head=True),
+}
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("kind", WITH_HEAD)
+def test_counts_are_those_of_a_written_folder(kind: str, tmp_path: Path) -> None:
+    _, layers, k = KINDS[kind]
+    traces = write_said(tmp_path / "traces", layers=layers, prompts=5)
+    folder = WITH_HEAD[kind](tmp_path / "draft")
+    draft = load_draft(folder, dtype=torch.float64, shared=shared())
+    orders = orders_of(draft, traces)
+    found = right_sizes(draft, traces, orders, [(0, 1)] * len(traces), num_draft_tokens=k)
+    for number, size in ((0, 10), (1, 21), (0, draft.forward.num_logits - 1)):
+        ids = orders[number].first(size)
+        choice = VocabularyChoice(
+            method="a test", traces_sha256=traces.sha256, size=size, coverage_reached=0.5,
+            calibration_prompts=(),
+        )  # fmt: skip
+        out = tmp_path / f"cut-{size}"
+        cut_vocabulary(DraftSource(folder=folder), out, target_ids=ids, choice=choice)
+        written = load_draft(out, dtype=torch.float64, shared=shared())
+        assert written.forward.num_logits == size
+        assert [own[number].counts(size) for own in found] == replayed(written, traces, k)
 
 
 def test_equal_logits_go_to_the_lower_target_id_as_in_a_cut_draft(tmp_path: Path) -> None:

@@ -186,6 +186,6 @@ def test_the_picture_says_what_it_shows(curve: SizeCurve) -> None:
     described = (desc.text or "") if desc is not None else ""
     for one in curve.chosen.whole:
         assert f"{one.relative_change:+.2%} ({one.lower:+.2%} to {one.upper:+.2%})" in described
-        assert f"covers {one.coverage:.2%}" in described
+        assert f"{one.size:,}, {one.coverage:.2%}: rows chosen by all categories" in described
     assert "rows chosen by other categories" in described
     assert drawing(curve, "draft") == svg

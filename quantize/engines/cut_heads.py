@@ -67,12 +67,12 @@ def head_notes(
 def _wrong_tokens(
     engine: Engine, checkpoint: Checkpoint, head: CutHead, tables: Mapping[str, TensorInfo]
 ) -> Iterator[Finding]:
-    """The numbers in d2t: offsets, each row another token of the vocabulary."""
+    """The numbers in d2t: offsets, each row another token; nothing of a map that no file holds."""
     import numpy as np  # for this question alone
 
     from ..stored.decoded_numbers import read_whole
 
-    if tables["d2t"].dtype not in _INTEGERS:
+    if not tables["d2t"].file or tables["d2t"].dtype not in _INTEGERS:
         return
     offsets = read_whole(checkpoint, tables["d2t"]).view(_INTEGERS[tables["d2t"].dtype])
     ids = offsets.astype(np.int64) + np.arange(len(offsets))

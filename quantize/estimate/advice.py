@@ -12,7 +12,7 @@ def advice(report: EstimateReport, machine: Machine) -> str:
     whole = estimate.baseline.round
     first = report.concurrencies[0]
     share = whole.nbytes(first, "head") / whole.nbytes(first)
-    head = f"the head is {share:.0%} of what a round reads"
+    head = f"the head is {share:.0%} of what drafting reads"
     if not any(report.engines(one, machine.gpu) for one in estimate.candidates[1:]):
         return f"On {name} no engine is known to serve any of these; {head}."
     best = best_served(report, machine)

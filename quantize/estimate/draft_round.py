@@ -12,6 +12,7 @@ from typing import Any
 
 from ...recipes.formats import NUMBER_FORMATS, OnlineHead, Precision
 from ...recipes.schema import Recipe
+from ..drafts import read_config
 from ..drafts.family import Draft, Row, TensorSpec
 from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
 from ..errors import CheckpointError, EstimateError
@@ -76,7 +77,7 @@ def with_vocabulary(draft: Draft, size: int) -> Draft:
         )
     config = {**draft.checkpoint.config, "draft_vocab_size": size}
     try:
-        geometry = draft.family.read_geometry(config, "--vocab-size")
+        _, geometry = read_config(replace(draft.checkpoint, config=config))
     except CheckpointError as exc:
         raise EstimateError("--vocab-size", exc.what, fix="leave it out for this draft") from exc
     specs = draft.family.tensor_specs(geometry)
@@ -109,7 +110,8 @@ def as_it_is(draft: Draft) -> str:
 def _resized(row: Row, spec: TensorSpec) -> Row:
     shape = tuple(dim.size for dim in spec.shape)
     stop = row.tensor.start + prod(shape) * DTYPE_BYTES[row.tensor.dtype]
-    return replace(row, tensor=replace(row.tensor, shape=shape, stop=stop))
+    file = "" if row.role == "vocabulary_map" else row.tensor.file  # other numbers than it holds
+    return replace(row, tensor=replace(row.tensor, file=file, shape=shape, stop=stop))
 
 
 def _made(name: str, dtype: str, spec: TensorSpec) -> Row:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ...calibration.linear_inputs.static_error import StaticError
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
+    from ...validate.confidence.shared_scaling import SharedScaling
     from ...validate.confidence.temperatures import Temperatures
     from ...validate.counting.activation_scales import ScaleComparison
 
@@ -82,12 +83,14 @@ class CalibrateReport(Brief):
         comparison: what scales are worth in accepted tokens; None where it was not asked for.
         temperatures: of the confidence head; None where they were not asked for. With them, there
             are no ranges and no errors.
+        scaling: what the head itself would need, for an engine that reads no temperatures.
     """
 
     ranges: "Ranges"
     errors: "Mapping[str, StaticError]"
     comparison: "ScaleComparison | None"
     temperatures: "Temperatures | None" = None
+    scaling: "SharedScaling | None" = None
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -170,6 +173,7 @@ def _fitted(
     import torch
 
     from ...calibration.traces.recorded_prompts import seen_prompts
+    from ...validate.confidence.shared_scaling import shared_scaling
     from ...validate.confidence.temperatures import fitted
     from ...validate.counting.confidence_answers import confidence_samples
 
@@ -186,4 +190,10 @@ def _fitted(
     dataset = f"draftquant: {draft.name} on {names}"
     temperatures = fitted(logits, accepted, dataset, [seen_prompts(one) for one in folders])
     write_reports({out: temperatures.text()}, overwrite=False)
-    return CalibrateReport(ranges={}, errors={}, comparison=None, temperatures=temperatures)
+    return CalibrateReport(
+        ranges={},
+        errors={},
+        comparison=None,
+        temperatures=temperatures,
+        scaling=shared_scaling(logits, accepted),
+    )

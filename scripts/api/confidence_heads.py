@@ -10,8 +10,8 @@ from .arguments import AnyPath
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
+    from ...validate.confidence.head_calibration import CalibrationChange
     from ...validate.confidence.temperatures import Temperatures
-    from ...validate.counting.calibration_change import CalibrationChange
     from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.estimand import DraftSampling

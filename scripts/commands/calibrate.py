@@ -11,6 +11,7 @@ from ..console import print_json, print_table, stdout, table
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.chain_ranges import Ranges
     from ...calibration.linear_inputs.static_error import StaticError
+    from ...validate.confidence.shared_scaling import SharedScaling
     from ...validate.confidence.temperatures import Temperatures
     from ...validate.counting.activation_scales import ScaleComparison
 
@@ -25,8 +26,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_mapping(report))
         return 0
-    if report.temperatures is not None:
+    if report.temperatures is not None and report.scaling is not None:
         _print_temperatures(report.temperatures)
+        _print_scaling(report.scaling)
         stdout().line((str(options.settings.sts), "bold"), ": for SGLang's", f" {_SGLANG}")
         return 0
     _print_ranges(report.ranges)
@@ -49,6 +51,16 @@ def _print_temperatures(found: "Temperatures") -> None:
     for i, (temperature, before, after) in enumerate(columns):
         rows.row(str(i + 1), f"{temperature:.4f}", f"{before:.4f}", f"{after:.4f}")
     print_table(rows)
+
+
+def _print_scaling(found: "SharedScaling") -> None:
+    before, after = (sum(errors) / len(errors) for errors in (found.ece_before, found.ece_after))
+    stdout().line(
+        f"one scale and one shift for all positions: logits * {found.scale:.4f} {found.shift:+.4f}"
+        f" bring the calibration error from {before:.4f} to {after:.4f} on these steps; an engine"
+        " that reads no temperatures (vLLM) reads them in confidence_head.proj: weight * scale,"
+        " bias * scale + shift"
+    )
 
 
 def _print_ranges(ranges: "Ranges") -> None:
@@ -131,7 +143,8 @@ def _print_comparison(comparison: "ScaleComparison") -> None:
 def _mapping(report: CalibrateReport) -> dict[str, Any]:
     comparison = report.comparison
     if report.temperatures is not None:
-        return {"temperatures": dataclasses.asdict(report.temperatures)}
+        parts = {"temperatures": report.temperatures, "scaling": report.scaling}
+        return {name: dataclasses.asdict(part) for name, part in parts.items() if part}
     return {
         "ranges": [
             {

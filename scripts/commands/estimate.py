@@ -101,9 +101,15 @@ def _shares(estimate: "Estimate") -> Iterator[str]:
     """What recipes cannot reach, and what dropping or narrowing it would bring."""
     step = estimate.baseline.round.step
     layers = step.nbytes(1, "attention") + step.nbytes(1, "mlp")
-    held = f"embedding and head are {estimate.shared_share:.1%} of the parameters, and no recipe"
+    held = f"embedding and head are {estimate.shared_share:.1%} of the parameters, and"
+    recipes = [one for one in estimate.candidates if not one.hypothetical]
+    touched = [one.name for one in recipes if _quantizes_head(one)]
+    quantize = f"quantize{'s' if len(touched) == 1 else ''}"
+    whose = (
+        f"only {', '.join(touched)} {quantize} the head" if touched else "no recipe touches them"
+    )
     yield (
-        f"{held} touches them" if estimate.shared_share else "embedding and head are the target's"
+        f"{held} {whose}" if estimate.shared_share else "embedding and head are the target's"
     ) + (
         f"; attention and mlp, which recipes quantize, are {layers / step.nbytes(1):.1%} of the"
         " bytes of a step"
@@ -128,6 +134,11 @@ def _shares(estimate: "Estimate") -> Iterator[str]:
             "recipes keep the head unless a rule for it says otherwise (role: head), and"
             " 'draftquant vocab' cuts it"
         )
+
+
+def _quantizes_head(one: "Candidate") -> bool:
+    """Whether a recipe has a rule for the head, and the head is quantized by it."""
+    return any(w.is_quantized for w in one.form.without_head().weights if w.row.role == "head")
 
 
 def _head(one: "Candidate") -> str:

@@ -82,7 +82,8 @@ def _print_confidence(replays: "Sequence[DraftReplay]", rule: str) -> None:
 
     Changes are those of shortening: against all K tokens of the same draft.
     """
-    from ...validate.counting.calibration_change import BOUNDS, head_calibration
+    from ...validate.confidence.head_calibration import BOUNDS
+    from ...validate.counting.calibration_change import head_calibration
 
     steps = ("acceptance length", "change", "verify steps", "change of steps", "verified per step")
     numbers = (*(steps if rule else ()), *(("target tokens saved",) if rule else ()))

@@ -25,7 +25,13 @@ class Column:
 
 
 def columns(
-    key: str, settings: Sequence[Column], series: Sequence[str], *, title: str, bounds: str
+    key: str,
+    settings: Sequence[Column],
+    series: Sequence[str],
+    *,
+    title: str,
+    bounds: str,
+    foot: str,
 ) -> str:
     """Draw settings from left to right.
 
@@ -35,13 +41,15 @@ def columns(
         series: their names.
         title: of the chart.
         bounds: what the lines are.
+        foot: what the labels are.
 
     Returns:
         The element `svg`.
     """
     top = 14.0 + 17 * len(series)
     bottom = top + _HEIGHT
-    height = bottom + 8 + _LINE * max(len(one.labels) for one in settings)
+    below = bottom + _LINE * (1 + max(len(one.labels) for one in settings))
+    height = below + 6
     drawing = Drawing(key, height, title=title, described=_described(settings, series, bounds))
     up = Scale(*domain([row for one in settings for row in one.rows if row]), bottom, top)
     for value in ticks(up.low, up.high):
@@ -56,6 +64,7 @@ def columns(
         for line, text in enumerate(one.labels):
             look = "soft" if line else "strong"
             drawing.text(middle, bottom + _LINE * (line + 1), text, look, "middle")
+    drawing.text(WIDTH - _RIGHT, below, foot, "soft", "end")
     for place, name in enumerate(series):
         drawing.mark(MARKS[place % len(MARKS)], _LEFT, 8 + 17 * place, f"full {_colour(place)}")
         drawing.text(_LEFT + 10, 12 + 17 * place, name)

@@ -9,8 +9,8 @@ from ...recipes.decode import encode
 from ...recipes.formats import OnlineHead
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
+from ..confidence.head_calibration import BOUNDS, HeadCalibration
 from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.calibration_change import BOUNDS, HeadCalibration, head_calibration
 from ..counting.draft_counts import PromptCounts
 from ..counting.draft_replay import DraftReplay, PromptReplay, TraceFigures
 from ..counting.estimand import DraftSampling, estimand
@@ -111,6 +111,8 @@ class ReplayedDraft(DraftFigures):
         rule: str = "",
     ) -> "ReplayedDraft":
         """Of a replay that was made with these settings; `rule` shortened its verify steps."""
+        from ..counting.calibration_change import head_calibration
+
         traces, steps = replay.traces, replay.shortened
         asked = any(one.survival is not None for one in replay.prompts)
         return cls(

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-NUM_BINS = 15
+from .head_calibration import NUM_BINS
+
 _LEAST = 1e-8
 
 Floats = NDArray[np.float64]

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class LengthRule(Protocol):
@@ -14,7 +15,7 @@ class LengthRule(Protocol):
     def name(self) -> str:
         """For people."""
 
-    def length(self, confidences: Sequence[Tensor]) -> int:
+    def length(self, confidences: "Sequence[Tensor]") -> int:
         """Of the last step.
 
         Args:
@@ -35,7 +36,7 @@ class ShortenedRound:
 
 
 def shortened_rounds(
-    accepted: Sequence[int], confidences: Tensor, rule: LengthRule
+    accepted: Sequence[int], confidences: "Tensor", rule: LengthRule
 ) -> list[ShortenedRound]:
     """The rounds of decoding one prompt.
 

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import Sampling, TargetIdentity
 from ...recipes.brief import Brief
-from ..confidence.calibration_error import SurvivalCounts
 from ..confidence.shortened import ShortenedCounts
 from .acceptance_counts import AcceptanceCounts, pooled
 from .draft_counts import PromptCounts, TextFigures
 from .estimand import DraftSampling
+
+if TYPE_CHECKING:
+    from ..confidence.calibration_error import SurvivalCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class PromptReplay(PromptCounts):
 
     every_position: AcceptanceCounts
     shorter: tuple[AcceptanceCounts, ...] = ()
-    survival: SurvivalCounts | None = None
+    survival: "SurvivalCounts | None" = None
     shortened: ShortenedCounts | None = None
 
 

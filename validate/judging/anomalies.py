@@ -7,7 +7,7 @@ on the features that it was trained to read. Figures that say otherwise are ANOM
 from dataclasses import dataclass
 
 from ...calibration.traces.head_agreement import MIN_AGREEMENT
-from ..counting.calibration_change import CalibrationChange
+from ..confidence.head_calibration import CalibrationChange
 from ..counting.draft_counts import DraftCounts
 from ..errors import GateError
 from .policy import Policy

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ...calibration.traces.suggested_clusters import suggested_clusters
-from ..counting.calibration_change import CalibrationChange
+from ..confidence.head_calibration import CalibrationChange
 from .categories import CategoryFigures
 from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release

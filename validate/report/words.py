@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from ..counting.calibration_change import CalibrationChange
+from ..confidence.head_calibration import CalibrationChange
 from ..counting.paired_change import PairedChange
 
 NONE = "\u2013"

@@ -26,6 +26,7 @@ def drawing(curve: SizeCurve, name: str) -> str:
             series,
             title=f"{name}: change of the acceptance length by rows of the head",
             bounds=f"{in_percent(curve.confidence)} intervals that hold together",
+            foot="rows of the head; share of the held-out tokens that have one",
         )
     )
 
@@ -36,7 +37,7 @@ def _column(curve: SizeCurve, place: int) -> Column:
     for way in ways:
         found += [way.whole[place], way.worst(place)]
     covered = curve.chosen.whole[place].coverage
-    labels = (f"{curve.sizes[place]:,}", f"covers {covered:.2%}")
+    labels = (f"{curve.sizes[place]:,}", f"{covered:.2%}")
     return Column(labels=labels, rows=_intervals(found))
 
 
