@@ -33,8 +33,6 @@ from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import built_in_recipes
 from ...recipes.bounds import AT_LEAST_1
 from ...recipes.formats import OnlineHead
-from ...validate.draft_length.acceptance_of_forms import acceptance_of_forms, check_recorded
-from ...validate.draft_length.advise import advise_lengths
 from ...validate.judging.policy import resolve_policy
 from . import arguments, reports
 from .form_engines import engines_of_forms
@@ -164,6 +162,9 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     Raises:
         DraftQuantError: the draft, a recipe, a GPU or the target cannot be estimated.
     """
+    from ...validate.draft_length.acceptance_of_forms import acceptance_of_forms, check_recorded
+    from ...validate.draft_length.advise import advise_lengths
+
     gpus = dict.fromkeys(named_gpu(name).name for name in settings.gpus or USUAL_GPUS)
     efficiency = checked_efficiency(settings.efficiency)
     concurrencies = checked_concurrencies(settings.concurrency)
