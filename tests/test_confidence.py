@@ -95,7 +95,11 @@ def test_a_threshold_cuts_by_survival_and_not_by_confidence() -> None:
         ("tensorrt", "expected a survival from 0 to 1", "--confidence 0.3"),
         ("1.5", "expected a survival from 0 to 1", "--confidence 0.3"),
         ("nan", "expected a survival from 0 to 1", "--confidence 0.3"),
-        ("sglang:absent.json", "cannot be read", "--speculative-dspark-sps-table-path"),
+        (
+            "sglang:absent.json",
+            "absent.json: cannot be read: No such file or directory",
+            "--speculative-dspark-sps-table-path",
+        ),
     ],
 )
 def test_what_is_no_rule_is_refused_by_name(rule: str, what: str, fix: str) -> None:
@@ -111,6 +115,15 @@ def test_what_is_no_rule_is_refused_by_name(rule: str, what: str, fix: str) -> N
         ("sglang", {**PLAIN_TABLE, "sample_batch_tokens": [1, 2, 2, 5, 7]}, "strictly increasing"),
         ("sglang", {**PLAIN_TABLE, "sample_steps_per_sec": [1.0]}, "expected 5 numbers"),
         ("sglang", {**PLAIN_TABLE, "max_batch_tokens": 3}, "at least 7"),
+        (
+            "sglang",
+            {
+                **PLAIN_TABLE,
+                "sample_batch_tokens": [1, 2, 3, 5, 2**63],
+                "max_batch_tokens": 2**63,
+            },
+            "below 2",
+        ),
         ("sglang", {**ADDITIVE_TABLE, "bias_seconds": 0.0}, "more than 0"),
         ("sglang", {**ADDITIVE_TABLE, "theta_seconds": [1.0]}, "expected 3 numbers"),
         ("vllm", {**COSTS, "draft_ms": -1}, "at least 0"),

@@ -281,6 +281,7 @@ def test_what_0_2_wrote_counts_one_number(tmp_path: Path, draft: Draft) -> None:
         ({}, ["--acceptance", "int4-channel={file}"], "no file is of the draft as it is"),
         ({}, ["--acceptance", "{file}", "-k", "3"], "3, but {file} counts up to 2"),
         ({"family": "dflash"}, ["--acceptance", "{file}"], "draft is dflash, and"),
+        ({"head_online": "fp8"}, ["--acceptance", "{file}"], "vLLM makes of it (fp8), not of the"),
         ({"vocab_size": 2048}, ["--acceptance", "{file}"], "its target has 2,048 tokens, and"),
         ({"shorter": [[1, 2, 3]]}, ["--acceptance", "{file}"], "histograms for K = 1 .. 1"),
     ],
@@ -297,7 +298,8 @@ def test_bad_input(
     path = tmp_path / "two.json"
     found = json.loads(Path(written(path, TWO)).read_text(encoding="utf-8"))
     for key, value in change.items():
-        place = {"family": found[0], "vocab_size": found[0]["traces"]["target"]}
+        of_draft, of_target = found[0], found[0]["traces"]["target"]
+        place = {"family": of_draft, "head_online": of_draft, "vocab_size": of_target}
         place.get(key, found[0]["prompts"][0])[key] = value
     path.write_text(json.dumps(found), encoding="utf-8")
     words = [word.format(file=path) for word in given]

@@ -130,6 +130,18 @@ def test_one_category_has_no_off_domain(draft: LoadedDraft, tmp_path: Path) -> N
     assert "rows chosen by other categories" not in drawing(found, "draft")
 
 
+def test_a_judge_of_one_category_is_judged_by_the_others(
+    draft: LoadedDraft, traces: Mapping[str, TraceFolder], tmp_path: Path
+) -> None:
+    choosing = traces["choosing"]
+    judging = write_said(
+        tmp_path / "t", prompts=4, seed=2, categories=("chat",), favourite=FAVOURITE
+    )
+    found = size_curve(draft, CHOOSER, choosing, judging, sizes=(12,), num_draft_tokens=K)
+    assert found.off_domain is not None
+    assert found.off_domain.whole[0].coverage < found.chosen.whole[0].coverage
+
+
 def rounds(curve: SizeCurve, per_row: int) -> dict[int, Round]:
     """Drafting reads the head and as much again as 48 rows of it."""
     return {

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...validate.report.facts import Drafts, EngineFacts
     from ...validate.served.joint_report import JointReport
 
-OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size", "head_online")
+OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size", "head_online", "sts")
 """Fields that mean nothing without traces, and have no default."""
 
 

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 USUAL_GPU = "h200"
 USUAL_EFFICIENCY = 0.75
 """As of `estimate`."""
-_OF_THE_CURVE = ("sizes", "judge", "gpus", "target_step_ms", "plot")
+_USUAL_CONCURRENCY = (1,)
+_OF_THE_CURVE = (
+    "sizes", "judge", "gpus", "concurrency", "target_step_ms", "plot", "num_draft_tokens",
+    "batch_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class VocabSettings(PassesSettings):
             "SEQUENCES,...",
             several="commas",
         ),
-    ] = (1,)
+    ] = _USUAL_CONCURRENCY
     target_step_ms: Annotated[
         str | float | None,
         Option(
@@ -143,7 +147,8 @@ class VocabSettings(PassesSettings):
             )
         if not self.curve and self.output is None:
             raise ReplayError("--out", "is missing", fix="name the folder to create: --out FOLDER")
-        stray = [name for name in _OF_THE_CURVE if getattr(self, name)]
+        unset = (None, (), _USUAL_CONCURRENCY)
+        stray = [name for name in _OF_THE_CURVE if getattr(self, name) not in unset]
         if stray and not self.curve:
             named = {"gpus": "--gpu"}.get(stray[0], f"--{stray[0].replace('_', '-')}")
             raise ReplayError(

@@ -14,9 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...recipes.errors import reason, short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import ReplayError
+
+_MOST_PROBED = 2**63
+"""What a tensor of SGLang's probes can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +153,7 @@ def _text(path: Path, fix: str) -> str:
     try:
         return read_text(path)
     except OSError as exc:
-        raise ReplayError(path, f"cannot be read: {exc}", fix=fix) from exc
+        raise ReplayError(path, f"cannot be read: {reason(exc)}", fix=fix) from exc
 
 
 def _decoded(kind: type[SGLangTable | MeasuredCosts], text: str, path: Path, fix: str) -> Any:
@@ -165,6 +169,8 @@ def _decoded(kind: type[SGLangTable | MeasuredCosts], text: str, path: Path, fix
 def _problem(name: str, probes: tuple[int, ...], of: str, values: tuple[float, ...]) -> str:
     if not probes or any(a >= b for a, b in pairwise(probes)):
         return f"{name}: expected strictly increasing numbers, got {list(probes)}"
+    if probes[-1] >= _MOST_PROBED or probes[0] <= -_MOST_PROBED:
+        return f"{name}: expected numbers below 2**63, got {short(list(probes))}"
     if len(values) != len(probes):
         return f"{of}: expected {len(probes)} numbers, as {name} has, got {len(values)}"
     return ""

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.seen_prompts import SeenPrompts
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -61,7 +62,9 @@ def read_temperatures(path: Path, num_draft_tokens: int) -> Temperatures:
     fix = f"give what 'draftquant calibrate {OPTION}' wrote for this number of draft tokens"
     try:
         found: Temperatures = decode(Temperatures, parse_object(read_text(path)))
-    except (OSError, JsonProblem) as exc:
+    except OSError as exc:
+        raise ReplayError(path, f"cannot be read: {reason(exc)}", fix=fix) from exc
+    except JsonProblem as exc:
         raise ReplayError(path, f"is no STS file: {exc}", fix=fix) from exc
     if len(found.temperatures) != num_draft_tokens:
         raise ReplayError(

@@ -30,6 +30,13 @@ def acceptance_of_forms(
         name, path = _named(text, forms)
         for form, recorded in _chosen(read_recorded(path, blocks=blocks), name, forms):
             _check(recorded, draft)
+            if form == forms[0] and recorded.head_online is not None:
+                raise CompareError(
+                    recorded.where,
+                    f"is of {recorded.name} with the head that vLLM makes of it"
+                    f" ({recorded.head_online}), not of the draft as it is",
+                    fix="replay it without --head-online, or name the form in front: FORM=FILE",
+                )
             known = found.get(form)
             found[form] = known.joined(recorded) if known else recorded
     if found and forms[0] not in found:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...recipes.formats import OnlineHead
 from ..comparison.replay_file import ReplayedDraft, read_replays
 from ..comparison.sources import contestant_of, kind_of, num_draft_tokens_of, replayed_comparison
 from ..counting.acceptance_counts import AcceptanceCounts
@@ -40,6 +41,7 @@ class RecordedDraft:
         text: identity of what was continued.
         family: of the draft; "" = the file does not say.
         vocab_size: of the target; None = the file does not say.
+        head_online: what vLLM made of its head while it loaded; None = nothing.
     """
 
     name: str
@@ -49,6 +51,7 @@ class RecordedDraft:
     family: str
     vocab_size: int | None
     lengths: tuple[RecordedLength, ...]
+    head_online: OnlineHead | None = None
 
     @property
     def longest(self) -> int:
@@ -112,6 +115,7 @@ def _of_replay(one: ReplayedDraft, path: Path, *, blocks: bool) -> RecordedDraft
         family=one.family,
         vocab_size=one.traces.target.vocab_size,
         lengths=tuple(sorted(lengths, key=lambda one: one.num_draft_tokens)),
+        head_online=one.head_online,
     )
 
 

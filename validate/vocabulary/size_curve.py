@@ -215,7 +215,7 @@ def _off_domain(
         if not sum(len(text.token_ids) for text in others):
             return {}
         found[category] = chooser.order(others)
-    return found if len(categories) > 1 else {}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
