@@ -18,6 +18,7 @@ from .checks import (
     check_tables,
     checked_scales,
 )
+from .drafts.geometry import vocabulary_share
 from .engines.contract import EngineCheck, loading_places
 from .files.card_text import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
@@ -42,6 +43,8 @@ from .verify import VerifyReport, verify
 if TYPE_CHECKING:
     import torch
 
+    from .vocabulary.cut_vocabulary import VocabularyReport
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class QuantizeReport(Brief):
@@ -62,6 +65,7 @@ class QuantizeReport(Brief):
             diagonal, where GPTQ needed more than the usual 0.01.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
+        cut: how its vocabulary was cut first; None where that was not asked for.
         warnings: what the command line prints as warnings.
     """
 
@@ -76,6 +80,7 @@ class QuantizeReport(Brief):
     damping: Mapping[str, float]
     loads: tuple[EngineCheck, ...] = ()
     lints: tuple[Lint, ...] = ()
+    cut: "VocabularyReport | None" = None
     warnings: tuple[str, ...] = ()
 
     @override
@@ -86,6 +91,7 @@ class QuantizeReport(Brief):
             "out": self.out,
             "recipe": plan.recipe.name,
             "linears": len(plan.quantized),
+            "head": vocabulary_share(plan.draft.geometry),
             "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
             "loads in": loading_places(self.loads),
             "warnings": len(self.warnings) or None,

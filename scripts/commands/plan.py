@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ...quantize.drafts.geometry import vocabulary_share
 from ...quantize.drafts.shared.mixture.names import of_any_expert
 from ..api.engine_verdicts import verdict_lines
 from ..api.plan import plan
@@ -67,6 +68,8 @@ def print_plan(plan: "Plan") -> None:
     )
     out = stdout()
     print_table(found)
+    if (share := vocabulary_share(plan.draft.geometry)) is not None:
+        out.line(f"{share}: the head has rows for no other tokens")
     if plan.balanced is not None:
         norm, _ = plan.balanced
         out.line(
