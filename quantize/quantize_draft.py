@@ -43,8 +43,6 @@ from .verify import VerifyReport, verify
 if TYPE_CHECKING:
     import torch
 
-    from .vocabulary.cut_vocabulary import VocabularyReport
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class QuantizeReport(Brief):
@@ -63,9 +61,9 @@ class QuantizeReport(Brief):
             the recipe's algorithm; its weights were rounded to nearest.
         damping: linear -> share of the mean of its inputs' second moments that was added to their
             diagonal, where GPTQ needed more than the usual 0.01.
+        cuts: of the vocabulary of what was quantized, the first one first; mostly none.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
-        cut: how its vocabulary was cut first; None where that was not asked for.
         warnings: what the command line prints as warnings.
     """
 
@@ -78,9 +76,9 @@ class QuantizeReport(Brief):
     learned_norms: Mapping[str, float]
     few_inputs: Mapping[str, int]
     damping: Mapping[str, float]
+    cuts: tuple[VocabularyCut, ...] = ()
     loads: tuple[EngineCheck, ...] = ()
     lints: tuple[Lint, ...] = ()
-    cut: "VocabularyReport | None" = None
     warnings: tuple[str, ...] = ()
 
     @override
@@ -314,6 +312,7 @@ class _Quantization(Rewrite[VerifyReport]):
             learned_norms=self.learned_norms,
             few_inputs=self.few_inputs(),
             damping=statistics.factors.damping if statistics else {},
+            cuts=self.cuts,
         )
 
 

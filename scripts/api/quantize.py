@@ -14,14 +14,14 @@ from ...quantize.files.staging import check_output
 from ...quantize.measured import NOTHING_MEASURED, Measured
 from ...quantize.quantization_plan import Plan, make_plan
 from . import arguments, reports
-from .cut_rows import VocabCoverage, VocabSize, check_rows, with_chosen_rows
+from .cut_rows import RowsAsked, VocabCoverage, VocabSize, with_chosen_rows
 from .engine_verdicts import nothing_loads, verdicts_of
 from .learning import learn
 from .opening import chosen_recipe, draft_on_traces, open_draft
 from .option import Option
 from .quantize_phases import Phases
 from .references import optional_path
-from .settings import Settings
+from .settings import Settings, SettingsError
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -76,7 +76,13 @@ class QuantizeSettings(Settings):
 
     def check(self) -> None:
         """Refuse to choose rows by nothing."""
-        check_rows(self)
+        if self.cuts_rows and self.traces is None:
+            raise SettingsError(
+                "--vocab-size" if self.vocab_coverage is None else "--vocab-coverage",
+                "rows are chosen by what the target says in recorded traces, also where the recipe"
+                " needs none, and there are none",
+                fix="give traces of other prompts than the gate's: --traces TRACES",
+            )
 
 
 @verb(QuantizeSettings)
@@ -110,11 +116,23 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         watch=settings.watch,
     )
     with ExitStack() as stack:
-        if not settings.cuts_rows:
-            return _quantized(settings, stack, source, opened, chosen)
-        source, opened, cut = stack.enter_context(with_chosen_rows(source, chosen, settings))
-        report = _quantized(settings, stack, source, opened, chosen)
-        return dataclasses.replace(report, cut=cut)
+        if settings.cuts_rows and settings.traces is not None:
+            cut = with_chosen_rows(
+                source,
+                chosen,
+                Path(settings.out),
+                RowsAsked(
+                    size=settings.vocab_size,
+                    coverage=settings.vocab_coverage,
+                    target=optional_path(settings.target),
+                    options="--vocab-",
+                ),
+                traces=Path(settings.traces),
+                target_layers=settings.target_layers,
+                watch=settings.watch,
+            )
+            source, opened = stack.enter_context(cut)
+        return _quantized(settings, stack, source, opened, chosen)
 
 
 def _quantized(

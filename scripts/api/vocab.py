@@ -11,7 +11,7 @@ from ...quantize.files.staging import check_output
 from ...recipes.bounds import AT_LEAST_1
 from . import arguments, reports
 from .arguments import AnyPath, share
-from .cut_rows import rows_chosen, write_rows
+from .cut_rows import RowsAsked, write_rows
 from .option import Option
 from .references import optional_path
 from .replay import PassesSettings, load_for_replay
@@ -199,17 +199,10 @@ def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """Choose the rows, and write the folder."""
     from ...validate.vocabulary.vocab_report import VocabReport
 
-    rows = rows_chosen(choosing, settings.size, settings.coverage)
-    written = write_rows(
-        choosing,
-        rows,
-        Path(settings.out or ""),
-        size=settings.size,
-        coverage=settings.coverage,
-        target=optional_path(settings.target),
-        watch=settings.watch,
-        on_stage=settings.watch.stage,
-    )
+    target, watch = optional_path(settings.target), settings.watch
+    asked = RowsAsked(size=settings.size, coverage=settings.coverage, target=target)
+    rows, out = asked.of(choosing), Path(settings.out or "")
+    written = write_rows(choosing, rows, out, asked, watch=watch, on_stage=watch.stage)
     return VocabReport(choosing=choosing, rows=rows, cut=written, warnings=written.warnings)
 
 

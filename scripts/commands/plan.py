@@ -3,7 +3,6 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ...quantize.drafts.geometry import vocabulary_share
 from ...quantize.drafts.shared.mixture.names import of_any_expert
 from ..api.engine_verdicts import verdict_lines
 from ..api.plan import plan
@@ -29,6 +28,8 @@ def run(options: argparse.Namespace) -> int:
 
 def print_plan(plan: "Plan") -> None:
     """Print a plan as a table with its sums."""
+    from ...quantize.drafts.geometry import vocabulary_share
+
     recipe = plan.recipe
     mixed = len(recipe.formats) > 1
     columns = ["tensor", "role", "rule", "action", "shape", "before", "after"]

@@ -13,7 +13,6 @@ from ...quantize.files.card_text import CARD_FILE, is_ours, read_card
 from ..api.engine_verdicts import to_mapping, verdict_lines
 from ..api.quantize import quantize
 from ..console import OnTerminal, megabytes, print_json, stderr, stdout
-from .vocab import cut_mapping, head_line
 
 if TYPE_CHECKING:
     from ..api.reports import QuantizeReport
@@ -56,8 +55,6 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
         f"{kept} tensors kept byte for byte, "
         f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})",
     )
-    if report.cut is not None and report.cut.head_from is not None:
-        stdout().line(head_line(report.cut))
     for step in plan.dropped:
         name = step.row.tensor.name
         stdout().line(
@@ -111,7 +108,7 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "bytes_before": report.plan.bytes_before,
         "bytes_after": report.plan.bytes_after,
         "quantized": [step.row.tensor.name for step in report.plan.quantized],
-        "cut": None if report.cut is None else cut_mapping(report.cut),
+        "cuts": [{"size": one.size, "vocabulary": one.vocabulary} for one in report.cuts],
         "config_changes": dict(report.config_changes),
         "dropped": dict(report.dropped),
         "balanced": dict(report.balanced),

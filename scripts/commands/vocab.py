@@ -69,12 +69,9 @@ def _print_cut(cut: "VocabularyReport") -> None:
         f" {megabytes(cut.bytes_before)} -> {megabytes(cut.bytes_after)}, verified",
     )
     if cut.head_from is not None:
-        out.line(head_line(cut))
-
-
-def head_line(cut: "VocabularyReport") -> str:
-    """Where the rows of a draft without a head come from."""
-    return f"the draft had no head of its own: its rows are those of the target's {cut.head_from}"
+        out.line(
+            f"the draft had no head of its own: its rows are those of the target's {cut.head_from}"
+        )
 
 
 def _print_curve(report: "VocabReport", curve: "SizeCurve") -> None:
@@ -260,15 +257,14 @@ def to_mapping(report: "VocabReport") -> dict[str, Any]:
     if report.rows is not None:
         rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
         found |= {"rows": rows, "token_map": report.token_map and str(report.token_map)}
-        found["cut"] = None if report.cut is None else cut_mapping(report.cut)
+        found["cut"] = None if report.cut is None else _cut_mapping(report.cut)
     if report.curve is not None:
         found["curve"] = dataclasses.asdict(report.curve)
         found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
     return found
 
 
-def cut_mapping(cut: "VocabularyReport") -> dict[str, Any]:
-    """How a vocabulary was cut, for JSON."""
+def _cut_mapping(cut: "VocabularyReport") -> dict[str, Any]:
     return {
         "out": str(cut.out),
         "size": cut.size,
