@@ -14,7 +14,9 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.provenance import CutProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.lints import find_lints
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
+from draftquant.quantize.vocabulary.cut_plan import plan_cut
 from draftquant.recipes.errors import DraftQuantError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
@@ -246,3 +248,11 @@ def test_an_output_that_exists_stays(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         cut(source, out)
     assert not list(out.iterdir())
+
+
+def test_a_large_head_is_not_held_in_memory(tmp_path: Path) -> None:
+    """The plan holds maps alone; rows are gathered block by block."""
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    plan = plan_cut(StoredDraft.read(Checkpoint.open(source)), IDS)
+    held = {name: len(data) for name, data in plan.contents.items() if isinstance(data, bytes)}
+    assert held == {"d2t": 8 * len(IDS), "t2d": 96}

@@ -127,8 +127,9 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
             if row.canonical in shrinking:
                 written[part.tensor.name] = [_cut_part(source, row, part.tensor, size)]
     neighbour = _neighbour(draft, outputs)
-    beside = written.setdefault(neighbour.name, [_Written.whole(source.checkpoint, neighbour)])
-    beside += new.values()
+    if neighbour.name not in written:
+        written[neighbour.name] = [_Written.whole(source.checkpoint, neighbour)]
+    written[neighbour.name] += new.values()
     return CutPlan(
         source=source,
         kept=kept,
