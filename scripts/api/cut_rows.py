@@ -4,14 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, staged_source
-from ...recipes.bounds import AT_LEAST_1, SHARE_OR_ALL
-from .arguments import share
-from .option import Option
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -19,28 +16,6 @@ if TYPE_CHECKING:
     from ...quantize.drafts import Draft
     from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
     from ...recipes import Recipe
-
-
-VocabSize = Annotated[
-    int | None,
-    Option(
-        "cut the head's vocabulary first: keep so many rows, chosen by --traces as 'draftquant"
-        " vocab' chooses them",
-        "ROWS",
-        bounds=AT_LEAST_1,
-    ),
-]
-VocabCoverage = Annotated[
-    float | None,
-    Option(
-        "the same, but as many rows as cover this share of the tokens of held-out text, such as"
-        " 99.5%%",
-        "SHARE",
-        reads=share,
-        bounds=SHARE_OR_ALL,
-        fix="for example 99.5%",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +103,12 @@ def with_chosen_rows(
     check_source(plan)
     needed = cut.bytes_after + plan.bytes_after + 2 * SPARE_BYTES
     check_output(out, source.folder, needed_bytes=needed)
-    watch.stage("cut")
     with staged_source(out) as folder:
         own = folder / source.folder.resolve().name  # the draft's name, which messages say
         written = write_rows(choosing, rows, own, asked, watch=watch, on_stage=lambda _stage: None)
         for warning in (*choosing.warnings, *written.warnings):
             watch.warning(warning)
         watch.note(_said(choosing, rows, written))
-        watch.stage("")
         yield open_draft(own)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,12 @@ from ...quantize.files.command_line import running_argv
 from ...quantize.files.staging import check_output
 from ...quantize.measured import NOTHING_MEASURED, Measured
 from ...quantize.quantization_plan import Plan, make_plan
+from ...recipes.bounds import AT_LEAST_1, SHARE_OR_ALL
 from . import arguments, reports
-from .cut_rows import RowsAsked, VocabCoverage, VocabSize, with_chosen_rows
 from .engine_verdicts import nothing_loads, verdicts_of
 from .learning import learn
 from .opening import chosen_recipe, draft_on_traces, open_draft
 from .option import Option
-from .quantize_phases import Phases
 from .references import optional_path
 from .settings import Settings, SettingsError
 from .verb import verb
@@ -59,8 +58,26 @@ class QuantizeSettings(Settings):
         float | None, Option("use this static activation scale for all linears", "SCALE")
     ] = None
     num_draft_tokens: arguments.NumDraftTokens = None
-    vocab_size: VocabSize = None
-    vocab_coverage: VocabCoverage = None
+    vocab_size: Annotated[
+        int | None,
+        Option(
+            "cut the head's vocabulary first: keep so many rows, chosen by --traces as 'draftquant"
+            " vocab' chooses them",
+            "ROWS",
+            bounds=AT_LEAST_1,
+        ),
+    ] = None
+    vocab_coverage: Annotated[
+        float | None,
+        Option(
+            "the same, but as many rows as cover this share of the tokens of held-out text, such as"
+            " 99.5%%",
+            "SHARE",
+            reads=arguments.share,
+            bounds=SHARE_OR_ALL,
+            fix="for example 99.5%",
+        ),
+    ] = None
     precise: arguments.Precise = False
     device: arguments.Device = "auto"
     target: arguments.Target = None
@@ -116,23 +133,32 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         watch=settings.watch,
     )
     with ExitStack() as stack:
-        if settings.cuts_rows and settings.traces is not None:
-            cut = with_chosen_rows(
-                source,
-                chosen,
-                Path(settings.out),
-                RowsAsked(
-                    size=settings.vocab_size,
-                    coverage=settings.vocab_coverage,
-                    target=optional_path(settings.target),
-                    options="--vocab-",
-                ),
-                traces=Path(settings.traces),
-                target_layers=settings.target_layers,
-                watch=settings.watch,
-            )
-            source, opened = stack.enter_context(cut)
+        if settings.cuts_rows:
+            source, opened = stack.enter_context(_cut(settings, source, chosen))
         return _quantized(settings, stack, source, opened, chosen)
+
+
+def _cut(
+    settings: QuantizeSettings, source: "DraftSource", recipe: "Recipe"
+) -> "AbstractContextManager[tuple[DraftSource, Draft]]":
+    """The draft with the rows that are asked for."""
+    from .cut_rows import RowsAsked, with_chosen_rows
+
+    asked = RowsAsked(
+        size=settings.vocab_size,
+        coverage=settings.vocab_coverage,
+        target=optional_path(settings.target),
+        options="--vocab-",
+    )
+    return with_chosen_rows(
+        source,
+        recipe,
+        Path(settings.out),
+        asked,
+        traces=Path(settings.traces or ""),
+        target_layers=settings.target_layers,
+        watch=settings.watch,
+    )
 
 
 def _quantized(
@@ -146,6 +172,7 @@ def _quantized(
     from ...quantize.checks import check_retuning, check_tables
     from ...quantize.lints import find_lints
     from ...quantize.quantize_draft import quantize_draft
+    from .quantize_phases import Phases
 
     watch, fix_config = settings.watch, settings.fix_config
     own_target, folder = optional_path(settings.target), Path(settings.out)
