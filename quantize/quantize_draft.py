@@ -18,6 +18,7 @@ from .checks import (
     check_tables,
     checked_scales,
 )
+from .drafts.geometry import vocabulary_share
 from .engines.contract import EngineCheck, loading_places
 from .files.card_text import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
@@ -60,6 +61,7 @@ class QuantizeReport(Brief):
             the recipe's algorithm; its weights were rounded to nearest.
         damping: linear -> share of the mean of its inputs' second moments that was added to their
             diagonal, where GPTQ needed more than the usual 0.01.
+        cuts: of the vocabulary of what was quantized, the first one first; mostly none.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
         warnings: what the command line prints as warnings.
@@ -74,6 +76,7 @@ class QuantizeReport(Brief):
     learned_norms: Mapping[str, float]
     few_inputs: Mapping[str, int]
     damping: Mapping[str, float]
+    cuts: tuple[VocabularyCut, ...] = ()
     loads: tuple[EngineCheck, ...] = ()
     lints: tuple[Lint, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -86,6 +89,7 @@ class QuantizeReport(Brief):
             "out": self.out,
             "recipe": plan.recipe.name,
             "linears": len(plan.quantized),
+            "head": vocabulary_share(plan.draft.geometry),
             "size": f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}",
             "loads in": loading_places(self.loads),
             "warnings": len(self.warnings) or None,
@@ -308,6 +312,7 @@ class _Quantization(Rewrite[VerifyReport]):
             learned_norms=self.learned_norms,
             few_inputs=self.few_inputs(),
             damping=statistics.factors.damping if statistics else {},
+            cuts=self.cuts,
         )
 
 

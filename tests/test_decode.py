@@ -33,7 +33,7 @@ WRITING = {
     "algorithms", "backends", "dequantize_draft", "execute", "layouts", "numerics", "outputs",
     "quantization_plan", "quantize_draft", "transcoding", "write_tuned",
 }  # fmt: skip
-WITH_TORCH = {"stored/activations.py", "stored/loading.py", "stored/weights.py"}
+WITH_TORCH = {f"stored/{name}.py" for name in ("activations", "loading", "online_head", "weights")}
 Q_PROJ = "midlayer.self_attn.q_proj"
 
 

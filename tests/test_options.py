@@ -282,6 +282,8 @@ COMMANDS = (
         Row("--traces", "T", "settings.traces", Path("T")),
         Row("--input-scale", "0.5", "settings.input_scale", 0.5),
         Row("--num-draft-tokens", "5", "settings.num_draft_tokens", 5),
+        Row("--vocab-size", "77", "settings.vocab_size", 77, beside="--traces T"),
+        Row("--vocab-coverage", "99.5%", "settings.vocab_coverage", 0.995, beside="--traces T"),
         Row("--device", "cuda:1", "settings.device", "cuda:1"),
         Row("--target", "M", "settings.target", Path("M")),
         Row("--allow-zero-rows", "", "settings.allow_zero_rows"),

@@ -93,7 +93,7 @@ class Choosing:
                 f"expected from {self.least:,} (what engines take of one step at most) to fewer"
                 f" than the {self.chooser.num_rows:,} rows that {self.source.folder} has, got"
                 f" {size:,}",
-                fix="ask for another size; --curve shows what sizes cost",
+                fix="ask for another size; draftquant vocab --curve shows what sizes cost",
             )
 
     def record(
@@ -112,17 +112,26 @@ class Choosing:
         )
 
 
-def chosen_rows(choosing: Choosing, size: int | None, coverage: float | None) -> ChosenRows:
+def chosen_rows(
+    choosing: Choosing, size: int | None, coverage: float | None, *, options: str = "--"
+) -> ChosenRows:
     """The rows of a size, or of the least size that covers so much of held-out text.
+
+    Args:
+        choosing: by which text.
+        size: rows.
+        coverage: share of held-out text, where no size is given.
+        options: what the names of the two options begin with, for errors.
 
     Raises:
         CalibrationError: no cut of this draft has that size, or reaches that coverage.
     """
     held_out = held_out_coverage(choosing.chooser, choosing.texts)
     if size is None:
-        size = max(choosing.least, _least_size(choosing, held_out, coverage or 1.0))
+        least = _least_size(choosing, held_out, coverage or 1.0, f"{options}coverage")
+        size = max(choosing.least, least)
     else:
-        choosing.check_size("--size", size)
+        choosing.check_size(f"{options}size", size)
     order = choosing.chooser.order(choosing.texts)
     said = TokenCounts.of(choosing.texts, choosing.chooser.vocab_size).pooled
     return ChosenRows(
@@ -134,12 +143,12 @@ def chosen_rows(choosing: Choosing, size: int | None, coverage: float | None) ->
     )
 
 
-def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float) -> int:
+def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, option: str) -> int:
     rows, vocabulary = choosing.chooser.num_rows, choosing.chooser.vocab_size
     found = held_out.least_size(coverage)
     if found is None:
         raise CalibrationError(
-            "--coverage",
+            option,
             f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
             f" (of {vocabulary:,} tokens) cover {held_out.of(rows):.2%}, and a cut makes no row"
             " that the draft lacks",
@@ -147,7 +156,7 @@ def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float) 
         )
     if found >= rows:
         raise CalibrationError(
-            "--coverage",
+            option,
             f"{coverage:.2%} of held-out text needs all {rows:,} rows:"
             f" {held_out.never_said:,} of its {int(held_out.totals.sum()):,} tokens were said"
             " by no other part of the traces",
@@ -236,7 +245,8 @@ def check_takes_folder(choosing: Choosing) -> None:
             "--out",
             f"engines give {choosing.draft.family.name} drafts the target's whole head, whatever"
             " their folder holds",
-            fix="write the file by which SGLang takes fewer of its rows: --token-map FILE.pt",
+            fix="write the file by which SGLang takes fewer of its rows: draftquant vocab ..."
+            " --token-map FILE.pt",
         )
 
 

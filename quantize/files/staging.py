@@ -103,6 +103,35 @@ def staged_output(out: Path, *, last: str | None = None) -> Iterator[Path]:
 
 
 @contextmanager
+def staged_source(out: Path) -> Iterator[Path]:
+    """Give a hidden folder beside `out` for what `out` is made of; it goes when the block is left.
+
+    What killed runs left of it is removed before, and by `clean`.
+
+    Args:
+        out: folder that will be created of what is written here.
+
+    Raises:
+        OutputError: it cannot be created.
+    """
+    name = f"{out.name}.source"
+    folder = out.parent / staging_name(name)
+    remove_stale(out.parent, name)
+    try:
+        folder.mkdir()
+    except OSError as exc:
+        raise OutputError(
+            out,
+            f"what it is made of cannot be written beside it: {exc.strerror or exc}",
+            fix="free some space or choose another place; nothing was kept",
+        ) from exc
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # what stays is stale: the next run removes it
+
+
+@contextmanager
 def staged_file(out: Path) -> Iterator[Path]:
     """Give the path of a file to create; leaving the block without an exception publishes it.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..drafts import Draft, Row, read_config
+from ..drafts import Draft, Row, read_config, read_draft
 from ..drafts.reduced_vocabulary import ReducedVocabulary
 from ..drafts.speculators_layout import LAYER_CONFIG
 from ..errors import CheckpointError, LayoutError, PlanError
@@ -68,6 +68,23 @@ class CutPlan:
     def bytes_after(self) -> int:
         """Tensor bytes of the result, headers not counted."""
         return bytes_of(self.outputs)
+
+    def result(self) -> Draft:
+        """What it will be read as, of headers alone: where its bytes will lie is not known yet."""
+        tensors = {
+            stored.name: TensorInfo(
+                name=stored.name,
+                dtype=stored.dtype,
+                shape=stored.shape,
+                file=output.row.tensor.file,
+                start=0,
+                stop=stored.nbytes,
+            )
+            for output in self.outputs
+            for stored in output.stored
+        }
+        tensors = dict(sorted(tensors.items()))
+        return read_draft(replace(self.source.checkpoint, config=self.config, tensors=tensors))
 
     @property
     def convention(self) -> MapConvention:

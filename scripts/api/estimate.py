@@ -1,11 +1,12 @@
 """`estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ...quantize.errors import LayoutError, PlanError
+from ...quantize.estimate.draft_length import LengthAdvice
 from ...quantize.estimate.draft_round import (
     USUAL_CONTEXT,
     checked_num_draft_tokens,
@@ -14,6 +15,7 @@ from ...quantize.estimate.draft_round import (
 from ...quantize.estimate.estimate_report import EstimateReport
 from ...quantize.estimate.forms import ONLINE_HEADS
 from ...quantize.estimate.step_estimate import (
+    Estimate,
     checked_concurrencies,
     checked_efficiency,
     checked_launch,
@@ -162,9 +164,6 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     Raises:
         DraftQuantError: the draft, a recipe, a GPU or the target cannot be estimated.
     """
-    from ...validate.draft_length.acceptance_of_forms import acceptance_of_forms, check_recorded
-    from ...validate.draft_length.advise import advise_lengths
-
     gpus = dict.fromkeys(named_gpu(name).name for name in settings.gpus or USUAL_GPUS)
     efficiency = checked_efficiency(settings.efficiency)
     concurrencies = checked_concurrencies(settings.concurrency)
@@ -187,10 +186,6 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
         vocab_sizes=settings.vocab_size,
         heads=settings.head_online,
     )
-    recorded = acceptance_of_forms(
-        settings.acceptance, draft, [one.name for one in found.candidates]
-    )
-    check_recorded(settings.num_draft_tokens, recorded)
 
     def target_at(k: int) -> Target | None:
         return _target(draft, settings, k, concurrencies, context)
@@ -204,8 +199,27 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
         target=target_at(num_draft_tokens),
         allowed_drop=resolve_policy("release").max_relative_drop,
         context_by_config=settings.context is None and context < USUAL_CONTEXT,
-        lengths=advise_lengths(found, machines, concurrencies, recorded, target_at),
+        lengths=_lengths(settings, found, machines, concurrencies, target_at),
     )
+
+
+def _lengths(
+    settings: EstimateSettings,
+    found: Estimate,
+    machines: Sequence[Machine],
+    concurrencies: Sequence[int],
+    target_at: Callable[[int], Target | None],
+) -> tuple[LengthAdvice, ...]:
+    """How many tokens to draft, where measured acceptance is given."""
+    if not settings.acceptance:
+        return ()  # the advice needs scipy and torch, an estimate neither
+    from ...validate.draft_length.acceptance_of_forms import acceptance_of_forms, check_recorded
+    from ...validate.draft_length.advise import advise_lengths
+
+    forms = [one.name for one in found.candidates]
+    recorded = acceptance_of_forms(settings.acceptance, found.draft, forms)
+    check_recorded(settings.num_draft_tokens, recorded)
+    return advise_lengths(found, machines, concurrencies, recorded, target_at)
 
 
 def _configs(draft: "Draft", target: Path | None) -> list[Mapping[str, Any]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.staging import check_output
 from ...quantize.measured import NOTHING_MEASURED, Measured
-from ...quantize.quantization_plan import Plan, Step, make_plan
+from ...quantize.quantization_plan import Plan, make_plan
+from ...recipes.bounds import AT_LEAST_1, SHARE_OR_ALL
 from . import arguments, reports
 from .engine_verdicts import nothing_loads, verdicts_of
 from .learning import learn
 from .opening import chosen_recipe, draft_on_traces, open_draft
 from .option import Option
 from .references import optional_path
-from .settings import Settings
+from .settings import Settings, SettingsError
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -27,12 +28,9 @@ if TYPE_CHECKING:
 
     from ...calibration.linear_inputs.plan_inputs import PlanInputs
     from ...quantize.drafts import Draft
+    from ...quantize.files.hub import DraftSource
     from ...quantize.lints import Lint
-    from .watch import Bar, Watch
-
-
-TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}
-"""Backend -> what it loads."""
+    from ...recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +58,48 @@ class QuantizeSettings(Settings):
         float | None, Option("use this static activation scale for all linears", "SCALE")
     ] = None
     num_draft_tokens: arguments.NumDraftTokens = None
+    vocab_size: Annotated[
+        int | None,
+        Option(
+            "cut the head's vocabulary first: keep so many rows, chosen by --traces as 'draftquant"
+            " vocab' chooses them",
+            "ROWS",
+            bounds=AT_LEAST_1,
+        ),
+    ] = None
+    vocab_coverage: Annotated[
+        float | None,
+        Option(
+            "the same, but as many rows as cover this share of the tokens of held-out text, such as"
+            " 99.5%%",
+            "SHARE",
+            reads=arguments.share,
+            bounds=SHARE_OR_ALL,
+            fix="for example 99.5%",
+        ),
+    ] = None
     precise: arguments.Precise = False
     device: arguments.Device = "auto"
     target: arguments.Target = None
     allow_zero_rows: arguments.AllowZeroRows = False
     fix_config: arguments.FixConfig = False
+
+    exclusive = (("vocab_size", "vocab_coverage"),)
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether the head keeps fewer rows."""
+        return self.vocab_size is not None or self.vocab_coverage is not None
+
+    def check(self) -> None:
+        """Refuse to choose rows by nothing."""
+        if self.cuts_rows and self.traces is None:
+            raise SettingsError(
+                "--vocab-size" if self.vocab_coverage is None else "--vocab-coverage",
+                "rows are chosen by what the target says in recorded traces, also where the recipe"
+                " needs none, and there are none",
+                fix="give traces of other prompts than the gate's: --traces TRACES",
+            )
 
 
 @verb(QuantizeSettings)
@@ -80,18 +115,13 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
 
     Returns:
         The folder, the plan, what verification found, which engines load the result, lints of the
-        source, and all warnings. Each warning is a Python warning (`DraftQuantWarning`) too.
+        source, how the vocabulary was cut, where that was asked for, and all warnings. Each warning
+        is a Python warning (`DraftQuantWarning`) too.
 
     Raises:
         DraftQuantError: a stage failed: reading, planning, computing, writing or verifying. Nothing
             is left behind.
     """
-    from ...quantize.checks import check_retuning, check_tables
-    from ...quantize.lints import find_lints
-    from ...quantize.quantize_draft import quantize_draft
-
-    watch, fix_config = settings.watch, settings.fix_config
-    own_target, folder = optional_path(settings.target), Path(settings.out)
     if settings.device not in ("auto", "cpu"):
         _device(settings.device)  # there is such a one
     source, opened = open_draft(settings.draft, settings.subtree)
@@ -100,8 +130,52 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         backend=settings.backend,
         algorithm=settings.algorithm,
         input_correction=settings.input_correction,
-        watch=watch,
+        watch=settings.watch,
     )
+    with ExitStack() as stack:
+        if settings.cuts_rows:
+            source, opened = stack.enter_context(_cut(settings, source, chosen))
+        return _quantized(settings, stack, source, opened, chosen)
+
+
+def _cut(
+    settings: QuantizeSettings, source: "DraftSource", recipe: "Recipe"
+) -> "AbstractContextManager[tuple[DraftSource, Draft]]":
+    """The draft with the rows that are asked for."""
+    from .cut_rows import RowsAsked, with_chosen_rows
+
+    asked = RowsAsked(
+        size=settings.vocab_size,
+        coverage=settings.vocab_coverage,
+        target=optional_path(settings.target),
+        options="--vocab-",
+    )
+    return with_chosen_rows(
+        source,
+        recipe,
+        Path(settings.out),
+        asked,
+        traces=Path(settings.traces or ""),
+        target_layers=settings.target_layers,
+        watch=settings.watch,
+    )
+
+
+def _quantized(
+    settings: QuantizeSettings,
+    stack: ExitStack,
+    source: "DraftSource",
+    opened: "Draft",
+    chosen: "Recipe",
+) -> "reports.QuantizeReport":
+    """A draft by a recipe; what is kept on disk meanwhile goes when the stack is left."""
+    from ...quantize.checks import check_retuning, check_tables
+    from ...quantize.lints import find_lints
+    from ...quantize.quantize_draft import quantize_draft
+    from .quantize_phases import Phases
+
+    watch, fix_config = settings.watch, settings.fix_config
+    own_target, folder = optional_path(settings.target), Path(settings.out)
     plan = make_plan(chosen, opened, target_layers=settings.target_layers)
     check_retuning(plan, None)
     proven = check_tables(plan, own_target)
@@ -110,25 +184,24 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         if problem is not None:
             watch.warning(problem)
     check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
-    with ExitStack() as stack:
-        phases = _Phases(plan, watch)
-        measured = _Inputs(plan, settings).measured(stack, phases.measured)
-        bar = phases.bar = stack.enter_context(watch.bar("check", None))
-        report = quantize_draft(
-            plan,
-            folder,
-            source=source,
-            argv=running_argv(),
-            measured=measured,
-            allow_zero_rows=settings.allow_zero_rows,
-            fix_config=fix_config,
-            target=own_target,
-            proven=proven,
-            on_progress=phases.written,
-            on_stage=phases.begin,
-            on_verified=bar.set,
-            device=partial(_device, settings.device),
-        )
+    phases = Phases(plan, watch)
+    measured = _Inputs(plan, settings).measured(stack, phases.measured)
+    bar = phases.bar = stack.enter_context(watch.bar("check", None))
+    report = quantize_draft(
+        plan,
+        folder,
+        source=source,
+        argv=running_argv(),
+        measured=measured,
+        allow_zero_rows=settings.allow_zero_rows,
+        fix_config=fix_config,
+        target=own_target,
+        proven=proven,
+        on_progress=phases.written,
+        on_stage=phases.begin,
+        on_verified=bar.set,
+        device=partial(_device, settings.device),
+    )
     if report.damping:
         watch.warning(raised_damping(report.damping))
     if left := lints_left(settings.draft, lints, fix_config=fix_config):
@@ -207,7 +280,10 @@ class _Inputs:
         if settings.traces is None:
             return PlanInputs(static=constant)
         if reason := why_unused(plan, scale_is_given=constant is not None):
-            watch.warning(f"--traces is not used: {reason}")
+            if settings.cuts_rows:
+                watch.note(f"--traces chose the rows, and is not used otherwise: {reason}")
+            else:
+                watch.warning(f"--traces is not used: {reason}")
             return PlanInputs(static=constant)
         traces = TraceFolder.open(Path(settings.traces))
         draft, _, num_draft_tokens = draft_on_traces(
@@ -250,82 +326,3 @@ class _Inputs:
             watch=watch,
         )
         return dataclasses.replace(found, found=codes)
-
-
-_A_COLUMN = 3_000_000
-"""Multiplications that take as long as what a column costs GPTQ whatever its size."""
-
-
-class _Phases:
-    """Shows the stages of a run, and how far each is.
-
-    Attributes:
-        bar: that shows them; there is none before the run begins.
-    """
-
-    bar: "Bar | None" = None
-
-    def __init__(self, plan: Plan, watch: "Watch") -> None:
-        self._plan, self._watch = plan, watch
-        self._left = sum(self._work(step) for step in plan.steps)
-        self._written: set[str] = set()
-        self._is_measuring = False
-
-    def begin(self, stage: str) -> None:
-        """The next stage."""
-        self._watch.stage(stage)
-        plan, bar = self._plan, self.bar
-        assert bar is not None  # the run has begun
-        if stage == "write" and plan.recipe.algorithm.rounding == "gptq":
-            self._measure()
-        elif stage == "write":
-            bar.phase("quantize", plan.bytes_before, "bytes")
-        elif stage == "start":
-            bar.phase(f"load {TOOLKITS[plan.recipe.backend]}")
-        elif stage == "verify":
-            bar.phase("verify", plan.bytes_before + plan.bytes_after, "bytes")
-        else:
-            bar.phase("write to the disk")
-
-    def measured(self, done: int, total: int) -> None:
-        """So much of the traces has run through the draft, for the inputs of its linears."""
-        if self.bar is None:
-            return
-        if not self._is_measuring:
-            self._measure()
-        self.bar.set(done, total)
-        if done == total:
-            self._is_measuring = False
-            self._watch.stage("write")
-            self.bar.phase("quantize", self._left, "work")
-
-    def _measure(self) -> None:
-        assert self.bar is not None  # the run has begun
-        self._is_measuring = True
-        self._watch.stage("measure")
-        self.bar.phase("measure the linears' inputs", 1, "work")
-
-    def written(self, step: Step) -> None:
-        """A tensor is written; those that GPTQ rounds at the same time count when all are."""
-        assert self.bar is not None  # the run has begun
-        done = [step]
-        if self._plan.recipe.algorithm.rounding == "gptq":
-            done = self._finished_with(step)
-        if done:
-            work = sum(map(self._work, done))
-            self._left -= work
-            self.bar.advance(work)
-
-    def _finished_with(self, step: Step) -> list[Step]:
-        """The stage that ends with a step; nothing where one of its steps still runs."""
-        self._written.add(step.row.tensor.name)
-        stage = next(stage for stage in self._plan.stages() if step in stage)
-        is_over = all(one.row.tensor.name in self._written for one in stage)
-        return list(stage) if is_over else []
-
-    def _work(self, step: Step) -> int:
-        """Bytes; of a weight that GPTQ rounds, column by column, multiplications."""
-        if step.action != "quantize" or self._plan.recipe_of(step).algorithm.rounding != "gptq":
-            return step.bytes_before
-        rows, columns = step.row.tensor.shape
-        return step.bytes_before + columns * (_A_COLUMN + columns * (rows + columns))

@@ -5,13 +5,13 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import check_reports, write_reports
 from ...quantize.files.staging import check_output
 from ...recipes.bounds import AT_LEAST_1
 from . import arguments, reports
 from .arguments import AnyPath, share
+from .cut_rows import RowsAsked, write_rows
 from .option import Option
 from .references import optional_path
 from .replay import PassesSettings, load_for_replay
@@ -202,24 +202,12 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
 
 def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """Choose the rows, and write the folder."""
-    from ...calibration.vocabulary.choosing import check_takes_folder, chosen_rows
-    from ...quantize.vocabulary.cut_vocabulary import cut_vocabulary
     from ...validate.vocabulary.vocab_report import VocabReport
 
-    check_takes_folder(choosing)
-    rows = chosen_rows(choosing, settings.size, settings.coverage)
-    watch = settings.watch
-    with watch.bar("cut", None, "bytes") as bar:
-        written = cut_vocabulary(
-            choosing.source,
-            Path(settings.out or ""),
-            target_ids=rows.target_ids,
-            choice=choosing.record(rows, settings.size, settings.coverage),
-            target=optional_path(settings.target),
-            argv=running_argv(),
-            on_progress=bar.advance,
-            on_stage=watch.stage,
-        )
+    target, watch = optional_path(settings.target), settings.watch
+    asked = RowsAsked(size=settings.size, coverage=settings.coverage, target=target)
+    rows, out = asked.of(choosing), Path(settings.out or "")
+    written = write_rows(choosing, rows, out, asked, watch=watch, on_stage=watch.stage)
     return VocabReport(choosing=choosing, rows=rows, cut=written, warnings=written.warnings)
 
 

@@ -28,6 +28,8 @@ def run(options: argparse.Namespace) -> int:
 
 def print_plan(plan: "Plan") -> None:
     """Print a plan as a table with its sums."""
+    from ...quantize.drafts.geometry import vocabulary_share
+
     recipe = plan.recipe
     mixed = len(recipe.formats) > 1
     columns = ["tensor", "role", "rule", "action", "shape", "before", "after"]
@@ -67,6 +69,8 @@ def print_plan(plan: "Plan") -> None:
     )
     out = stdout()
     print_table(found)
+    if (share := vocabulary_share(plan.draft.geometry)) is not None:
+        out.line(f"{share}: the head has rows for no other tokens")
     if plan.balanced is not None:
         norm, _ = plan.balanced
         out.line(

@@ -108,6 +108,7 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "bytes_before": report.plan.bytes_before,
         "bytes_after": report.plan.bytes_after,
         "quantized": [step.row.tensor.name for step in report.plan.quantized],
+        "cuts": [{"size": one.size, "vocabulary": one.vocabulary} for one in report.cuts],
         "config_changes": dict(report.config_changes),
         "dropped": dict(report.dropped),
         "balanced": dict(report.balanced),

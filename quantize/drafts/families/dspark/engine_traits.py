@@ -32,7 +32,14 @@ _SPECULATORS_KEYS = (
     "confidence_head_with_markov",
 )
 _NO_NAME = "ValueError: There is no module or parameter named '{}' in {}."
-_REDUCED = "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include"
+_NO_HEAD = (
+    "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include lm_head weights; the full"
+    " target lm_head cannot be shared."
+)
+_NO_MAP = (
+    "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include a d2t mapping so sampled"
+    " draft ids can be converted to target ids."
+)
 _RENAME = "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj"
 _TOP = "write markov_rank, markov_head_type and the keys of the confidence head at the top level"
 _GATES = {"gated": "gate_up_proj", "rnn": "joint_proj"}
@@ -67,11 +74,9 @@ def _cut(draft: ServedDraft) -> Finding | None:
     if own in (None, draft.config.get("vocab_size")):
         return None
     if not any("lm_head" in name for name in names):
-        text = f"{_REDUCED} lm_head weights; the full target lm_head cannot be shared."
-        return Finding("load", text, "store the rows of lm_head that d2t stands for")
+        return Finding("load", _NO_HEAD, "store the rows of lm_head that d2t stands for")
     if not any("d2t" in name for name in names):
-        text = f"{_REDUCED} a d2t mapping so sampled draft ids can be converted to target ids."
-        return Finding("load", text, "export the draft with d2t")
+        return Finding("load", _NO_MAP, "export the draft with d2t")
     return None
 
 

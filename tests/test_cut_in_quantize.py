@@ -1,0 +1,171 @@
+"""`quantize --vocab-size`: rows chosen, cut and quantized in one command, as by two."""
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from cuts import target
+from draftquant import api as dq
+from draftquant.quantize.errors import OutputError
+from draftquant.quantize.files import staging
+from draftquant.quantize.files.staging_names import find_staging, staging_name
+from draftquant.recipes.errors import DraftQuantError
+from draftquant.scripts.cli import main
+from draftquant.validate.errors import GateError
+from said_traces import write_said
+from tiny import tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_llama import tiny_eagle1
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    tiny_eagle3_llama(folder / "draft")
+    write_said(folder / "traces", prompts=12)
+    write_said(folder / "others", prompts=12, seed=1)
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> tuple[str, str]:
+    assert main([str(word) for word in words]) == code
+    return capsys.readouterr()
+
+
+def same(one: Path, two: Path) -> None:
+    """Every byte, but for the command line in the record."""
+    files = sorted(path.name for path in one.iterdir())
+    assert files == sorted(path.name for path in two.iterdir())
+    for name in files:
+        if name != "draftquant.json":
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    records = [json.loads((each / "draftquant.json").read_text()) for each in (one, two)]
+    for record in records:
+        del record["argv"], record["sha256"]  # which is over the command line too
+    assert records[0] == records[1]
+
+
+@pytest.mark.parametrize("recipe", ["fp8-ptpc-head", "int4-channel-gptq-head"])
+def test_one_command_gives_what_two_give(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    draft, traces, one = folder / "draft", folder / "traces", tmp_path / "one"
+    given = ("--traces", traces) if "gptq" in recipe else ()
+    run(capsys, "vocab", draft, "--traces", traces, "--size", SIZE, "--out", tmp_path / "cut")
+    run(capsys, "quantize", tmp_path / "cut", "--recipe", recipe, *given, "--out", tmp_path / "two")
+    asked = ("--recipe", recipe, "--traces", traces, "--vocab-size", SIZE, "--out", one)
+    _, said = run(capsys, "quantize", draft, *asked)
+    assert f"vocabulary {SIZE} of 96 (96 rows before), chosen by 12 prompts" in said
+    assert ("--traces chose the rows, and is not used otherwise" in said) == (not given)
+    same(one, tmp_path / "two")
+    assert not find_staging(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "one", "two"]
+    out, _ = run(capsys, "verify", one, "--against", draft)
+    assert "GOOD" in out
+    for verb in (("inspect", one), ("plan", tmp_path / "cut", "--recipe", recipe)):
+        out, _ = run(capsys, *verb)
+        assert f"vocabulary {SIZE} of 96" in out
+    with pytest.raises(GateError, match="were used to choose the rows"):
+        dq.gate(draft, one, traces=traces)
+    dq.gate(draft, one, traces=folder / "others", num_draft_tokens=3)
+
+
+class Case(NamedTuple):
+    words: str
+    what: str
+    fix: str
+
+
+def test_from_python_by_coverage_and_with_the_targets_head(folder: Path, tmp_path: Path) -> None:
+    draft, model = tiny_dflash(tmp_path / "dflash"), target(tmp_path / "target")
+    arguments: dict[str, Any] = {"traces": folder / "traces", "vocab_coverage": 0.9}
+    with pytest.raises(DraftQuantError, match="stores no head") as caught:
+        dq.quantize(draft, "fp8-ptpc", tmp_path / "out", **arguments)
+    assert "target=M" in str(caught.value.fix)
+    report = dq.quantize(draft, "fp8-ptpc", tmp_path / "out", target=model, **arguments)
+    cut = dq.vocab(draft, folder / "traces", coverage=0.9, out=tmp_path / "cut", target=model)
+    dq.quantize(tmp_path / "cut", "fp8-ptpc", tmp_path / "two")
+    same(tmp_path / "out", tmp_path / "two")
+    assert cut.cut is not None
+    (one,) = report.cuts
+    assert one.head_from is not None
+    assert (one.size, one.head_from.tensor) == (cut.cut.size, "model.lm_head.weight")
+    assert f"vocabulary {one.size} of 96" in repr(report)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("--vocab-size 24", "--vocab-size: rows are chosen by", "--traces TRACES"),
+        Case("--vocab-size 24 --vocab-coverage 0.9", "not allowed with", "leave one of the two"),
+        Case("--vocab-coverage 2 --traces TRACES", "a share in (0, 1]", "for example 99.5%"),
+        Case("--vocab-size 96 --traces TRACES", "--vocab-size: expected from 10", "vocab --curve"),
+    ],
+)
+def test_what_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: Case
+) -> None:
+    words = case.words.replace("TRACES", str(folder / "traces")).split()
+    recipe = ("--recipe", "fp8-ptpc", "--out", tmp_path / "out")
+    with suppress(SystemExit):  # of the parser
+        assert main(["quantize", str(folder / "draft"), *map(str, recipe), *words]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert case.what in said
+    assert case.fix in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_draft_that_proposes_by_the_targets_head_is_refused_as_by_vocab(
+    folder: Path, tmp_path: Path
+) -> None:
+    draft = tiny_eagle1(tmp_path / "eagle1")
+    with pytest.raises(DraftQuantError, match="the target's whole head") as caught:
+        dq.quantize(draft, "fp8-ptpc", tmp_path / "o", traces=folder / "traces", vocab_size=24)
+    assert 'vocab(..., token_map="FILE.pt")' in str(caught.value.fix)
+
+
+def test_a_recipe_that_does_not_fit_and_a_full_disk_come_before_anything_is_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: dict[str, Any] = {"traces": folder / "traces", "vocab_size": SIZE}
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.Path, "mkdir", lambda *_, **__: pytest.fail("something is written"))
+        with pytest.raises(DraftQuantError) as caught:
+            dq.quantize(folder / "draft", "int4-group128", tmp_path / "out", **arguments)
+        assert "needs a multiple of 128" in str(caught.value)
+        tensors = sum(path.stat().st_size for path in (folder / "draft").glob("*.safetensors"))
+        free = shutil.disk_usage(tmp_path)._replace(free=(32 << 20) + tensors)
+        patch.setattr(staging.shutil, "disk_usage", lambda _path: free)
+        with pytest.raises(OutputError, match=r"needs [\d,]+ bytes"):
+            dq.quantize(folder / "draft", "fp8-ptpc", tmp_path / "out", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_run_left_is_hidden_and_goes(folder: Path, tmp_path: Path) -> None:
+    left: list[Path] = []
+
+    def killed(*_arguments: object, **_more: object) -> None:
+        left.extend(path for path in tmp_path.iterdir())
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftquant.quantize.quantize_draft.quantize_draft", killed)
+        with pytest.raises(KeyboardInterrupt):
+            dq.quantize(
+                folder / "draft", "fp8-ptpc", tmp_path / "out", traces=folder / "traces",
+                vocab_size=SIZE,
+            )  # fmt: skip
+    (hidden,) = left
+    assert hidden.name == staging_name("out.source")
+    assert not list(tmp_path.iterdir())
+    dead = tmp_path / hidden.name.replace(hidden.name.split(".")[-2].split("-")[0], "9999999", 1)
+    (dead / "draft").mkdir(parents=True)  # as if by a process that is not there any more
+    (dead / "draft" / "config.json").write_text("{}")
+    assert list(dq.clean(tmp_path).removed) == [dead.name]
