@@ -18,6 +18,7 @@ from draftquant.quantize.drafts.kinds.block import (
     BlockForward,
     ConfidentBlockForward,
 )
+from draftquant.quantize.errors import ForwardError
 from dspark_case import CONFIG, CONTEXT, K, features, geometry_of, tokens, weights_of
 from reference_dspark import ReferenceDSpark
 from torch import Tensor
@@ -104,6 +105,18 @@ def test_the_confidence_head_reads_what_the_draft_itself_chose(
     without = DSpark().forward(geometry, bare, lambda _name, x: x)
     assert isinstance(without, ConfidentBlockForward)
     assert not without.has_confidence_head
+
+
+def test_drafted_tokens_have_finite_logits() -> None:
+    geometry, weights, _ = build(confidence_head_with_markov=False)
+    weights["markov_head.markov_w2.weight"][0, 0] = torch.nan
+    forward = DSpark().forward(geometry, weights, lambda _name, x: x)
+    assert isinstance(forward, ConfidentBlockForward)
+    attention = BlockAttention(forward, forward.fuse(features(geometry)))
+    attention.begin(range(CONTEXT, CONTEXT + 1))
+    hidden = forward.block(torch.tensor([tokens()]), torch.tensor([CONTEXT]), attention)
+    with pytest.raises(ForwardError, match="the draft's head: logits are NaN or infinite"):
+        forward.drafted(hidden, torch.tensor(tokens()[:1]), 2**20)
 
 
 @pytest.mark.parametrize("kind", MARKOV_HEADS)

@@ -59,8 +59,13 @@ def test_the_folder_accepts_what_the_curve_says(
     read = curve["estimate"]["drafting_bytes"]
     # Every step of three reads 72 rows of 64 BF16 numbers less, and an offset of 8 bytes more.
     assert int(read["96"]) - int(read[str(SIZE)]) == K * (72 * 64 * 2 - 8)
-    with pytest.warns(dq.DraftQuantWarning, match="have no row in the draft, which has 24"):
+    with pytest.warns(dq.DraftQuantWarning) as warned:
         again = dq.vocab(out, folder / "traces", curve=True, sizes=[12], num_draft_tokens=K)
+    said = [str(one.message) for one in warned]
+    assert any("have no row in the draft, which has 24" in one for one in said)
+    assert any("chose the rows that the draft has (12 of them)" in one for one in said)
+    with pytest.raises(GateError, match="12 of its 12 prompts chose the rows that the draft has"):
+        dq.vocab(out, folder / "others", curve=True, judge=folder / "traces", sizes=[12])
     assert again.curve is not None
     assert again.curve.coverage < 1
 

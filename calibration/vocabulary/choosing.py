@@ -8,7 +8,9 @@ from typing import Any
 from ...quantize.drafts import Draft
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import DraftSource, no_target
-from ...quantize.files.vocabulary_cut import VocabularyChoice
+from ...quantize.files.lineage import cuts_of
+from ...quantize.files.provenance_file import read_provenance
+from ...quantize.files.vocabulary_cut import VocabularyChoice, VocabularyCut
 from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.vocabulary.kept_rows import (
     TREE_WIDTH,
@@ -59,6 +61,7 @@ class Choosing:
         is_quantized: some of its linears are.
         by_token_map: its rows are chosen by a file of the server, see `takes_token_map`.
         texts: what the target said.
+        cuts: of its vocabulary, which chose the rows that it has.
         warnings: sentences without a full stop.
     """
 
@@ -69,6 +72,7 @@ class Choosing:
     traces: TraceFolder
     texts: Sequence[SaidText]
     chooser: RowChooser
+    cuts: tuple[VocabularyCut, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -214,6 +218,7 @@ def choosing_of(
             "says nothing that a draft is to propose: no continuation has more than one token",
             fix="record longer continuations (record --max-new-tokens)",
         )
+    cuts = cuts_of(read_provenance(source.folder))
     return Choosing(
         source=source,
         draft=draft,
@@ -222,7 +227,8 @@ def choosing_of(
         traces=traces,
         texts=texts,
         chooser=chooser,
-        warnings=tuple(_lacking(chooser, texts)),
+        cuts=cuts,
+        warnings=(*_lacking(chooser, texts), *_chosen_before(cuts, traces)),
     )
 
 
@@ -296,6 +302,18 @@ def _configs(target: Path) -> Iterable[Mapping[str, Any]]:
     for name in (CONFIG_FILE, _GENERATION_FILE):
         if (target / name).exists():
             yield read_json_object(target / name, no_target(target))
+
+
+def _chosen_before(cuts: Sequence[VocabularyCut], traces: TraceFolder) -> Iterable[str]:
+    """Text that chose the rows which the draft has covers itself better than other text."""
+    chose = {prompt for cut in cuts for prompt in cut.choice.calibration_prompts}
+    again = chose.intersection(seen_prompts(traces).sha256) if chose else ()
+    if again:
+        yield (
+            f"prompts of these traces chose the rows that the draft has ({len(again):,} of them),"
+            " so nothing here is held out from that: give traces of other prompts, or the draft"
+            " with the whole vocabulary"
+        )
 
 
 def _lacking(chooser: RowChooser, texts: Sequence[SaidText]) -> Iterable[str]:

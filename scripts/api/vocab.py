@@ -241,6 +241,8 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
         judge = TraceFolder.open(Path(settings.judge))
         check_same_target(traces, judge)
         check_apart(judge, seen_prompts(traces), "are among those that choose the rows")
+        for cut in choosing.cuts:
+            check_apart(judge, cut.choice.prompts, "chose the rows that the draft has")
     loaded = load_for_replay([choosing.source.folder], judge or traces, settings)
     with settings.watch.bar("replay", len(judge or traces), "work") as bar:
         curve = size_curve(

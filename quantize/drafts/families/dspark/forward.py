@@ -72,14 +72,16 @@ class DSparkForward(DFlashForward, ConfidentBlockForward):
     def drafted(self, hidden: Tensor, anchors: Tensor, most: int) -> tuple[Tensor, Tensor]:
         h = hidden[..., : self.geometry.hidden_size]
         last, state = anchors, h.new_zeros((len(h), self.geometry.markov_rank))
-        tokens, logits = [], []
+        tokens, tops, logits = [], [], []
         for h_j in h.unbind(1):
             e_j = self._embedded(last, h_j)
             s_j, state = self._correction(h_j, e_j, state)
-            _, draft_ids = self.largest_logits(torch.cat((h_j, s_j), dim=-1), most)
+            top, draft_ids = self.largest_logits(torch.cat((h_j, s_j), dim=-1), most)
             last = self.to_target(draft_ids)
             tokens.append(last)
+            tops.append(top)
             logits.append(self._confidence(h_j, e_j))
+        finite(torch.stack(tops), "the draft's head", "logits")  # of NaN, the largest is NaN
         found = finite(torch.stack(logits, dim=1), "the confidence head", "logits")
         return torch.stack(tokens, dim=1), found
 
