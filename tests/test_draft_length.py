@@ -262,7 +262,9 @@ def test_files_of_several_numbers_of_a_block_draft(tmp_path: Path) -> None:
         whole.joined(fewer)
 
 
-def test_what_0_2_wrote_counts_one_number(tmp_path: Path, draft: Draft) -> None:
+def test_what_0_2_wrote_counts_one_number(
+    tmp_path: Path, draft: Draft, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "old.json"
     found = json.loads(Path(written(path, TWO)).read_text(encoding="utf-8"))
     del found[0]["family"]
@@ -271,6 +273,11 @@ def test_what_0_2_wrote_counts_one_number(tmp_path: Path, draft: Draft) -> None:
     path.write_text(json.dumps(found), encoding="utf-8")
     known = acceptance_of_forms([str(path)], draft, ["BF16"])["BF16"]
     assert [one.num_draft_tokens for one in known.lengths] == [2]
+    command = ["estimate", str(PAIR / "draft"), "--recipe", "int4-channel", "--gpu", "h100"]
+    assert main([*command, "--acceptance", str(path), "--target-step-ms", "5"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no other number was measured" in out
+    assert "the bounds allow no other" not in out
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,8 @@ def said(advised: Iterable[LengthAdvice]) -> str:
         if len(within) > 1
     ]
     bounds = f"; within the bounds {', '.join(doubts)}" if doubts else "; the bounds allow no other"
+    if all(len(one.points) == 1 for one in several):
+        bounds = "; no other number was measured"
     return ", ".join(parts) + bounds
 
 
