@@ -115,6 +115,7 @@ def test_what_is_no_rule_is_refused_by_name(rule: str, what: str, fix: str) -> N
         ("sglang", {**PLAIN_TABLE, "sample_batch_tokens": [1, 2, 2, 5, 7]}, "strictly increasing"),
         ("sglang", {**PLAIN_TABLE, "sample_steps_per_sec": [1.0]}, "expected 5 numbers"),
         ("sglang", {**PLAIN_TABLE, "max_batch_tokens": 3}, "at least 7"),
+        ("sglang", {**PLAIN_TABLE, "sample_steps_per_sec": [5, 4, 3, 2, 0]}, "numbers above 0"),
         (
             "sglang",
             {
@@ -126,6 +127,7 @@ def test_what_is_no_rule_is_refused_by_name(rule: str, what: str, fix: str) -> N
         ),
         ("sglang", {**ADDITIVE_TABLE, "bias_seconds": 0.0}, "more than 0"),
         ("sglang", {**ADDITIVE_TABLE, "theta_seconds": [1.0]}, "expected 3 numbers"),
+        ("sglang", {**ADDITIVE_TABLE, "theta_seconds": [1, 1, -9]}, "steps of more than 0 seconds"),
         ("vllm", {**COSTS, "draft_ms": -1}, "at least 0"),
         ("vllm", {**COSTS, "verify_ms": [1.0, 0.0]}, "above 0"),
         ("vllm", PLAIN_TABLE, "is no table of costs"),
@@ -237,7 +239,7 @@ def made(offset: float, seed: int, steps: int = 1200) -> tuple[Tensor, Tensor]:
     return survivals(logits + offset), drawn.long().cumprod(1).sum(1)
 
 
-def test_a_head_that_is_off_lies_above_the_baselines_interval() -> None:
+def test_a_head_that_is_off_is_worse_and_one_that_differs_by_chance_is_not() -> None:
     good, same, worse = (prompts_of(*made(offset, seed), 40)
                          for offset, seed in ((0.0, 1), (0.0, 2), (0.7, 1)))  # fmt: skip
     found = calibration_change(good, worse, 0.95)
@@ -249,8 +251,10 @@ def test_a_head_that_is_off_lies_above_the_baselines_interval() -> None:
     nothing = calibration_change(good, good, 0.95)
     assert nothing.calibration_error_change == BoundedFigure(estimate=0.0, lower=0.0, upper=0.0)
     assert not nothing.is_worse
-    by_chance = calibration_change(good, same, 0.95).calibration_error_change
-    assert by_chance.lower < 0 < by_chance.upper
+    by_chance = calibration_change(good, same, 0.95)
+    change = by_chance.calibration_error_change
+    assert change.lower < 0 < change.upper
+    assert not by_chance.is_worse
 
 
 def test_bounds_of_the_brier_score_are_those_of_a_mean() -> None:

@@ -288,7 +288,13 @@ def test_what_0_2_wrote_counts_one_number(
         ({}, ["--acceptance", "int4-channel={file}"], "no file is of the draft as it is"),
         ({}, ["--acceptance", "{file}", "-k", "3"], "3, but {file} counts up to 2"),
         ({"family": "dflash"}, ["--acceptance", "{file}"], "draft is dflash, and"),
-        ({"head_online": "fp8"}, ["--acceptance", "{file}"], "vLLM makes of it (fp8), not of the"),
+        ({"head_online": "fp8"}, ["--acceptance", "{file}"], "vLLM makes of it (fp8): not of the"),
+        (
+            {"quantized": True},
+            ["--acceptance", "{file}"],
+            "which is quantized: not of the",
+        ),
+        ({"draft_vocab_size": 99}, ["--acceptance", "{file}"], "whose head has 99 rows, and that"),
         ({"vocab_size": 2048}, ["--acceptance", "{file}"], "its target has 2,048 tokens, and"),
         ({"shorter": [[1, 2, 3]]}, ["--acceptance", "{file}"], "histograms for K = 1 .. 1"),
     ],
@@ -306,8 +312,8 @@ def test_bad_input(
     found = json.loads(Path(written(path, TWO)).read_text(encoding="utf-8"))
     for key, value in change.items():
         of_draft, of_target = found[0], found[0]["traces"]["target"]
-        place = {"family": of_draft, "head_online": of_draft, "vocab_size": of_target}
-        place.get(key, found[0]["prompts"][0])[key] = value
+        place = {"shorter": found[0]["prompts"][0], "vocab_size": of_target}
+        place.get(key, of_draft)[key] = value
     path.write_text(json.dumps(found), encoding="utf-8")
     words = [word.format(file=path) for word in given]
     command = ["estimate", str(PAIR / "draft"), "--recipe", "int4-channel"]

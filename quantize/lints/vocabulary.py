@@ -158,7 +158,7 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
             + (" does not load the draft" if refused else " leaves the head uninitialized"),
             remedy="write draft_vocab_size null, which makes SGLang take the target's head"
             if full
-            else "store the pruned lm_head: no engine prunes the target's",
+            else "store the rows of lm_head: no engine takes some of the target's",
             fix={"draft_vocab_size": None} if full else {},
         )
 

@@ -83,6 +83,7 @@ class ReplayedDraft(DraftFigures):
         first_step_agreement: share of the positions where it proposes what the first draft does.
         rope_theta, dtype: that it was replayed with; None = as its config.json has it.
         family: of the draft; "" in what 0.2 printed.
+        draft_vocab_size, quantized: as in `DraftReplay`; None in what 0.2 printed.
         head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
         confidence_head, shortened: where its confidence head was asked.
     """
@@ -96,6 +97,8 @@ class ReplayedDraft(DraftFigures):
     rope_theta: float | None
     dtype: str
     family: str = ""
+    draft_vocab_size: int | None = None
+    quantized: bool | None = None
     head_online: OnlineHead | None = None
     confidence_head: HeadCalibration | None = None
     shortened: ShortenedFigures | None = None
@@ -126,6 +129,8 @@ class ReplayedDraft(DraftFigures):
             rope_theta=rope_theta,
             dtype=dtype,
             family=replay.family,
+            draft_vocab_size=replay.draft_vocab_size,
+            quantized=replay.quantized,
             head_online=head_online,
             confidence_head=head_calibration(replay.prompts, BOUNDS) if asked else None,
             shortened=None

@@ -36,13 +36,15 @@ class StepsPerSecond:
     max_batch_tokens: int
 
     def problem(self) -> str:
-        """What SGLang refuses; empty if nothing."""
+        """What SGLang refuses, and rates that are none; empty if nothing."""
         probes, rates = self.sample_batch_tokens, self.sample_steps_per_sec
-        return _problem("sample_batch_tokens", probes, "sample_steps_per_sec", rates) or (
-            ""
-            if self.max_batch_tokens >= probes[-1]
-            else f"max_batch_tokens: expected at least {probes[-1]}, got {self.max_batch_tokens}"
-        )
+        if found := _problem("sample_batch_tokens", probes, "sample_steps_per_sec", rates):
+            return found
+        if self.max_batch_tokens < probes[-1]:
+            return f"max_batch_tokens: expected at least {probes[-1]}, got {self.max_batch_tokens}"
+        if min(rates) <= 0:
+            return f"sample_steps_per_sec: expected numbers above 0, got {short(list(rates))}"
+        return ""
 
     @property
     def tells_nothing(self) -> bool:
@@ -79,12 +81,16 @@ class AdditiveCost:
     theta_seconds: tuple[float, ...]
 
     def problem(self) -> str:
-        """What SGLang refuses; empty if nothing."""
+        """What SGLang refuses, and steps that take no time; empty if nothing."""
         if self.bias_seconds <= 0:
             return f"bias_seconds: expected more than 0, got {self.bias_seconds}"
-        return _problem("bs_probes", self.bs_probes, "alpha_seconds", self.alpha_seconds) or (
-            _problem("m_probes", self.m_probes, "theta_seconds", self.theta_seconds)
-        )
+        alpha, theta = self.alpha_seconds, self.theta_seconds
+        if found := _problem("bs_probes", self.bs_probes, "alpha_seconds", alpha) or _problem(
+            "m_probes", self.m_probes, "theta_seconds", theta
+        ):
+            return found
+        least = self.bias_seconds + min(alpha) + min(theta)
+        return "" if least > 0 else f"expected steps of more than 0 seconds, got {least:g}"
 
     @property
     def tells_nothing(self) -> bool:

@@ -53,6 +53,5 @@ class CalibrationChange:
 
     @property
     def is_worse(self) -> bool:
-        """The candidate's error lies above the baseline's interval."""
-        found = self.candidate.calibration_error.estimate
-        return found > self.baseline.calibration_error.upper
+        """The candidate's error is larger than the baseline's, beyond what prompts do by chance."""
+        return self.calibration_error_change.lower > 0

@@ -101,6 +101,8 @@ class DraftReplay(Brief):
         prompts: the counts of each prompt, in the order of the traces.
         first_step: how often the first proposed token is that of the first draft of the call.
         family: of the draft; "" = not known.
+        draft_vocab_size: rows of its head; None = not known.
+        quantized: whether any linear of it is; None = not known.
     """
 
     name: str
@@ -110,6 +112,8 @@ class DraftReplay(Brief):
     prompts: tuple[PromptReplay, ...]
     first_step: FirstStepAgreement
     family: str = ""
+    draft_vocab_size: int | None = None
+    quantized: bool | None = None
 
     @property
     def text(self) -> TextFigures:

@@ -184,6 +184,8 @@ class _Tally:
 
     def __init__(self, draft: LoadedDraft, i: int, asked: ConfidenceQuestion | None) -> None:
         self._name, self._family = draft.name, draft.family.name
+        self._vocabulary = draft.geometry.draft_vocab_size
+        self._quantized = bool(draft.quantized)
         self._position, self._asked = i, asked
         self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
@@ -227,6 +229,8 @@ class _Tally:
                 num_only_this_hits=only_this,
             ),
             family=self._family,
+            draft_vocab_size=self._vocabulary,
+            quantized=self._quantized,
         )
 
 

@@ -30,13 +30,8 @@ def acceptance_of_forms(
         name, path = _named(text, forms)
         for form, recorded in _chosen(read_recorded(path, blocks=blocks), name, forms):
             _check(recorded, draft)
-            if form == forms[0] and recorded.head_online is not None:
-                raise CompareError(
-                    recorded.where,
-                    f"is of {recorded.name} with the head that vLLM makes of it"
-                    f" ({recorded.head_online}), not of the draft as it is",
-                    fix="replay it without --head-online, or name the form in front: FORM=FILE",
-                )
+            if form == forms[0]:
+                _check_as_it_is(recorded, draft)
             known = found.get(form)
             found[form] = known.joined(recorded) if known else recorded
     if found and forms[0] not in found:
@@ -86,6 +81,24 @@ def _chosen(
     for other in drafts[1:]:
         if other.recipe is not None and other.recipe in forms[1:]:
             yield other.recipe, other
+
+
+def _check_as_it_is(recorded: RecordedDraft, draft: Draft) -> None:
+    """What is given without a name accepts what the draft that is estimated does."""
+    rows, own = recorded.draft_vocab_size, draft.geometry.draft_vocab_size
+    if recorded.head_online is not None:
+        what = f"with the head that vLLM makes of it ({recorded.head_online})"
+    elif recorded.quantized:
+        what = "which is quantized"
+    elif rows not in (None, own):
+        what = f"whose head has {rows:,} rows, and that of {draft.checkpoint.folder} has {own:,}"
+    else:
+        return
+    raise CompareError(
+        recorded.where,
+        f"is of {recorded.name}, {what}: not of the draft as it is",
+        fix="replay the draft as it is, or name the form in front: FORM=FILE",
+    )
 
 
 def _check(recorded: RecordedDraft, draft: Draft) -> None:

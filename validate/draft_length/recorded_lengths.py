@@ -42,6 +42,7 @@ class RecordedDraft:
         family: of the draft; "" = the file does not say.
         vocab_size: of the target; None = the file does not say.
         head_online: what vLLM made of its head while it loaded; None = nothing.
+        draft_vocab_size: rows of its head. quantized: whether a linear is. None = not said.
     """
 
     name: str
@@ -52,6 +53,8 @@ class RecordedDraft:
     vocab_size: int | None
     lengths: tuple[RecordedLength, ...]
     head_online: OnlineHead | None = None
+    draft_vocab_size: int | None = None
+    quantized: bool | None = None
 
     @property
     def longest(self) -> int:
@@ -114,6 +117,8 @@ def _of_replay(one: ReplayedDraft, path: Path, *, blocks: bool) -> RecordedDraft
         text=one.traces.sha256,
         family=one.family,
         vocab_size=one.traces.target.vocab_size,
+        draft_vocab_size=one.draft_vocab_size,
+        quantized=one.quantized,
         lengths=tuple(sorted(lengths, key=lambda one: one.num_draft_tokens)),
         head_online=one.head_online,
     )

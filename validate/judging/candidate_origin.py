@@ -306,7 +306,8 @@ def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
     return GateError(
         candidate.name,
         f"was not quantized from the baseline: {what}",
-        fix=f"give the BF16 draft from which it was quantized; {_ON_PURPOSE}",
+        fix=f"give the BF16 draft from which it was quantized; if its vocabulary was cut, cut the"
+        f" BF16 draft's by `draftquant vocab` and quantize that; {_ON_PURPOSE}",
     )
 
 
