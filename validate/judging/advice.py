@@ -20,8 +20,8 @@ _MORE_ROWS = (
     " CALIBRATION --curve"
 )
 _FP4_WEIGHTS = (
-    "Keep the inputs in BF16 and round the FP4 weights by GPTQ: a recipe file of seven lines,"
-    " docs/acceptance.md"
+    "Keep the inputs in BF16 and round the FP4 weights by GPTQ: draftquant quantize BF16 --recipe"
+    " {}-weights-gptq --traces CALIBRATION --out OUT"
 )
 """What passes where FP4 inputs lose too much, learned or not."""
 
@@ -38,8 +38,8 @@ def lose_less(background: Background) -> tuple[str, ...]:
     algorithm, recipes = background.algorithm_to_try, background.recipes_to_try
     recipes = tuple(sorted(recipes, key=_is_learned))
     ways = [f"{_promise(name)}: draftquant quantize BF16{_options(name)}" for name in recipes]
-    if any(map(_is_learned, recipes)):
-        ways.insert(0, _FP4_WEIGHTS)
+    if learned := [name for name in recipes if _is_learned(name)]:
+        ways.insert(0, _FP4_WEIGHTS.format("nvfp4" if "nvfp4" in learned[0] else "mxfp4"))
     if algorithm and not any(name.endswith(_NEEDS_TRACES) for name in recipes):
         ways.insert(
             0,
