@@ -99,8 +99,8 @@ def test_inconclusive_beyond_the_limit_asks_for_a_better_draft() -> None:
                 recipes_to_try=("blackwell-nvfp4-learned", "blackwell-fp8-mla"),
             ),
             [
-                "Keep the inputs in BF16 and round the FP4 weights by GPTQ: draftquant quantize BF16"
-                " --recipe nvfp4-weights-gptq --traces CALIBRATION --out OUT",
+                "Keep the inputs in BF16 and round the FP4 weights by GPTQ: draftquant quantize"
+                " BF16 --recipe nvfp4-weights-gptq --traces CALIBRATION --out OUT",
                 "Take a wider format, FP8: draftquant quantize BF16 --recipe blackwell-fp8-mla"
                 " --out OUT",
                 "Take the recipe blackwell-nvfp4-learned, whose rounding is calibrated on traces:"
