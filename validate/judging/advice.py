@@ -4,6 +4,7 @@ A way out is a sentence, or a sentence and a command: "Judge them: draftquant ga
 in capitals stand for what only the reader knows.
 """
 
+from ...recipes.formats import NUMBER_FORMATS
 from ..counting.paired_change import RequiredPrompts
 from .anomalies import Background
 from .interim_analysis import Look
@@ -39,7 +40,8 @@ def lose_less(background: Background) -> tuple[str, ...]:
     recipes = tuple(sorted(recipes, key=_is_learned))
     ways = [f"{_promise(name)}: draftquant quantize BF16{_options(name)}" for name in recipes]
     if learned := [name for name in recipes if _is_learned(name)]:
-        ways.insert(0, _FP4_WEIGHTS.format("nvfp4" if "nvfp4" in learned[0] else "mxfp4"))
+        own = (dtype for dtype, number in NUMBER_FORMATS.items() if number.is_fp4)
+        ways[:0] = [_FP4_WEIGHTS.format(dtype) for dtype in own if dtype in learned[0]]
     if algorithm and not any(name.endswith(_NEEDS_TRACES) for name in recipes):
         ways.insert(
             0,
