@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..errors import OutputError
@@ -103,6 +103,26 @@ def staged_output(out: Path, *, last: str | None = None) -> Iterator[Path]:
 
 
 @contextmanager
+def _hidden_folder(beside: Path, *, of: str) -> Iterator[Path]:
+    """Give a new hidden folder beside a path; it goes when the block is left.
+
+    What killed runs left of the same name is removed before, and by `clean`; what this run cannot
+    remove is stale, and goes with the next run.
+
+    Args:
+        beside: what is written.
+        of: name that staging names are made of.
+    """
+    folder = beside.parent / staging_name(of)
+    remove_stale(beside.parent, of)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def staged_source(out: Path) -> Iterator[Path]:
     """Give a hidden folder beside `out` for what `out` is made of; it goes when the block is left.
 
@@ -114,21 +134,17 @@ def staged_source(out: Path) -> Iterator[Path]:
     Raises:
         OutputError: it cannot be created.
     """
-    name = f"{out.name}.source"
-    folder = out.parent / staging_name(name)
-    remove_stale(out.parent, name)
+    made = ExitStack()
     try:
-        folder.mkdir()
+        folder = made.enter_context(_hidden_folder(out, of=f"{out.name}.source"))
     except OSError as exc:
         raise OutputError(
             out,
             f"what it is made of cannot be written beside it: {exc.strerror or exc}",
             fix="free some space or choose another place; nothing was kept",
         ) from exc
-    try:
+    with made:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # what stays is stale: the next run removes it
 
 
 @contextmanager
@@ -144,23 +160,19 @@ def staged_file(out: Path) -> Iterator[Path]:
         OutputError: `out` exists, appeared meanwhile, or writing failed.
     """
     check_output(out)
-    staging = out.parent / staging_name(out.name)
-    remove_stale(out.parent, out.name)
     try:
-        staging.mkdir()
-        yield staging / out.name
-        sync(staging / out.name)
-        check_output(out)
-        (staging / out.name).rename(out)
-        sync(out.parent)
+        with _hidden_folder(out, of=out.name) as staging:
+            yield staging / out.name
+            sync(staging / out.name)
+            check_output(out)
+            (staging / out.name).rename(out)
+            sync(out.parent)
     except OSError as exc:
         raise OutputError(
             out,
             f"cannot be written: {exc.strerror or exc}",
             fix="free some space or choose another place; nothing was kept",
         ) from exc
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -185,18 +197,14 @@ def replace_text(path: Path, text: str) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    staging = path.parent / staging_name(path.name)
-    remove_stale(path.parent, path.name)
     try:
-        staging.mkdir()
-        write_text(staging / path.name, text)
-        (staging / path.name).replace(path)
-        sync(path.parent)
+        with _hidden_folder(path, of=path.name) as staging:
+            write_text(staging / path.name, text)
+            (staging / path.name).replace(path)
+            sync(path.parent)
     except OSError as exc:
         raise OutputError(
             path,
             f"cannot be written: {exc.strerror or exc}",
             fix="free some space or choose another place",
         ) from exc
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
