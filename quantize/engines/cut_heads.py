@@ -16,7 +16,6 @@ from .engine import Engine
 _WEIGHTS = ("weight", "weight_packed")
 _EXPORT = "export d2t again: the rows of lm_head and their target ids do not match"
 _SUBTRACT = "subtract arange(draft_vocab_size) from d2t"
-_INTEGERS = {"I64": "<i8", "I32": "<i4"}
 
 Stored = Mapping[str, Mapping[str, TensorInfo]]
 """Canonical module -> suffix -> tensor."""
@@ -70,12 +69,12 @@ def _wrong_tokens(
     """The numbers in d2t: offsets, each row another token; nothing of a map that no file holds."""
     import numpy as np  # for this question alone
 
-    from ..stored.decoded_numbers import read_whole
+    from ..stored.decoded_numbers import INTEGERS, read_integers, read_whole
 
-    if not tables["d2t"].file or tables["d2t"].dtype not in _INTEGERS:
+    if not tables["d2t"].file or tables["d2t"].dtype not in INTEGERS:
         return
-    offsets = read_whole(checkpoint, tables["d2t"]).view(_INTEGERS[tables["d2t"].dtype])
-    ids = offsets.astype(np.int64) + np.arange(len(offsets))
+    offsets = read_integers(checkpoint, tables["d2t"])
+    ids = offsets + np.arange(len(offsets))
     marked = np.flatnonzero(read_whole(checkpoint, tables["t2d"])) if "t2d" in tables else ids
     absolute = np.array_equal(offsets, marked) and not np.array_equal(ids, marked)
     outside = np.flatnonzero((ids < 0) | (ids >= head.vocabulary))

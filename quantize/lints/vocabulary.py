@@ -16,7 +16,7 @@ from ..drafts.shared.eagle3.lints import eagle3
 from ..errors import CheckpointError
 from ..files.lineage import cuts_of
 from ..files.provenance_file import read_provenance
-from ..stored.decoded_numbers import read_whole
+from ..stored.decoded_numbers import read_integers, read_whole
 
 _ABSOLUTE = "d2t holds target ids, but engines expect offsets (target id - draft id)"
 _SUBTRACT = "subtract arange(draft_vocab_size) from d2t"
@@ -194,10 +194,7 @@ def _offsets(draft: Draft) -> NDArray[np.int64] | None:
 def _integers(draft: Draft, name: str) -> NDArray[np.int64] | None:
     """A table of ids as stored; None without one."""
     row = draft.row(name)
-    if row is None:
-        return None
-    kind = {"I64": "<i8", "I32": "<i4"}[row.tensor.dtype]
-    return read_whole(draft.checkpoint, row.tensor).view(kind).astype(np.int64)
+    return None if row is None else read_integers(draft.checkpoint, row.tensor)
 
 
 def _kept_ids(draft: Draft) -> NDArray[np.int64] | None:

@@ -19,6 +19,11 @@ from .layouts.scheme import FP8_DTYPE, NIBBLES_PER_WORD, PackMethod
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+INTEGERS: Mapping[str, np.dtype[np.signedinteger]] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+}
+"""Of the tables of ids, by safetensors spelling."""
 
 _INT4 = {0: (*range(8), *range(-8, 0)), 8: tuple(range(-8, 8))}
 """Values of the 16 nibbles by the offset that is added to a code before its low bits are taken."""
@@ -92,6 +97,11 @@ def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int)
 def read_whole(checkpoint: Checkpoint, tensor: TensorInfo) -> Bytes:
     """All bytes of a tensor."""
     return read_rows(checkpoint, tensor, 0, tensor.shape[0] if tensor.shape else 1)
+
+
+def read_integers(checkpoint: Checkpoint, tensor: TensorInfo) -> npt.NDArray[np.int64]:
+    """The elements of a tensor of one of the dtypes `INTEGERS`, one behind the other."""
+    return read_whole(checkpoint, tensor).view(INTEGERS[tensor.dtype]).astype(np.int64)
 
 
 def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:

@@ -19,7 +19,7 @@ from ..drafts.reduced_vocabulary import ReducedVocabulary
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
-from ..stored.decoded_numbers import Bytes, read_rows, read_whole
+from ..stored.decoded_numbers import INTEGERS, Bytes, read_integers, read_rows, read_whole
 from ..stored.parts import ZERO_POINTS, stored_parts
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import StoredTables
@@ -27,7 +27,6 @@ from ..stored.table_names import HEAD
 from .verify_report import Fault
 
 Ids = npt.NDArray[np.int64]
-_INTEGERS: Mapping[str, npt.DTypeLike] = {"I64": "<i8", "I32": "<i4"}
 _BLOCK_ROWS = 4096
 
 
@@ -61,9 +60,8 @@ def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
     row = draft.row(kind.map)
     if row is None:
         return np.arange(draft.geometry.draft_vocab_size, dtype=np.int64)
-    stored = read_whole(checkpoint, row.tensor).view(np.dtype(_INTEGERS[row.tensor.dtype]))
-    steps = np.arange(len(stored)) if kind.offsets else 0
-    return np.asarray(stored.astype(np.int64) + steps, np.int64)
+    stored = read_integers(checkpoint, row.tensor)
+    return stored + np.arange(len(stored)) if kind.offsets else stored
 
 
 def map_faults(name: str, ids: Ids, vocabulary: int) -> list[Fault]:
@@ -189,7 +187,7 @@ def _cut(
     whole, columns = row.tensor.shape
     part = stored_parts(scheme, len(rows), columns)[suffix]
     if suffix == "weight_shape":
-        data = np.array([len(rows), columns]).astype(_INTEGERS[tensor.dtype])
+        data = np.array([len(rows), columns]).astype(INTEGERS[tensor.dtype])
         return iter([data.view(np.uint8)]), part.shape
     if suffix in ZERO_POINTS:
         count = int(np.prod(part.shape)) * DTYPE_BYTES[tensor.dtype]

@@ -11,9 +11,8 @@ from ..drafts import Draft
 from ..drafts.reduced_vocabulary import ReducedVocabulary
 from ..errors import CheckpointError, PlanError
 from ..lints.vocabulary import check_vocabulary_map, vocabulary_map
-from ..stored.decoded_numbers import read_whole
+from ..stored.decoded_numbers import read_integers
 
-_INTEGERS = {"I64": "<i8", "I32": "<i4"}
 _MOST_NAMED = 3
 TREE_WIDTH = 10
 """Most likely tokens of a step that engines ask a draft for: EAGLE-2's trees take 10."""
@@ -66,8 +65,7 @@ def stored_target_ids(draft: Draft, reduced: ReducedVocabulary) -> Ids:
     row = draft.row(reduced.map)
     if row is None:
         return np.arange(draft.geometry.draft_vocab_size)
-    stored = read_whole(draft.checkpoint, row.tensor).view(_INTEGERS[row.tensor.dtype])
-    ids = stored.astype(np.int64)
+    ids = read_integers(draft.checkpoint, row.tensor)
     return ids + np.arange(len(ids)) if reduced.offsets else ids
 
 
