@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-KvCacheDtype = Literal["fp8_e4m3"]
+from .formats import KvCacheDtype
 KvCacheScales = Literal["unit", "absmax", "measured"]
 
 
