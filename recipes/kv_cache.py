@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .formats import KvCacheDtype
+
 KvCacheScales = Literal["unit", "absmax", "measured"]
 
 
