@@ -11,10 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...recipes.formats import NUMBER_FORMATS
 from .kv_cache import CacheScales
 
-FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 class CacheRounding:
