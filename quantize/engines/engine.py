@@ -168,7 +168,7 @@ class Engine:
         version: as the engine's package calls it. evidence: how its tables came about.
         archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
         own: of the traits of a family, those that are this version's.
-        launch: the command that serves a draft, for a shell.
+        launch: the command that serves a draft, given tokens per step, for a shell.
         launch_note: what a flag of every such command does, where its name misleads.
     """
 
@@ -182,7 +182,7 @@ class Engine:
     declaration: DeclarationRules
     linears: LinearRules
     tensors: TensorRules
-    launch: Callable[[Question, Serving], str]
+    launch: Callable[[Question, int, Serving], str]
     launch_note: str | None = None
 
     @property

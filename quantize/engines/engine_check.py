@@ -207,8 +207,8 @@ def _check(
     misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
-    usual = Serving(num_draft_tokens=usual_draft_tokens(geometry), draft=str(checkpoint.folder))
-    launch = engine.launch(question, serving or usual)
+    serving = serving or Serving(draft=str(checkpoint.folder))
+    launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]

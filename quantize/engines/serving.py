@@ -9,7 +9,6 @@ class Serving:
     """What is served beside what; each engine's `launch` writes it in the engine's own flags.
 
     Attributes:
-        num_draft_tokens: K.
         draft: its folder or Hub id; None = its tensors lie in the target's folder.
         target: its folder or Hub id, or a word that stands for it.
         dtype: of target and draft; None = as the engine chooses.
@@ -19,7 +18,6 @@ class Serving:
         environment: variables that the command needs, such as NAME=1.
     """
 
-    num_draft_tokens: int
     draft: str | None
     target: str = "TARGET"
     dtype: str | None = None

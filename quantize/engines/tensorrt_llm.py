@@ -101,11 +101,11 @@ def config_problem(question: Question) -> Finding | None:
     return Finding("unknown", f"{text}; how it then loads was read for Llama only", _USE)
 
 
-def launch(question: Question, serving: Serving) -> str:
+def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
     """The server's command line; JSON is YAML. The draft is split as the target is."""
     config = {
         "decoding_type": question.own.served_as,
-        "max_draft_len": serving.num_draft_tokens,
+        "max_draft_len": num_draft_tokens,
         **({"speculative_model": serving.draft} if serving.draft is not None else {}),
     }
     return serving.line(

@@ -13,13 +13,13 @@ LAUNCH_NOTE = (
 )
 
 
-def launch(question: Question, serving: Serving) -> str:
+def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
     """The server's command line. "unquant" keeps the draft from inheriting the target's method.
 
     What the draft itself declares then decides (`_verify_quantization`): the target's would take
     its place where both are called compatible, and would quantize a BF16 draft while loading.
     """
-    tokens, blocks = serving.num_draft_tokens, question.traits.drafts_blocks
+    tokens, blocks = num_draft_tokens, question.traits.drafts_blocks
     steps = f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
     counted = not blocks or question.traits.sglang.counts_anchor
     return serving.line(

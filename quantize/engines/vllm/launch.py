@@ -7,7 +7,7 @@ from ..contract import Question
 from ..serving import Serving, flag
 
 
-def launch(question: Question, serving: Serving) -> str:
+def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
     """The server's command line; what is the draft's stands in `--speculative-config`.
 
     Without `draft_tensor_parallel_size` the draft is split as the target is. Of another number than
@@ -17,7 +17,7 @@ def launch(question: Question, serving: Serving) -> str:
     config = {
         "method": question.own.served_as,
         **({"model": serving.draft} if serving.draft is not None else {}),
-        "num_speculative_tokens": serving.num_draft_tokens,
+        "num_speculative_tokens": num_draft_tokens,
         **({"parallel_drafting": True} if question.is_parallel else {}),
         **({"draft_tensor_parallel_size": question.tp} if question.tp > 1 else {}),
         **({"kv_cache_dtype": serving.cache_dtype} if serving.cache_dtype else {}),
