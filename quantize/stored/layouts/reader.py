@@ -96,6 +96,16 @@ class ObjectReader:
         """All keys."""
         return tuple(self._value)
 
+    def value(self, key: str) -> object:
+        """What stands there, whatever it is; None where nothing does."""
+        self._seen.add(key)
+        return self._value.get(key)
+
+    def plain(self, key: str) -> dict[str, Any]:
+        """A nested object as it is, which its own reader is to understand; {} where none is."""
+        value = self._value.get(key)
+        return value if isinstance(value, dict) else {}
+
     def section(self, key: str, ignored: Collection[str] = ()) -> "ObjectReader":
         """A nested object that must be there."""
         self._seen.add(key)

@@ -12,6 +12,7 @@ from ....recipes.formats import (
     NUMBER_FORMATS,
     Granularity,
     GroupedActivations,
+    KvCacheDtype,
     NumberFormat,
     WeightDtype,
 )
@@ -76,6 +77,7 @@ class DeclaredScheme:
         activations: how the input of these linears is rounded at run time: to FP8 per token, per
             tensor (stored or computed) or per 128 inputs, to NVFP4 or MXFP4.
         excludes: the patterns as written.
+        kv_cache: the format of the KV cache, under stored scales; None = nothing is said of it.
         targets: linears that it is for: names, patterns of names, or `EVERY_LINEAR`.
         others: the same declaration's for other linears, in order; without any of their own.
     """
@@ -86,6 +88,7 @@ class DeclaredScheme:
     pack_method: PackMethod | None
     activations: Activations
     excludes: tuple[str, ...] = ()
+    kv_cache: KvCacheDtype | None = None
     group_size: int | None = None
     first_stage: Literal["fp8_e4m3"] | None = None
     targets: tuple[str, ...] = EVERY_LINEAR
@@ -136,6 +139,8 @@ class DeclaredScheme:
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         said["layout"] = self.layout.name
         del said["targets"], said["others"]
+        if self.kv_cache is None:
+            del said["kv_cache"]
         if not self.others:
             return said
         others = [{**each.to_mapping(), "targets": each.targets} for each in self.others]
@@ -146,7 +151,8 @@ class DeclaredScheme:
         packing = f" ({self.pack_method})" if self.pack_method else ""
         of = f" of {self.first_stage} per tensor" if self.first_stage else ""
         weights = f"{self.weight_dtype} per {self.granularity}{size}{of}{packing}"
-        one = f"{self.layout.name} {weights}, activations {self.activations}"
+        cache = f", KV cache {self.kv_cache}" if self.kv_cache else ""
+        one = f"{self.layout.name} {weights}, activations {self.activations}{cache}"
         more = (f"; {' '.join(each.targets)}: {each}" for each in self.others)
         return one + "".join(more)
 
