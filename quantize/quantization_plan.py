@@ -13,6 +13,7 @@ from ..recipes.roles import LAYER_ROLES
 from ..recipes.schema import Format, Recipe
 from .claims import NormAction, changed_norms, claims
 from .drafts import runtime_names
+from .drafts.cache_sites import cache_sites
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
 from .drafts.shared.mixture.names import without_expert
@@ -20,6 +21,7 @@ from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
 from .layouts.group_sizes import check_groups
+from .outputs import Output, OutputTensors, bytes_of
 
 StepAction = Literal["quantize", "keep", "drop"] | NormAction
 
@@ -58,12 +60,15 @@ class Plan:
 
     Attributes:
         target_layers: decoder layers of the target; None = not known.
+        cache: the scales of the KV cache, for each layer those of its keys and of its values; they
+            are made of no tensor, and `row` says beside which one they lie.
     """
 
     recipe: Recipe
     draft: Draft
     steps: tuple[Step, ...]
     target_layers: int | None = None
+    cache: tuple[OutputTensors, ...] = ()
 
     @property
     def quantized(self) -> tuple[Step, ...]:
@@ -120,7 +125,12 @@ class Plan:
     @property
     def bytes_after(self) -> int:
         """Tensor bytes of the output, headers not counted."""
-        return sum(step.bytes_after for step in self.steps)
+        return bytes_of(self.outputs)
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """All that is stored."""
+        return (*self.steps, *self.cache)
 
     def overhead(self) -> dict[str, int]:
         """Bytes that scales, zero points and shapes add, by the last part of their name."""
@@ -129,6 +139,9 @@ class Plan:
             for tensor in step.stored[1:]:
                 kind = tensor.name.rpartition(".")[2]
                 added[kind] = added.get(kind, 0) + tensor.nbytes
+        for tensor in (tensor for output in self.cache for tensor in output.stored):
+            kind = tensor.name.rpartition(".")[2]
+            added[kind] = added.get(kind, 0) + tensor.nbytes
         return added
 
     def recipe_of(self, step: Step) -> Recipe:
@@ -185,6 +198,7 @@ class Plan:
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "overhead_bytes": self.overhead(),
+            "kv_cache": encode(self.recipe.kv_cache),
             "tensors": [_step_mapping(self, step) for step in self.steps],
         }
 
@@ -199,8 +213,9 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             whose excludes are whole names need it where a linear of a decoder layer is kept.
 
     Raises:
-        CheckpointError: `target_layers` is not what config.json says.
-        PlanError: a tensor is unclaimed or claimed twice, a rule matches nothing or something that
+        CheckpointError: `target_layers` is not what config.json says, or the recipe has a KV cache
+            and the draft has none.
+        PlanError: engines read no scales of this draft's KV cache; a tensor is unclaimed or claimed twice, a rule matches nothing or something that
             cannot be quantized, the count differs from the recipe's `expect`, or linears that are
             fused, or of one name, differ in what becomes of them.
         LayoutError: the layout cannot express the formats, or a head in one of them, or cannot
@@ -224,13 +239,34 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             stored = (row.tensor.as_stored,)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
     layers = runtime_names.known_target_layers(draft.checkpoint, target_layers)
-    plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers)
+    plan = Plan(
+        recipe=recipe,
+        draft=draft,
+        steps=tuple(steps),
+        target_layers=layers,
+        cache=_cache_outputs(recipe, draft),
+    )
     _check_count(plan)
     _check_fused(plan)
     _check_formats(plan)
     _check_excludable(plan)
     _check_names(plan)
     return plan
+
+
+def _cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
+    """The scales of the KV cache, by layer."""
+    if recipe.kv_cache is None:
+        return ()
+    layout = get_layout(recipe.layout)
+    found = []
+    for site in cache_sites(draft):
+        stored = tuple(
+            StoredTensor(name=name, dtype="F32", shape=layout.cache_scale_shape)
+            for name in site.names(layout.cache_scale_names)
+        )
+        found.append(OutputTensors(row=site.keys, stored=stored, changed=True))
+    return tuple(found)
 
 
 def _check_count(plan: Plan) -> None:
@@ -310,7 +346,7 @@ def _check_excludable(plan: Plan) -> None:
 def _check_names(plan: Plan) -> None:
     """No stored tensor may take the name of another one."""
     owners: dict[str, str] = {}
-    for step in plan.steps:
+    for step in plan.outputs:
         for tensor in step.stored:
             if tensor.name in owners:
                 raise PlanError(
