@@ -81,7 +81,7 @@ def _divergence(forward: DraftForward, wanted: Tensor, got: Tensor) -> float:
     """Summed over hidden states [n, D, W], the logits of some rows at a time."""
     together = max(1, MAX_LOGITS // (forward.num_logits * wanted.shape[1]))
     total = 0.0
-    for its, mine in zip(wanted.split(together), got.split(together), strict=True):
+    for its, mine in zip(*(torch.split(x, together) for x in (wanted, got)), strict=True):
         p = forward.logits(its).float().log_softmax(-1)
         q = forward.logits(mine).float().log_softmax(-1)
         total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
