@@ -19,8 +19,8 @@ class Measured:
         input_scales: static activation scale per on-disk module name; needed exactly where the
             recipe's activations are static.
         input_scale_origin: where they came from, for provenance; None = nobody said it.
-        cache_scales: of the KV cache, by number of the layer; needed exactly where the recipe stores
-            measured ones.
+        cache_scales: of the KV cache, by number of the layer; needed exactly where the recipe
+            stores measured ones.
         statistics: of inputs, for algorithms that need them.
         found: codes and scales, for algorithms that need them.
         prompts: that were looked at, for provenance.

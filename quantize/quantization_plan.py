@@ -6,52 +6,25 @@ quantized linears must be what the recipe expects; anything else stops here.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..recipes.decode import encode
 from ..recipes.roles import LAYER_ROLES
 from ..recipes.schema import Format, Recipe
-from .claims import NormAction, changed_norms, claims
+from .cache_scales import cache_outputs
+from .claims import changed_norms, claims
 from .drafts import runtime_names
-from .drafts.cache_sites import cache_sites
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
 from .drafts.shared.mixture.names import without_expert
 from .errors import PlanError
-from .files.safetensors_header import DTYPE_BYTES, StoredTensor
+from .files.safetensors_header import StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
 from .layouts.group_sizes import check_groups
 from .outputs import Output, OutputTensors, bytes_of
+from .plan_step import Step, StepAction
 
-StepAction = Literal["quantize", "keep", "drop"] | NormAction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What happens to one tensor, and which rule said so.
-
-    Attributes:
-        action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
-            concat input, divided by the power of two that balances the halves (1 where they are).
-            "learn": a norm whose weight learns with the codes.
-        rule: index into the recipe's rules.
-        stored: what the tensor becomes in the output; nothing where it is dropped.
-    """
-
-    row: Row
-    action: StepAction
-    rule: int
-    stored: tuple[StoredTensor, ...]
-
-    @property
-    def bytes_before(self) -> int:
-        """Bytes of the source tensor."""
-        return self.row.tensor.nbytes
-
-    @property
-    def bytes_after(self) -> int:
-        """Bytes of everything that it becomes."""
-        return sum(tensor.nbytes for tensor in self.stored)
+__all__ = ["Plan", "Step", "StepAction", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +172,13 @@ class Plan:
             "bytes_after": self.bytes_after,
             "overhead_bytes": self.overhead(),
             "kv_cache": encode(self.recipe.kv_cache),
-            "tensors": [_step_mapping(self, step) for step in self.steps],
+            "tensors": [self._step_mapping(step) for step in self.steps],
         }
+
+    def _step_mapping(self, step: Step) -> dict[str, Any]:
+        quantized = step.action == "quantize"
+        form = encode(self.format_of(step)) if quantized else None
+        return step.to_mapping(why=self.recipe.rules[step.rule].why, form=form)
 
 
 def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None) -> Plan:
@@ -213,11 +191,11 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             whose excludes are whole names need it where a linear of a decoder layer is kept.
 
     Raises:
-        CheckpointError: `target_layers` is not what config.json says, or the recipe has a KV cache
-            and the draft has none.
-        PlanError: engines read no scales of this draft's KV cache; a tensor is unclaimed or claimed twice, a rule matches nothing or something that
-            cannot be quantized, the count differs from the recipe's `expect`, or linears that are
-            fused, or of one name, differ in what becomes of them.
+        CheckpointError: `target_layers` is not what config.json says, or there is no KV cache.
+        PlanError: engines read no scales of this KV cache, a tensor is unclaimed or claimed twice,
+            a rule matches nothing or something that cannot be quantized, the count differs from the
+            recipe's `expect`, or linears that are fused, or of one name, differ in what becomes of
+            them.
         LayoutError: the layout cannot express the formats, or a head in one of them, or cannot
             store one of the shapes.
     """
@@ -244,7 +222,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
         draft=draft,
         steps=tuple(steps),
         target_layers=layers,
-        cache=_cache_outputs(recipe, draft),
+        cache=cache_outputs(recipe, draft),
     )
     _check_count(plan)
     _check_fused(plan)
@@ -252,21 +230,6 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     _check_excludable(plan)
     _check_names(plan)
     return plan
-
-
-def _cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
-    """The scales of the KV cache, by layer."""
-    if recipe.kv_cache is None:
-        return ()
-    layout = get_layout(recipe.layout)
-    found = []
-    for site in cache_sites(draft):
-        stored = tuple(
-            StoredTensor(name=name, dtype="F32", shape=layout.cache_scale_shape)
-            for name in site.names(layout.cache_scale_names)
-        )
-        found.append(OutputTensors(row=site.keys, stored=stored, changed=True))
-    return tuple(found)
 
 
 def _check_count(plan: Plan) -> None:
@@ -356,24 +319,3 @@ def _check_names(plan: Plan) -> None:
                     fix="rename the stray tensor of the source",
                 )
             owners[tensor.name] = step.row.tensor.name
-
-
-def _step_mapping(plan: Plan, step: Step) -> dict[str, Any]:
-    tensor, quantized = step.row.tensor, step.action == "quantize"
-    return {
-        "name": tensor.name,
-        "role": step.row.role,
-        "rule": step.rule,
-        "action": step.action,
-        "why": plan.recipe.rules[step.rule].why,
-        "format": encode(plan.format_of(step)) if quantized else None,
-        "dtype": tensor.dtype,
-        "bits": 8 * DTYPE_BYTES[tensor.dtype],
-        "shape": list(tensor.shape),
-        "bytes_before": step.bytes_before,
-        "bytes_after": step.bytes_after,
-        "stored": [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
-            for t in step.stored
-        ],
-    }

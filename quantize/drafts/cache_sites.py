@@ -34,6 +34,11 @@ class CacheSite:
     attention: str
     whole_model: bool
 
+    @property
+    def recorded(self) -> tuple[str, str]:
+        """What draftquant.json calls the scale of keys and the scale of values."""
+        return f"{self.attention}.k", f"{self.attention}.v"
+
     def names(self, tool_names: ToolNames) -> tuple[str, str]:
         """On-disk names of the scale of keys and of the scale of values."""
         if self.whole_model:

@@ -32,7 +32,8 @@ class Method:
         learned_norms: on-disk name of the weight of a norm that learned -> the largest factor by
             which one of its elements was multiplied or divided, beside what balancing did.
         few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
-        cache_scales: stored scales of the KV cache, by number of the layer.
+        cache_scales: stored scales of the KV cache, by on-disk name of an attention and ".k" for
+            its keys, ".v" for its values.
     """
 
     recipe: Recipe
@@ -40,7 +41,7 @@ class Method:
     balanced: Mapping[str, int] = field(default_factory=dict)
     learned_norms: Mapping[str, float] = field(default_factory=dict)
     few_inputs: Mapping[str, int] = field(default_factory=dict)
-    cache_scales: Mapping[int, CacheScales] = field(default_factory=dict)
+    cache_scales: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,7 @@ class QuantizedProvenance(Digested):
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = ""
     few_inputs: Mapping[str, int] = field(default_factory=dict)
-    cache_scales: Mapping[int, CacheScales] = field(default_factory=dict)
+    cache_scales: Mapping[str, float] = field(default_factory=dict)
     calibration_prompts: tuple[str, ...] = ()
     calibration_sketches: Sketches | None = None
     gptq: GptqFactors | None = None
