@@ -19,6 +19,7 @@ from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import KvCacheFormat, Recipe, load_recipe
 from draftquant.recipes.kv_cache import KvCacheScales
+from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
@@ -149,9 +150,7 @@ def test_a_scale_that_is_no_positive_number_is_not_written(
     plan = make_plan(cached(OWN), read_draft(Checkpoint.open(source)))
     measured = Measured(cache_scales={0: CacheScales(k=(wrong,), v=(1.0,))})
     with pytest.raises(DraftQuantError, match=r"midlayer\.self_attn\.k: expected one positive"):
-        quantize_draft(
-            plan, tmp_path / "out", source=resolve_draft(str(source)), measured=measured
-        )
+        quantize_draft(plan, tmp_path / "out", source=resolve_draft(str(source)), measured=measured)
 
 
 def test_layers_have_scales_of_their_own(tmp_path: Path) -> None:
@@ -192,6 +191,19 @@ def test_a_layout_that_declares_no_cache_is_refused(source: Path) -> None:
     with pytest.raises(DraftQuantError, match="layout awq: declares no KV cache") as caught:
         make_plan(awq, read_draft(Checkpoint.open(source)))
     assert "compressed-tensors" in str(caught.value)
+
+
+def test_the_plan_says_what_it_stores_and_what_it_needs(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(cached(OWN), read_draft(Checkpoint.open(source)))
+    assert plan.to_mapping()["kv_cache"] == {"dtype": "fp8_e4m3", "scales": "measured"}
+    assert plan.overhead()["k_scale"] == plan.overhead()["v_scale"] == 4
+    without = make_plan(OWN, read_draft(Checkpoint.open(source)))
+    assert plan.bytes_after == without.bytes_after + 8
+    assert main(["plan", str(source), "--recipe", "fp8-ptpc", "--kv-cache", "absmax"]) == 0
+    said = "KV cache in fp8_e4m3: the scales of keys and values of 1 layer(s) (absmax) need"
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 # verification

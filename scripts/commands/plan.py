@@ -71,6 +71,14 @@ def print_plan(plan: "Plan") -> None:
     print_table(found)
     if (share := vocabulary_share(plan.draft.geometry)) is not None:
         out.line(f"{share}: the head has rows for no other tokens")
+    if (cache := plan.recipe.kv_cache) is not None:
+        how = (
+            "are 1.0" if cache.scales == "unit" else f"({cache.scales}) need 'quantize --traces T'"
+        )
+        out.line(
+            f"KV cache in {cache.dtype}: the scales of keys and values of {len(plan.cache)} layer(s)"
+            f" {how}"
+        )
     if plan.balanced is not None:
         norm, _ = plan.balanced
         out.line(
