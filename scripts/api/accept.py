@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from ...quantize.files.report_files import write_reports
 from ...quantize.files.staging import replace_text
 from . import reports
-from .accept_inputs import Given
+from .accept_inputs import Given, check_target
+from .accept_parity import PARITY
 from .accept_settings import AcceptSettings
-from .accept_steps import GATE, PARITY, Step, steps_of
+from .accept_step import Step
+from .accept_steps import GATE, steps_of
 from .card import CardSettings, card
 from .verb import verb
 
@@ -38,6 +40,7 @@ def accept(settings: AcceptSettings) -> "reports.Acceptance":
     """
     from ...validate.acceptance.journal import Journal
 
+    check_target(Path(settings.target))
     folder = Path(settings.out)
     journal = Journal(folder)
     given = Given(settings, folder)

@@ -26,13 +26,15 @@ def checked(answers: "Sequence[EngineCheck]", output: str) -> "StepFound":
     step = partial(StepFound, name="check", output=output, details=tuple(verdict_lines(answers)))
     if where := loading_places(answers):
         return step(outcome="PASS", said=f"It loads in {where}.")
-    first = answers[0]
-    unknown = next((one for one in answers if one.verdict == "UNKNOWN"), None)
-    said = f"No engine that was asked is known to load it: {(unknown or first).error}"
+    unknown = [one for one in answers if one.verdict == "UNKNOWN"]
+    if not answers:
+        said = "It is not known what any engine does on this GPU."
+        return step(outcome="INCONCLUSIVE", said=said, action="Start a server with it.")
+    decisive = (unknown or answers)[0]
     return step(
-        outcome="FAIL" if unknown is None else "INCONCLUSIVE",
-        said=said,
-        action=(unknown or first).remedy,
+        outcome="INCONCLUSIVE" if unknown else "FAIL",
+        said=f"No engine that was asked is known to load it. {decisive.title}: {decisive.error}",
+        action=decisive.remedy,
     )
 
 

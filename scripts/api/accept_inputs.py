@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.errors import CheckpointError
+from ...quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from ...quantize.files.digests import tensor_digests, tensors_sha256
+from ...quantize.files.hub import no_target
 from .accept_settings import AcceptSettings
 from .references import folder_of
 
@@ -94,6 +96,16 @@ class Given:
         """Options of the whole that a step passes on, as the command line names them."""
         values = {name: getattr(self.settings, name) for name in names}
         return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
+
+
+def check_target(target: Path) -> None:
+    """Refuse what is no folder of a model, before any work.
+
+    Raises:
+        CheckpointError: it holds no config.json.
+    """
+    if not (target / CONFIG_FILE).is_file():
+        raise CheckpointError("--target", f"{target} holds no {CONFIG_FILE}", fix=no_target(target))
 
 
 def hash_of(path: Path) -> str:

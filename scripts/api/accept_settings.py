@@ -6,12 +6,10 @@ measurements of `measure`, findings of `parity`.
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from typing_extensions import override
 
-from ...quantize.files.hub import no_target
 from ...recipes.bounds import AT_LEAST_1
 from ...recipes.expectations import PolicyName
 from ...validate.errors import GateError
@@ -146,9 +144,6 @@ class AcceptSettings(Settings):
 
     @override
     def check(self) -> None:
-        if not Path(self.target, "config.json").is_file():
-            target = Path(self.target)
-            raise GateError("--target", f"{target} holds no config.json", fix=no_target(target))
         if self.prompts is None and (self.records or self.server):
             raise GateError(
                 "--prompts",

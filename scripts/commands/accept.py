@@ -1,11 +1,13 @@
 """`draftquant accept`: prints what each step found, and the worst verdict."""
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 from ..api.accept import accept
+from ..api.accept_settings import AcceptSettings
 from ..console import print_json, print_table, stdout, table
-from .gate_report import COLOURS, print_ways_out
+from .gate_report import COLOURS, Places, print_ways_out
 
 if TYPE_CHECKING:
     from ...validate.acceptance.acceptance import Acceptance
@@ -23,11 +25,22 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.to_mapping())
     else:
-        _print(found)
+        _print(found, _places(options.settings))
     return found.exit_code
 
 
-def _print(found: "Acceptance") -> None:
+def _places(settings: AcceptSettings) -> Places:
+    """What commands to copy call BF16 and so on -> what was given here."""
+    named = {
+        "BF16": settings.draft,
+        "QUANT": settings.quantized,
+        "TARGET": settings.target,
+        "TRACES": settings.traces,
+    }
+    return {name: shlex.quote(str(place)) for name, place in named.items() if place is not None}
+
+
+def _print(found: "Acceptance", known: Places) -> None:
     out = stdout()
     rows = table(f"Acceptance of {found.quantized}", "step", "outcome", "what was found")
     for step in found.steps:
@@ -35,7 +48,7 @@ def _print(found: "Acceptance") -> None:
     print_table(rows)
     if found.verdict is not None:
         out.line((found.verdict, f"bold {COLOURS[found.verdict]}"), f": {found.reason}")
-        print_ways_out(found.action, {})
+        print_ways_out(found.action, known)
     if found.dry_run:
         out.line("nothing was carried out (--dry-run)")
     else:

@@ -65,7 +65,7 @@ class Acceptance(Brief):
         steps: in their order; those that were not carried out too.
         document: the report of the gate, with what parity found and judged; None where the gate
             was not reached.
-        figures: of parity that nobody gave a limit for, and that enter no verdict.
+        figures: of parity that have no limit; they enter no verdict.
         dry_run: nothing was carried out, and nothing is judged that was not judged before.
     """
 
