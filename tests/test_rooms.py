@@ -24,7 +24,7 @@ CALIBRATION = (
     ("plot_file", "server_client", "traces"),
     ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
-    ("dumps", "vllm", "rounding"),
+    ("dumps", "kv_cache", "vllm", "rounding"),
 )
 VALIDATE = (
     ("charts", "errors"),
