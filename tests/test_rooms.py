@@ -35,7 +35,7 @@ VALIDATE = (
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),
-    ("card", "comparison", "tracking"),
+    ("acceptance", "card", "comparison", "tracking"),
     ("draft_length", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
