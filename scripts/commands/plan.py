@@ -72,13 +72,10 @@ def print_plan(plan: "Plan") -> None:
     if (share := vocabulary_share(plan.draft.geometry)) is not None:
         out.line(f"{share}: the head has rows for no other tokens")
     if (cache := plan.recipe.kv_cache) is not None:
-        how = (
-            "are 1.0" if cache.scales == "unit" else f"({cache.scales}) need 'quantize --traces T'"
-        )
-        out.line(
-            f"KV cache in {cache.dtype}: the scales of keys and values of {len(plan.cache)} layer(s)"
-            f" {how}"
-        )
+        need = f"({cache.scales}) need 'quantize --traces T'"
+        layers = f"the scales of keys and values of {len(plan.cache)} layer(s)"
+        how = "are 1.0" if cache.scales == "unit" else need
+        out.line(f"KV cache in {cache.dtype}: {layers} {how}")
     if plan.balanced is not None:
         norm, _ = plan.balanced
         out.line(
