@@ -56,12 +56,11 @@ class QuantizeReport(Brief):
         config_changes: dotted key of config.json -> the value that a lint asked for.
         dropped: table of the draft that was left out -> the equal table of the target.
         balanced: name of a norm -> k, where the norm was divided by 2^k.
-        learned_norms: name of a norm that learned -> the largest factor by which an element was
-            multiplied or divided.
+        learned_norms: name of a norm that learned -> the largest factor of an element.
         few_inputs: expert -> the number of its inputs in the traces, where these were too few;
             its weights were rounded to nearest.
-        damping: linear -> share of the mean of its inputs' second moments that was added to their
-            diagonal, where GPTQ needed more than the usual 0.01.
+        damping: linear -> share of the mean of its inputs' second moments that GPTQ added to their
+            diagonal, where it needed more than 0.01.
         cuts: of the vocabulary of what was quantized, the first one first; mostly none.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
@@ -186,9 +185,8 @@ class _Quantization(Rewrite[VerifyReport]):
     Attributes:
         balanced: norm -> k, as `balanced_norms` found it. learned_norms: as it found them.
         changes: dotted config.json key -> the value that a lint asked for.
-        dropped: table of the draft -> the target's that it equals.
+        dropped: table of the draft -> the target's that it equals. cuts: of the source's vocabulary.
         cache_scales: of the KV cache, see `Method`.
-        cuts: of the vocabulary of the source.
     """
 
     plan: Plan
@@ -217,8 +215,8 @@ class _Quantization(Rewrite[VerifyReport]):
             for step in plan.steps
             if step.action not in ("quantize", "drop") and step.row.tensor.name not in changed
         ]
-        source = plan.draft.checkpoint
-        with opened(source, staging, plan.steps, kept=kept, beside=plan.cache) as run:
+        sides = plan.draft.checkpoint, staging
+        with opened(*sides, plan.steps, kept=kept, beside=plan.cache) as run:
             from .execute import CPU, execute  # torch is imported while the kernel copies
 
             check_backends(plan.recipe)
