@@ -11,6 +11,7 @@ import numpy as np
 from ..engines.contract import ENGINE_NAMES, TITLES, EngineName
 from ..files.checkpoint import Checkpoint, byte_blocks
 from ..files.safetensors_header import TensorInfo
+from ..stored.decoded_numbers import floats
 from .dtypes import dtype_in, launch_dtype
 from .pair import Pair, PairFinding
 from .target import declared_dtype
@@ -18,14 +19,14 @@ from .target import declared_dtype
 _FIRST_OVERFLOW = 65520.0
 """The smallest value that rounds to infinity in float16."""
 _NARROW = "float16"
-_WIDE = {"BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
+_WIDE = ("BF16", "F32")
 
 
 class Overflow(NamedTuple):
     """A tensor with values beyond float16: how many, and the largest magnitude."""
 
     tensor: str
-    count: int
+    values: int
     largest: float
 
 
@@ -37,20 +38,18 @@ def overflows(checkpoint: Checkpoint) -> Iterator[Overflow]:
     """
     for tensor in checkpoint.tensors.values():
         if tensor.dtype in _WIDE:
-            count, largest = _beyond(checkpoint, tensor)
-            if count:
-                yield Overflow(tensor.name, count, largest)
+            values, largest = _beyond(checkpoint, tensor)
+            if values:
+                yield Overflow(tensor.name, values, largest)
 
 
 def _beyond(checkpoint: Checkpoint, tensor: TensorInfo) -> tuple[int, float]:
-    count, largest = 0, 0.0
+    values, largest = 0, 0.0
     for block in byte_blocks(checkpoint, tensor):
-        stored = np.frombuffer(block, _WIDE[tensor.dtype])
-        wide = stored if tensor.dtype == "F32" else (stored.astype("<u4") << 16).view("<f4")
-        magnitudes = np.abs(wide)
-        count += int(np.count_nonzero(magnitudes >= _FIRST_OVERFLOW))
+        magnitudes = np.abs(floats(np.frombuffer(block, np.uint8), tensor.dtype))
+        values += int(np.count_nonzero(magnitudes >= _FIRST_OVERFLOW))
         largest = max(largest, float(magnitudes.max(initial=0.0)))
-    return count, largest
+    return values, largest
 
 
 def float16(pair: Pair) -> Iterator[PairFinding]:

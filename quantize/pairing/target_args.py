@@ -68,7 +68,7 @@ class TargetArgs:
             context=_number(flags, "context"),
             tp=_number(flags, "tp"),
             draft_quantization=flags.get("draft_quantization"),
-            draft_cache_dtype=flags.get("draft_cache_dtype", cached and str(cached)),
+            draft_cache_dtype=flags.get("draft_cache_dtype") or (str(cached) if cached else None),
             overrides=_object(flags, "overrides") or None,
             words=others,
         )
