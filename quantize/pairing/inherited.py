@@ -28,7 +28,6 @@ _KEEPS: Mapping[str, tuple[str, ...]] = {
     "auto-round-int8": ("compressed-tensors", "compressed_tensors"),
 }
 """--quantization of the target -> what a draft may declare and is taken for it all the same."""
-_EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 _OPTION = "--speculative-draft-model-quantization"
 
 
@@ -115,8 +114,11 @@ def cache(pair: Pair) -> Iterator[PairFinding]:
         if inherited is None:
             continue
         said = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
-        unit = inherited.startswith(_EIGHT_BITS) or inherited == "fp8"
-        scales = ", and the draft stores no scales, so engines take 1 for both" if unit else ""
+        scales = (
+            ", and the draft stores no scales, so engines take 1 for both"
+            if inherited.startswith("fp8")
+            else ""
+        )
         yield PairFinding(
             "warning",
             "kv-cache",

@@ -40,4 +40,4 @@ def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
 
 def _spelled(cache_dtype: str | None) -> str | None:
     """Plain "fp8", as vLLM says for E4M3, is no choice of SGLang's."""
-    return "fp8_e4m3" if cache_dtype == "fp8" else cache_dtype
+    return f"{cache_dtype}_e4m3" if cache_dtype == "fp8" else cache_dtype
