@@ -18,7 +18,7 @@ QUANTIZE = (
     ("cache_scales", "plan_step"),
     ("backends", "measured", "quantization_plan"),
     ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
-    ("dequantize_draft", "quantize_draft", "transcoding", "vocabulary", "write_tuned"),
+    ("dequantize_draft", "pairing", "quantize_draft", "transcoding", "vocabulary", "write_tuned"),
 )
 CALIBRATION = (
     ("errors",),
