@@ -185,7 +185,7 @@ class _Quantization(Rewrite[VerifyReport]):
     Attributes:
         balanced: norm -> k, as `balanced_norms` found it. learned_norms: as it found them.
         changes: dotted config.json key -> the value that a lint asked for.
-        dropped: table of the draft -> the target's that it equals. cuts: of the source's vocabulary.
+        dropped: table of the draft -> the target's that it equals. cuts: of the vocabulary.
         cache_scales: of the KV cache, see `Method`.
     """
 
