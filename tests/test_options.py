@@ -443,6 +443,7 @@ COMMANDS = (
         Row("--sts", "F.json", "path", Path("F.json"),
             "validate.confidence.temperatures.read_temperatures"),
         Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
+        Row("--kv-cache-dtype", "fp8_e4m3", "settings.kv_cache_dtype", "fp8_e4m3"),
     ), {
         DRAFTS: MagicMock(traces=[]),
         "validate.counting.trace_replay.replay_drafts": [
@@ -553,6 +554,7 @@ COMMANDS = (
         Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
         Row("--head-online", "fp8", "settings.head_online", "fp8"),
+        Row("--kv-cache-dtype", "fp8_e4m3", "settings.kv_cache_dtype", "fp8_e4m3"),
         Row("--policy", "screening", "policy.name", "screening"),
         Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
         Row("--confidence", "0.9", "policy.confidence", 0.9),

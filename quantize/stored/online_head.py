@@ -34,11 +34,6 @@ _INSTEAD = (
 )
 
 
-def online_label(name: str, how: OnlineHead | None) -> str:
-    """The name of a draft as reports have it: one with such a head is another draft."""
-    return name if how is None else f"{name}, head {how} online"
-
-
 def online_heads(
     stored: StoredDraft,
     weights: Mapping[str, Tensor],

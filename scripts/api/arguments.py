@@ -4,11 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from ...quantize.stored.served_form import ServedForm
 from ...recipes.algorithm import ALGORITHMS, InputCorrection
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
-from ...recipes.formats import OnlineHead
+from ...recipes.formats import KvCacheChoice, OnlineHead
 from ...recipes.schema import BackendName
 from ...validate.counting.estimand import DraftSampling
 from .option import Argument, Option
@@ -112,6 +113,21 @@ HeadsOnline = Annotated[
         " has no such option), every draft but the first of several"
     ),
 ]
+KvCaches = Annotated[
+    KvCacheChoice,
+    Option(
+        "KV cache of the drafts: auto (what each folder declares; default), or fp8_e4m3 as engines'"
+        " option for a draft's cache has it, under scales of 1 where the folder stores none, of"
+        " every draft but the first of several"
+    ),
+]
+KvCache = Annotated[
+    KvCacheChoice,
+    Option(
+        "KV cache of QUANT, or of BF16 itself: auto (what the folder declares; default), or"
+        " fp8_e4m3, under scales of 1 where the folder stores none"
+    ),
+]
 HeadOnline = Annotated[
     OnlineHead | None,
     Option(
@@ -180,3 +196,9 @@ AllowZeroRows = Annotated[
     bool, Option("accept all-zero rows in weights (default: they are refused)")
 ]
 Overwrite = Annotated[bool, Option("replace report files that exist already")]
+
+
+def served_form(head_online: OnlineHead | None, kv_cache_dtype: KvCacheChoice) -> ServedForm:
+    """Of the options by which an engine makes another draft of a folder."""
+    kv_cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
+    return ServedForm(online_head=head_online, kv_cache=kv_cache)
