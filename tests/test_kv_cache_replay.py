@@ -11,7 +11,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales, scale_origin
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.stored.served_form import AS_STORED, ServedForm
+from draftquant.recipes.served_form import AS_STORED, ServedForm
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.replay_cache import Question
 from tied_pair import prompt_tokens, save_draft, save_target

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...recipes.formats import KvCacheDtype, OnlineHead
 from ...recipes.roles import LAYER_ROLES
+from ...recipes.served_form import ServedForm
 from ..drafts import Draft, Family, Row
 from ..drafts.cache_rounding import CacheRounding
 from ..drafts.forward import DraftForward, OnInput
@@ -27,7 +28,6 @@ from .decoded_numbers import floats, read_whole
 from .layouts.scheme import Activations
 from .online_head import ONLINE_ACTIVATIONS, online_heads
 from .parts import INPUT_SCALES, INVERSE_INPUT_SCALE
-from .served_form import ServedForm
 from .stored_draft import StoredDraft
 from .table_names import EMBEDDING, HEAD
 from .weights import blocks_of_bytes, held_dtype, read_weight
@@ -168,8 +168,8 @@ def load_draft(
         dtype=dtype,
         device=device,
     )
-    scales = _cache_scales(stored, kv_cache)
-    return loaded.with_cache(scales) if scales else loaded
+    cache = _cache_scales(stored, kv_cache)
+    return loaded.with_cache(cache) if cache else loaded
 
 
 def _cache_scales(stored: StoredDraft, kv_cache: KvCacheDtype | None) -> Mapping[int, CacheScales]:

@@ -4,13 +4,13 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from ...quantize.stored.served_form import ServedForm
 from ...recipes.algorithm import ALGORITHMS, InputCorrection
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from ...recipes.formats import KvCacheChoice, OnlineHead
 from ...recipes.schema import BackendName
+from ...recipes.served_form import ServedForm
 from ...validate.counting.estimand import DraftSampling
 from .option import Argument, Option
 from .references import AnyRecipe, Reference
@@ -116,23 +116,17 @@ HeadsOnline = Annotated[
 KvCaches = Annotated[
     KvCacheChoice,
     Option(
-        "KV cache of the drafts: auto (what each folder declares; default), or fp8_e4m3 as engines'"
-        " option for a draft's cache has it, under scales of 1 where the folder stores none, of"
+        "KV cache: auto (what each folder declares; default), or fp8_e4m3 by the engines' option,"
         " every draft but the first of several"
     ),
 ]
 KvCache = Annotated[
     KvCacheChoice,
-    Option(
-        "KV cache of QUANT, or of BF16 itself: auto (what the folder declares; default), or"
-        " fp8_e4m3, under scales of 1 where the folder stores none"
-    ),
+    Option("KV cache of QUANT (default: auto, as it declares)"),
 ]
 HeadOnline = Annotated[
     OnlineHead | None,
-    Option(
-        "judge QUANT, or BF16 itself, with the head that vLLM makes by draft_lm_head_quantization"
-    ),
+    Option("judge QUANT with vLLM's draft_lm_head_quantization"),
 ]
 BatchSize = Annotated[
     int | None,

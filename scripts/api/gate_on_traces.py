@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from ...quantize.files.checkpoint import CONFIG_FILE
-from ...quantize.stored.served_form import AS_STORED, ServedForm
 from ...recipes.library import aliases, built_in_recipes
+from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments
 from .confidence_heads import heads_of_gate
 from .option import Argument, Option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
 
-from ...quantize.stored.served_form import AS_STORED, ServedForm
+from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments, reports
 from .confidence_heads import confidence_question
 from .opening import shared_tables

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.drafts.kv_cache import CacheScaleOrigin
-from ...quantize.stored.served_form import AS_STORED, ServedForm
 from ...recipes.decode import encode
 from ...recipes.formats import FP8_CACHE, KvCacheDtype, OnlineHead
 from ...recipes.regular_file import read_text
+from ...recipes.served_form import AS_STORED, ServedForm
 from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..confidence.head_calibration import BOUNDS, HeadCalibration
 from ..counting.acceptance_counts import AcceptanceCounts

@@ -20,9 +20,9 @@ from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
 from ...quantize.stored.declarations import declared_scheme
-from ...quantize.stored.served_form import AS_STORED, ServedForm
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.schema import Rule
+from ...recipes.served_form import AS_STORED, ServedForm
 from ..errors import GateError
 from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement

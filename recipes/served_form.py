@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...recipes.formats import KvCacheDtype, OnlineHead
+from .formats import KvCacheDtype, OnlineHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
