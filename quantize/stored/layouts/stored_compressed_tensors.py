@@ -7,7 +7,8 @@ from typing import Any
 from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
-from ....recipes.schema import LayoutName, Recipe
+from ....recipes.schema import Recipe, StoredLayoutName
+from .name_matching import is_regex_match
 from .reader import ObjectReader, not_understood
 from .scheme import (
     EVERY_LINEAR,
@@ -19,7 +20,6 @@ from .scheme import (
     Parts,
     StoredLayout,
     group_count,
-    is_regex_match,
     stored_codes,
 )
 
@@ -45,7 +45,7 @@ class StoredCompressedTensors(StoredLayout):
     INT4 adds `weight_shape`; NVFP4 `weight_global_scale` and `input_global_scale`, which divide.
     """
 
-    name: LayoutName = "compressed-tensors"
+    name: StoredLayoutName = "compressed-tensors"
     exclude_keys = ("ignore",)
     companions = frozenset(
         {
