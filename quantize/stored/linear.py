@@ -82,10 +82,10 @@ class StoredLinear:
         self._in_features = in_features
         self._nibbles = Nibbles(scheme.pack_method, scheme.layout.nibble_offset)
         self.codes_tensor = checkpoint.tensors[f"{module}.{weight_suffix(scheme)}"]
-        self._columns = (
-            Columns(checkpoint, self.codes_tensor, scheme) if scheme.transposed else None
-        )
-        rows = self._columns.out_features if self._columns else self.codes_tensor.shape[0]
+        rows, self._columns = self.codes_tensor.shape[0], None
+        if scheme.transposed:
+            self._columns = Columns(checkpoint, self.codes_tensor, scheme)
+            rows = self._columns.out_features
         self.out_features = rows
         self.scale = _scale(checkpoint, scheme, module, rows)
         self.first_scale = global_scale(checkpoint, module) if scheme.first_stage else None
@@ -120,9 +120,9 @@ class StoredLinear:
         codes = decode(by_row, self._nibbles, None if padded else out)
         return codes[:, : self._in_features]
 
-    def ends(self, rows: range) -> tuple[Floats | float, Floats | float]:
+    def ends(self, bits: int, rows: range) -> tuple[Floats | float, Floats | float]:
         """The smallest and the largest code of each place, inputs in the order of groups."""
-        half = float(2 ** (self._scheme.number.bits - 1))
+        half = float(2 ** (bits - 1))
         if self.zero is None:
             return -half, half - 1
         zero = spread(self.zero[rows.start : rows.stop], self._scheme.group_size, self._in_features)

@@ -110,13 +110,10 @@ class StoredDraft:
                 of symmetric codes, or the groups of inputs are none.
         """
         module, scheme = row.module, self._needed_scheme(row)
+        constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
         for suffix, part in self.parts(row).items():
-            expected = scheme.layout.zero_points.get(suffix)
-            if (
-                scheme.layout.zeros(scheme) is None
-                and expected is not None
-                and (read_whole(self.checkpoint, part) != expected).any()
-            ):
+            expected = constant.get(suffix)
+            if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
                 raise CheckpointError(
                     self.checkpoint.folder,
                     f"{part.name}: expected the zero points of symmetric values, got others",

@@ -213,7 +213,8 @@ def _foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffer
     about = AboutNearest(scheme, linear, buffers)
     if not scheme.number.is_integer or scheme.first_stage is not None:
         return about
-    nearest = Nearest(scheme, linear.scale, None, buffers, ends=linear.ends)
+    bits = scheme.number.bits
+    nearest = Nearest(scheme, linear.scale, None, buffers, ends=partial(linear.ends, bits))
     size, most = scheme.group_size, MOST_COMPENSATED
     return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))
 

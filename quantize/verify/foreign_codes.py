@@ -69,7 +69,9 @@ class AboutNearest(Judge):
             second = None if first is None else self._second_quotient(w, first, scale, codes)
             np.multiply(w, np.float32(1) / scale, out=x)
             if self._scheme.number.is_integer:
-                ends = self._linear.ends(range(first_row, first_row + len(w)))
+                ends = self._linear.ends(
+                    self._scheme.number.bits, range(first_row, first_row + len(w))
+                )
                 self._int4_errors(x if second is None else second, codes, ends, error)
             elif self._scheme.number.is_fp8:
                 self._fp8_errors(x, codes, error)

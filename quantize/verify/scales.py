@@ -155,14 +155,13 @@ def companion_faults(
         symmetric: codes count from the middle of their range, also where others could be stored.
     """
     faults = []
-    layout = scheme.layout
-    for suffix, byte in layout.zero_points.items() if symmetric or not layout.zeros(scheme) else ():
+    constant = symmetric or not scheme.layout.zeros(scheme)
+    for suffix, byte in scheme.layout.zero_points.items() if constant else ():
         if suffix in values and (read_whole(output, values[suffix]) != byte).any():
-            expected = (
-                f"{byte & 15} in every nibble (symmetric)" if byte else "all zero (symmetric)"
-            )
+            what = f"{byte & 15} in every nibble" if byte else "all zero"
             got = "another zero point" if byte else "a non-zero zero point"
-            faults.append(Fault(where=values[suffix].name, expected=expected, got=got))
+            where = values[suffix].name
+            faults.append(Fault(where=where, expected=f"{what} (symmetric)", got=got))
     if "weight_shape" in values:
         shape = read_whole(output, values["weight_shape"]).view(np.int64).tolist()
         if shape != list(tensor.shape):

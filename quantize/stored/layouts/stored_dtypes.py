@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from typing_extensions import TypeIs
+
 from ....recipes.formats import NUMBER_FORMATS, NumberFormat, WeightDtype
 
 StoredDtype = Literal[WeightDtype, "int2", "int3", "int8"]
@@ -21,9 +23,23 @@ def _integer(bits: int) -> NumberFormat:
     )
 
 
-_OF_OTHER_TOOLS: Mapping[str, NumberFormat] = {f"int{bits}": _integer(bits) for bits in (2, 3, 8)}
+_OF_OTHER_TOOLS: Mapping[StoredDtype, NumberFormat] = {
+    "int2": _integer(2),
+    "int3": _integer(3),
+    "int8": _integer(8),
+}
+INTEGERS: Mapping[int, StoredDtype] = {
+    **{number.bits: dtype for dtype, number in _OF_OTHER_TOOLS.items()},
+    **{number.bits: dtype for dtype, number in NUMBER_FORMATS.items() if number.is_integer},
+}
+"""By bits."""
+
+
+def is_of_recipes(dtype: StoredDtype) -> TypeIs[WeightDtype]:
+    """True if recipes have it."""
+    return dtype in NUMBER_FORMATS
 
 
 def number_format(dtype: StoredDtype) -> NumberFormat:
     """The facts of one."""
-    return _OF_OTHER_TOOLS[dtype] if dtype in _OF_OTHER_TOOLS else NUMBER_FORMATS[dtype]
+    return NUMBER_FORMATS[dtype] if is_of_recipes(dtype) else _OF_OTHER_TOOLS[dtype]

@@ -16,9 +16,8 @@ from .scheme import (
     StoredLayout,
     Zeros,
 )
-from .stored_dtypes import StoredDtype
+from .stored_dtypes import INTEGERS
 
-BITS: dict[int, StoredDtype] = {2: "int2", 3: "int3", 4: "int4", 8: "int8"}
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 """Of groups, beside -1: one for each row."""
 _WORD = 32
@@ -65,13 +64,13 @@ class _Numbers(NamedTuple):
         either = (True, False)
         if others is None:
             return cls(
-                keys.choice("bits", *BITS),
+                keys.choice("bits", *INTEGERS),
                 keys.choice("group_size", -1, *SIZES),
                 keys.choice("sym", *either),
                 keys.choice("desc_act", *either),
             )
         return cls(
-            keys.value("bits", others.bits, *BITS),
+            keys.value("bits", others.bits, *INTEGERS),
             keys.value("group_size", others.group_size, -1, *SIZES),
             keys.value("sym", others.symmetric, *either),
             keys.value("desc_act", others.ordered, *either),
@@ -115,7 +114,7 @@ class StoredGptq(StoredLayout):
         size = None if numbers.group_size == -1 else numbers.group_size
         return DeclaredScheme(
             layout=self,
-            weight_dtype=BITS[numbers.bits],
+            weight_dtype=INTEGERS[numbers.bits],
             granularity="group" if size else "channel",
             group_size=size,
             pack_method=None,
