@@ -26,6 +26,7 @@ FINDINGS = "validate.parity.finding.write_findings"
 DRAFTS = "scripts.api.replay.load_for_replay"
 BOTH_DRAFTS = "scripts.api.parity_draft.load_for_replay"
 COMPARED = "scripts.api.compare"
+PAIR_CHECK = "quantize.pairing.check_pair"
 
 
 def on_traces(verb: str) -> tuple[Row, ...]:
@@ -114,6 +115,7 @@ FIX = "quantize.engines.repairs"
 CHOOSING = "calibration.vocabulary.choosing"
 VOCABULARY = "validate.vocabulary"
 CURVE = {"beside": "--curve", "without": ("--size", "--out")}
+TWO_SERVERS = "--server a b --engine vllm"
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
@@ -349,6 +351,10 @@ COMMANDS = (
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
+        Row("--target", "t", "named.1", "t", PAIR_CHECK),
+        Row("--target", "t", "reference", "t", "scripts.api.check.resolve_target"),
+        Row("--target-args", "words", "target_args", "words", PAIR_CHECK, "--target t"),
+        Row("--subtree", "mtp", "subtree", "mtp", PAIR_CHECK, "--target t"),
         Row("--arch", "b200", "arch", "sm100"),
         Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
         Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
@@ -360,8 +366,10 @@ COMMANDS = (
             "--fix --out OUT"),
     ), {
         "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
+        PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),
         f"{FIX}.repair_draft": MagicMock(verification=None),
-        **stubs("scripts.api.check.resolve_draft", f"{FIX}.plan_repairs",
+        **stubs("scripts.api.check.resolve_draft", "scripts.api.check.resolve_target",
+                "scripts.commands.check.print_pair", f"{FIX}.plan_repairs",
                 "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
     }),
     Command("clean FOLDER", "quantize.files.staging_names.clean_folder", (
@@ -450,6 +458,36 @@ COMMANDS = (
                 "scripts.commands.replay.print_replays",
                 "scripts.commands.replay._print_confidence"),
     }),
+    Command("accept DRAFT QUANT --target M --prompts P --out OUT", "scripts.api.accept.steps_of", (
+        Row("DRAFT", "a/b", "given.settings.draft", "a/b"),
+        Row("QUANT", "a/b", "given.settings.quantized", "a/b"),
+        Row("--target", "other", "given.target", Path("other")),
+        Row("--prompts", "other", "given.prompts", Path("other")),
+        Row("--out", "other", "given.folder", Path("other")),
+        Row("--traces", "T", "given.traces", Path("T")),
+        Row("--server", "a b", "given.settings.server", ("a", "b"), beside="--engine vllm"),
+        Row("--plain-server", "c", "given.settings.plain_server", "c", beside=TWO_SERVERS),
+        Row("--served-as", "x y", "given.settings.served_as", ("x", "y"), beside=TWO_SERVERS),
+        Row("--measured", "A B", "given.measured", (Path("A"), Path("B"))),
+        Row("--tasks", "gsm8k,mmlu", "given.settings.tasks", ("gsm8k", "mmlu"),
+            beside=f"{TWO_SERVERS} --max-score-drop 1%"),
+        Row("--max-score-drop", "2%", "given.settings.max_score_drop", 0.02,
+            beside=f"{TWO_SERVERS} --tasks gsm8k"),
+        Row("--parity", "F G", "given.settings.parity", (Path("F"), Path("G"))),
+        Row("--engine", "sglang", "given.settings.engine", "sglang"),
+        Row("--arch", "h200", "given.settings.arch", "h200"),
+        Row("--tp", "4", "given.settings.tp", 4),
+        Row("--num-draft-tokens", "5", "given.settings.num_draft_tokens", 5),
+        Row("--max-new-tokens", "9", "given.settings.max_new_tokens", 9),
+        Row("--policy", "screening", "given.settings.policy", "screening"),
+        Row("--max-relative-drop", "2%", "given.settings.max_relative_drop", 0.02),
+        Row("--foreign", "", "given.settings.foreign"),
+        Row("--base-model", "a/b", "given.settings.base_model", "a/b"),
+        Row("--license", "mit", "given.settings.license", "mit"),
+        Row("--device", "cuda:1", "given.settings.device", "cuda:1"),
+        Row("--dtype", "bfloat16", "given.settings.dtype", "bfloat16"),
+        Row("--dry-run", "", "given.settings.dry_run"),
+    ), stubs("scripts.api.accept.check_target")),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
         Row("--launch", "M.yaml", "path", Path("M.yaml"), "validate.launch.matrix.load_matrix",

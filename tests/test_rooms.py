@@ -17,14 +17,14 @@ QUANTIZE = (
     ("lints", "outputs", "verify", "algorithms", "claims"),
     ("backends", "measured", "quantization_plan"),
     ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
-    ("dequantize_draft", "quantize_draft", "transcoding", "vocabulary", "write_tuned"),
+    ("dequantize_draft", "pairing", "quantize_draft", "transcoding", "vocabulary", "write_tuned"),
 )
 CALIBRATION = (
     ("errors",),
     ("plot_file", "server_client", "traces"),
     ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
-    ("dumps", "vllm", "rounding"),
+    ("dumps", "kv_cache", "vllm", "rounding"),
 )
 VALIDATE = (
     ("charts", "errors"),
@@ -34,7 +34,7 @@ VALIDATE = (
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),
-    ("card", "comparison", "tracking"),
+    ("acceptance", "card", "comparison", "tracking"),
     ("draft_length", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
