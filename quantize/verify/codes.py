@@ -23,7 +23,7 @@ from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
 from ..stored.parts import scale_suffix
 from .code_judge import Block, Buffers, CarriedNumbers, Judge, Numbers
 from .compensated_codes import Near
-from .foreign_codes import MOST_COMPENSATED, AboutNearest, NearestOrCompensated
+from .foreign_codes import foreign_judge
 from .foreign_scales import about_absmax_faults, integer_scale_rule
 from .magnitudes import Bits, group_absmax, magnitudes, values_of
 from .nearest_codes import Nearest
@@ -194,7 +194,7 @@ def _judge(
 ) -> Judge:
     rule, carried = expected.rule, expected.carried is not None
     if rule.codes == "about-nearest":
-        return _foreign_judge(scheme, linear, buffers)
+        return foreign_judge(scheme, linear, buffers)
     numbers = CarriedNumbers() if carried else Numbers()
     if rule.codes == "retuned":
         return Retuned(numbers, linear, scheme.group_size, buffers)
@@ -207,16 +207,6 @@ def _judge(
     if rule.codes == "nearest":
         return nearest
     return Near(numbers, nearest, linear, scheme.group_size, buffers)
-
-
-def _foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> Judge:
-    about = AboutNearest(scheme, linear, buffers)
-    if not scheme.number.is_integer or scheme.first_stage is not None:
-        return about
-    bits = scheme.number.bits
-    nearest = Nearest(scheme, linear.scale, None, buffers, ends=partial(linear.ends, bits))
-    size, most = scheme.group_size, MOST_COMPENSATED
-    return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))
 
 
 def _scale_faults(

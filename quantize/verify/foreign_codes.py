@@ -3,14 +3,17 @@
 Each weight / scale may lie a little beyond half a step from its code: how far is said here.
 """
 
+from functools import partial
+
 import numpy as np
 from typing_extensions import override
 
 from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import Floats
 from ..stored.linear import StoredLinear, spread
-from .code_judge import Block, Buffers, Judge
+from .code_judge import Block, Buffers, Judge, Numbers
 from .compensated_codes import Near
+from .nearest_codes import Nearest
 from .rounded_values import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
 from .verify_report import Fault
 
@@ -184,3 +187,14 @@ class NearestOrCompensated(Judge):
     @override
     def faults(self, name: str) -> list[Fault]:
         return [] if self.compensated else self._nearest.faults(name)
+
+
+def foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> Judge:
+    """What judges the codes of another tool."""
+    about = AboutNearest(scheme, linear, buffers)
+    if not scheme.number.is_integer or scheme.first_stage is not None:
+        return about
+    bits = scheme.number.bits
+    nearest = Nearest(scheme, linear.scale, None, buffers, ends=partial(linear.ends, bits))
+    size, most = scheme.group_size, MOST_COMPENSATED
+    return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))
