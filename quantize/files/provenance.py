@@ -321,10 +321,41 @@ class TunedProvenance(Digested):
     sha256: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraftedProvenance(Digested):
+    """Of a target's folder into which `graft` put an MTP layer.
+
+    Attributes:
+        layers: prefixes of the layers that were put in.
+        replaced: tensors of the target that they stand in the place of.
+        target: each safetensors file of the target that is in the folder unchanged -> its header's
+            digest: its tensors are not read.
+        source: the folder of the layer.
+        tensor_digests: of the layer's tensors alone.
+        quantized_by: the draftquant.json of the layer's folder; None where it had none.
+    """
+
+    format: Literal["draftquant-grafted"] = "draftquant-grafted"
+    version: Literal[1] = 1
+    draftquant: str
+    argv: tuple[str, ...]
+    layers: tuple[str, ...]
+    replaced: tuple[str, ...] = ()
+    target: Mapping[str, str]
+    source: SourceFolder
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    quantized_by: QuantizedProvenance | RepairedProvenance | DequantizedProvenance | None = None
+    made_by: MadeBy | None = None
+    repairs: tuple[RepairRecord, ...] = ()
+    sha256: str = ""
+
+
 Provenance = (
     QuantizedProvenance
     | DequantizedProvenance
     | TunedProvenance
     | RepairedProvenance
     | CutProvenance
+    | GraftedProvenance
 )

@@ -24,6 +24,7 @@ from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
 from .scripts.api.estimate import estimate
 from .scripts.api.gate import gate
+from .scripts.api.graft import graft
 from .scripts.api.inspect import inspect
 from .scripts.api.keywords import explain
 from .scripts.api.measure import measure
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         EstimateReport,
         Findings,
         GateReport,
+        GraftReport,
         ImportReport,
         Inspection,
         JointReport,
@@ -98,6 +100,7 @@ VERBS = (
     "dequantize",
     "estimate",
     "gate",
+    "graft",
     "inspect",
     "measure",
     "parity_divergence",
@@ -143,6 +146,7 @@ __all__ = [
     "EstimateReport",
     "Findings",
     "GateReport",
+    "GraftReport",
     "ImportReport",
     "Inspection",
     "JointReport",
@@ -179,6 +183,7 @@ __all__ = [
     "dequantize",
     "estimate",
     "gate",
+    "graft",
     "inspect",
     "measure",
     "parity_divergence",
