@@ -55,7 +55,7 @@ def merged(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
 def _whole_format(forms: set[str], layer: GraftedLayer) -> str:
     """What stands for the formats of all groups, each of which has its own beside it.
 
-    SGLang takes packed experts only under this one (`compressed_tensors_wNa16_moe.py:84`, executed).
+    SGLang takes packed experts under this one alone: `compressed_tensors_wNa16_moe.py:84`.
     """
     if len(forms) == 1:
         return next(iter(forms))
