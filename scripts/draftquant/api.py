@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
+from .scripts.api.accept import accept
 from .scripts.api.calibrate import calibrate
 from .scripts.api.card import card
 from .scripts.api.check import check
@@ -52,6 +53,7 @@ from .scripts.api.watch import Bar, ProgressWatch, Watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
+        Acceptance,
         CalibrateReport,
         CheckReport,
         CleanReport,
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
     )
 
 VERBS = (
+    "accept",
     "calibrate",
     "card",
     "check",
@@ -132,6 +135,7 @@ VERBS = (
 """The functions."""
 __all__ = [
     "VERBS",
+    "Acceptance",
     "Bar",
     "CalibrateReport",
     "CheckReport",
@@ -174,6 +178,7 @@ __all__ = [
     "VocabReport",
     "Watch",
     "WrittenReport",
+    "accept",
     "calibrate",
     "card",
     "check",
