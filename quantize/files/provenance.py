@@ -1,8 +1,9 @@
 """Provenance: who made a folder, from what and how; what draftquant.json holds.
 
-A folder is quantized, dequantized, tuned, cut, a target with a layer grafted into it, or was made by
-something else and repaired here; one class for each, whose fields are the keys of the file. No time stamp and no path, so that equal runs
-give equal files. The last key is a seal, the sha256 of the others: it shows edits, and signs none.
+A folder is quantized, dequantized, tuned, cut, a target with a layer grafted into it, or was made
+by something else and repaired here; one class for each, whose fields are the keys of the file. No
+time stamp and no path, so that equal runs give equal files. The last key is a seal, the sha256 of
+the others: it shows edits, and signs none.
 """
 
 import dataclasses
