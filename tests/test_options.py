@@ -26,6 +26,7 @@ FINDINGS = "validate.parity.finding.write_findings"
 DRAFTS = "scripts.api.replay.load_for_replay"
 BOTH_DRAFTS = "scripts.api.parity_draft.load_for_replay"
 COMPARED = "scripts.api.compare"
+PAIR_CHECK = "quantize.pairing.check_pair"
 
 
 def on_traces(verb: str) -> tuple[Row, ...]:
@@ -362,6 +363,10 @@ COMMANDS = (
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
+        Row("--target", "t", "named.1", "t", PAIR_CHECK),
+        Row("--target", "t", "reference", "t", "scripts.api.check.resolve_target"),
+        Row("--target-args", "words", "target_args", "words", PAIR_CHECK, "--target t"),
+        Row("--subtree", "mtp", "subtree", "mtp", PAIR_CHECK, "--target t"),
         Row("--arch", "b200", "arch", "sm100"),
         Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
         Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
@@ -373,8 +378,10 @@ COMMANDS = (
             "--fix --out OUT"),
     ), {
         "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
+        PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),
         f"{FIX}.repair_draft": MagicMock(verification=None),
-        **stubs("scripts.api.check.resolve_draft", f"{FIX}.plan_repairs",
+        **stubs("scripts.api.check.resolve_draft", "scripts.api.check.resolve_target",
+                "scripts.commands.check.print_pair", f"{FIX}.plan_repairs",
                 "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
     }),
     Command("clean FOLDER", "quantize.files.staging_names.clean_folder", (

@@ -1,0 +1,124 @@
+"""A draft beside its target, asked of configs and headers alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant import api as dq
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.pairing import PairCheck, check_pair
+from draftquant.scripts.cli import main
+from tiny import edit_json
+
+PAIRS = Path(__file__).parent / "pairs"
+LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
+
+
+def other_target(folder: Path, source: Path = LLAMA, **changes: Any) -> Path:
+    """The config.json of a shipped target, changed, and none of its weights."""
+    folder.mkdir(parents=True)
+    config = json.loads((source / "target" / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
+    return folder
+
+
+def said(pair: PairCheck, subject: str, engine: str | None = None) -> list[tuple[str, str]]:
+    """Level and text of what was found of a subject, of one engine or of all."""
+    return [(f.level, f.text) for f in pair.findings if (f.subject, f.engine) == (subject, engine)]
+
+
+@pytest.mark.parametrize("name", ["eagle3-llama", "eagle3-mla", "dflash"])
+def test_the_shipped_pairs_fit_and_their_lines_are_whole(name: str) -> None:
+    draft, target = PAIRS / name / "draft", PAIRS / name / "target"
+    pair = check_pair(draft, target)
+    assert [each.verdict for each in pair.engines] == ["LOADS", "LOADS", "UNKNOWN"]
+    assert {finding.level for finding in pair.findings} <= {"note"}
+    assert 1 in pair.tensor_parallel
+    assert "the draft ships no tokenizer.json" in pair.not_compared[0]
+    for each in pair.engines:
+        assert str(target) in str(each.launch)
+        assert str(draft) in str(each.launch)
+        assert "TARGET" not in str(each.launch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "level", "words"),
+    [
+        ({"hidden_size": 80}, "hidden-size", "refused", "the target gives 3 x 80 = 240"),
+        ({"num_hidden_layers": 2}, "layers", "refused", "the target has layers 0 to 1"),
+        ({"vocab_size": 4096}, "vocabulary", "wrong", "tokens, the target's 4,096"),
+    ],
+)
+def test_another_target_is_refused_or_wrong_in_every_engine(
+    changes: dict[str, Any], subject: str, level: str, words: str, tmp_path: Path
+) -> None:
+    pair = check_pair(LLAMA / "draft", other_target(tmp_path / "target", **changes))
+    assert any(found == level and words in text for found, text in said(pair, subject))
+    assert pair.exit_code == 1
+    assert all(each.verdict in ("REFUSED", "LOADS BUT WRONG") for each in pair.engines)
+
+
+def test_a_draft_of_a_target_of_other_depth(tmp_path: Path) -> None:
+    pair = check_pair(DFLASH / "draft", other_target(tmp_path / "t", DFLASH, num_hidden_layers=40))
+    assert "names a target of 4 decoder layers, and this one has 40" in said(pair, "layers")[0][1]
+
+
+def test_the_command_says_and_prints_the_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    draft, target = str(LLAMA / "draft"), str(LLAMA / "target")
+    args = "--quantization awq --max-model-len 8k --kv-cache-dtype fp8 --dtype half"
+    assert main(["check", draft, "--target", target, "--target-args", args]) == 0
+    printed = capsys.readouterr().out
+    assert f"vllm serve {target} --tensor-parallel-size 1 --quantization awq" in printed
+    assert "ValueError: Cannot find the config file for awq" in printed
+    assert "--kv-cache-dtype fp8_e4m3" in printed
+    assert (
+        "--speculative-draft-kv-cache-dtype auto --dtype float16 --context-length 8000" in printed
+    )
+    assert main(["check", draft, "--target", target, "--engine", "vllm", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [each["engine"] for each in document["engines"]] == ["vllm"]
+    assert document["tensor_parallel"] == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--tp two", "expected a whole number above 0, got 'two'"),
+        ("--dtype", "--dtype has no value"),
+        ("--speculative-config {", "not readable as JSON"),
+        ("--hf-overrides 3", "expected a JSON object, got 3"),
+        ("'", "are no words of a shell"),
+    ],
+)
+def test_words_that_are_not_understood(words: str, what: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_pair(LLAMA / "draft", LLAMA / "target", target_args=words)
+    assert what in str(caught.value)
+    with pytest.raises(CheckpointError, match="--tp is 2, and --target-args says 4"):
+        check_pair(LLAMA / "draft", LLAMA / "target", tp=2, target_args="-tp 4")
+
+
+def test_what_belongs_together_is_asked_for() -> None:
+    draft = LLAMA / "draft"
+    for given, what in (
+        ({}, r"check\(engine=\): is missing"),
+        ({"engine": "vllm", "target_args": "--dtype half"}, "without target=, no pair"),
+        ({"target": "no/such/folder"}, "no such folder, and no Hub id"),
+    ):
+        with pytest.raises(dq.DraftQuantError, match=what):
+            dq.check(draft, **given)  # type: ignore[arg-type]
+
+
+def test_an_index_that_lies_is_bad_input(tmp_path: Path) -> None:
+    target = other_target(tmp_path / "target")
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    pair = check_pair(LLAMA / "draft", target)
+    assert "by the names of its index alone" in pair.not_compared[1]
+    (target / "model-00002-of-00002.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="which is not in the folder"):
+        check_pair(LLAMA / "draft", target)
+    edit_json(target / "config.json", hidden_size="wide")
+    with pytest.raises(CheckpointError, match="hidden_size: expected a whole number above 0"):
+        check_pair(LLAMA / "draft", target)
