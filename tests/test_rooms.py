@@ -25,7 +25,7 @@ QUANTIZE = (
         "transcoding",
         "vocabulary",
         "write_tuned",
-    ),  # fmt: skip
+    ),
 )
 CALIBRATION = (
     ("errors",),
