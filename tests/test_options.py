@@ -311,6 +311,7 @@ COMMANDS = (
         Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.verify.verify.run"),
         Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.verify.resolve_draft"),
         Row("--foreign", "", "foreign"),
+        Row("--layer", "a/b", "settings.layer", "a/b", "scripts.commands.verify.verify.run"),
         Row("--target", "M", "target", Path("M")),
         Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.api.verify.sign_folder"),
         Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
@@ -344,6 +345,17 @@ COMMANDS = (
     ), {
         "quantize.transcoding.transcode_draft.plan_transcoding": MagicMock(bytes_after=1),
         **stubs("scripts.api.transcode.resolve_draft"),
+    }),
+    Command("graft TARGET LAYER --out OUT", "quantize.grafting.graft_layer.graft_layer", (
+        Row("TARGET", "M", "target", Path("M"), "quantize.grafting.graft_plan.plan_graft"),
+        Row("LAYER", "a/b", "reference", "a/b", "scripts.api.graft.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.graft.resolve_draft"),
+        Row("--replace", "", "replace", spy="quantize.grafting.graft_plan.plan_graft"),
+        Row("--link", "symbolic", "link", "symbolic"),
+        Row("--out", "other", "out", Path("other")),
+    ), {
+        "quantize.grafting.graft_plan.plan_graft": MagicMock(written_bytes=1),
+        **stubs("scripts.api.graft.resolve_draft"),
     }),
     Command("check DRAFT --engine vllm", "quantize.engines.check_draft", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.check.resolve_draft"),
