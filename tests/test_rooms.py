@@ -18,7 +18,15 @@ QUANTIZE = (
     ("cache_scales", "plan_step"),
     ("backends", "measured", "quantization_plan"),
     ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
-    ("dequantize_draft", "pairing", "quantize_draft", "transcoding", "vocabulary", "write_tuned"),
+    (
+        "dequantize_draft",
+        "grafting",
+        "pairing",
+        "quantize_draft",
+        "transcoding",
+        "vocabulary",
+        "write_tuned",
+    ),
 )
 CALIBRATION = (
     ("errors",),

@@ -27,7 +27,7 @@ class PlanSettings(Settings):
     backend: arguments.Backend = None
     algorithm: arguments.AlgorithmName = None
     input_correction: arguments.InputCorrectionChoice = None
-    kv_cache: arguments.KvCacheChoice = None
+    kv_cache: arguments.KvCacheScalesChoice = None
     target_layers: arguments.TargetLayers = None
 
 

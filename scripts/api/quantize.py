@@ -45,7 +45,7 @@ class QuantizeSettings(Settings):
     backend: arguments.Backend = None
     algorithm: arguments.AlgorithmName = None
     input_correction: arguments.InputCorrectionChoice = None
-    kv_cache: arguments.KvCacheChoice = None
+    kv_cache: arguments.KvCacheScalesChoice = None
     target_layers: arguments.TargetLayers = None
     traces: Annotated[
         arguments.AnyPath | None,

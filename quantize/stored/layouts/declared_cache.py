@@ -88,9 +88,9 @@ def of_quark(keys: ObjectReader, export: ObjectReader) -> KvCacheDtype | None:
 def _same(linear: ObjectReader, others: Mapping[str, Any]) -> None:
     """What rounds weights and inputs is what rounds those of every other linear."""
     for key in ("weight", "input_tensors", "bias"):
-        if linear.value(key) != others.get(key):
+        if linear.as_it_is(key) != others.get(key):
             wanted = (f"that of global_quant_config.{key}",)
-            raise not_understood(linear.where, f"{linear.key}.{key}", wanted, linear.value(key))
+            raise not_understood(linear.where, f"{linear.key}.{key}", wanted, linear.as_it_is(key))
     linear.finish()
 
 
