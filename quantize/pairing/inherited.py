@@ -74,6 +74,14 @@ def _in_sglang(given: str, own: str | None) -> str:
     return f"the draft declares {own}, which SGLang then takes instead"
 
 
+def quantization_in(pair: Pair, engine: EngineName) -> str | None:
+    """The method by which an engine reads the draft, if nothing stops what is inherited."""
+    own, given = _declared(pair), pair.args.quantization
+    if engine != "sglang" or given in (None, "unquant"):
+        return own
+    return given if own is None or own in _KEEPS.get(given, ()) else own
+
+
 def _declared(pair: Pair) -> str | None:
     found = raw_declaration(pair.draft)
     if found is None or not isinstance(found.value, dict):
