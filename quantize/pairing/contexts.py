@@ -50,8 +50,8 @@ def _in_vllm(pair: Pair, rotation: Rotation, served: int | None) -> PairFinding:
             "note",
             "context",
             f"{made}: vLLM enlarges the draft's table of angles, so nothing breaks, and the draft"
-            " proposes at positions that it was not trained on; its V1 model runner proposes nothing"
-            " beyond the draft's",
+            " proposes at positions that it was not trained on; the V1 model runner proposes"
+            " nothing beyond the draft's",
             "measure acceptance at your lengths, or serve fewer: --max-model-len",
             "vllm",
         )
