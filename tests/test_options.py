@@ -311,6 +311,7 @@ COMMANDS = (
         Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.verify.verify.run"),
         Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.verify.resolve_draft"),
         Row("--foreign", "", "foreign"),
+        Row("--layer", "a/b", "settings.layer", "a/b", "scripts.commands.verify.verify.run"),
         Row("--target", "M", "target", Path("M")),
         Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.api.verify.sign_folder"),
         Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
@@ -344,6 +345,17 @@ COMMANDS = (
     ), {
         "quantize.transcoding.transcode_draft.plan_transcoding": MagicMock(bytes_after=1),
         **stubs("scripts.api.transcode.resolve_draft"),
+    }),
+    Command("graft TARGET LAYER --out OUT", "quantize.grafting.graft_layer.graft_layer", (
+        Row("TARGET", "M", "target", Path("M"), "quantize.grafting.graft_plan.plan_graft"),
+        Row("LAYER", "a/b", "reference", "a/b", "scripts.api.graft.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.graft.resolve_draft"),
+        Row("--replace", "", "replace", spy="quantize.grafting.graft_plan.plan_graft"),
+        Row("--link", "symbolic", "link", "symbolic"),
+        Row("--out", "other", "out", Path("other")),
+    ), {
+        "quantize.grafting.graft_plan.plan_graft": MagicMock(written_bytes=1),
+        **stubs("scripts.api.graft.resolve_draft"),
     }),
     Command("check DRAFT --engine vllm", "quantize.engines.check_draft", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.check.resolve_draft"),
@@ -450,6 +462,7 @@ COMMANDS = (
         Row("--sts", "F.json", "path", Path("F.json"),
             "validate.confidence.temperatures.read_temperatures"),
         Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
+        Row("--kv-cache-dtype", "fp8_e4m3", "settings.kv_cache_dtype", "fp8_e4m3"),
     ), {
         DRAFTS: MagicMock(traces=[]),
         "validate.counting.trace_replay.replay_drafts": [
@@ -477,6 +490,7 @@ COMMANDS = (
         Row("--engine", "sglang", "given.settings.engine", "sglang"),
         Row("--arch", "h200", "given.settings.arch", "h200"),
         Row("--tp", "4", "given.settings.tp", 4),
+        Row("--target-args", "'--dtype half'", "given.settings.target_args", "--dtype half"),
         Row("--num-draft-tokens", "5", "given.settings.num_draft_tokens", 5),
         Row("--max-new-tokens", "9", "given.settings.max_new_tokens", 9),
         Row("--policy", "screening", "given.settings.policy", "screening"),
@@ -560,6 +574,7 @@ COMMANDS = (
         Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
         Row("--head-online", "fp8", "settings.head_online", "fp8"),
+        Row("--kv-cache-dtype", "fp8_e4m3", "settings.kv_cache_dtype", "fp8_e4m3"),
         Row("--policy", "screening", "policy.name", "screening"),
         Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
         Row("--confidence", "0.9", "policy.confidence", 0.9),

@@ -17,7 +17,15 @@ QUANTIZE = (
     ("lints", "outputs", "verify", "algorithms", "claims"),
     ("backends", "measured", "quantization_plan"),
     ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
-    ("dequantize_draft", "pairing", "quantize_draft", "transcoding", "vocabulary", "write_tuned"),
+    (
+        "dequantize_draft",
+        "grafting",
+        "pairing",
+        "quantize_draft",
+        "transcoding",
+        "vocabulary",
+        "write_tuned",
+    ),
 )
 CALIBRATION = (
     ("errors",),

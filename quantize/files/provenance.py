@@ -1,8 +1,9 @@
 """Provenance: who made a folder, from what and how; what draftquant.json holds.
 
-A folder is quantized, dequantized, tuned, cut, or was made by something else and repaired here; one
-class for each, whose fields are the keys of the file. No time stamp and no path, so that equal runs
-give equal files. The last key is a seal, the sha256 of the others: it shows edits, and signs none.
+A folder is quantized, dequantized, tuned, cut, a target with a layer grafted into it, or was made
+by something else and repaired here; one class for each, whose fields are the keys of the file. No
+time stamp and no path, so that equal runs give equal files. The last key is a seal, the sha256 of
+the others: it shows edits, and signs none.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from typing_extensions import override
 
 from ...recipes.schema import Recipe, recipe_sha256
 from ...recipes.seen_prompts import Sketches
+from .how_rounded import GptqFactors, LearnedRounding
 from .provenance_sources import Digested, QuantizedSource, SourceDraft, SourceFolder, TranscodedFrom
 from .retuning import Retuning
 from .safetensors_header import FloatDtype
@@ -73,56 +75,6 @@ class Rounding:
     elements: int
     rounded: int
     max_relative_difference: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedRounding:
-    """How codes were learned, and what they gave on prompts that nothing was learned from.
-
-    Attributes:
-        traces_sha256: of the calibration traces.
-        num_draft_tokens: K, along which was learned.
-        steps, sequences: planned, and traces in each.
-        seed: of what was learned from when, and of which prompts were held back.
-        validation_prompts: how many were held back.
-        kept_step: whose codes are stored; 0 = the first ones, before anything was learned: nearest,
-            or by GPTQ corrected for the rounding of inputs.
-        acceptance_length: mean over every position of the validation prompts, bonus token counted.
-        overlap: there, of its distributions with those of the unquantized draft: the mean over rows
-            and depths of the sum of the smaller probabilities, 1 = equal.
-        acceptance_length_before, overlap_before: of the first codes.
-        acceptance_length_unquantized: of the draft that was quantized.
-    """
-
-    traces_sha256: str
-    num_draft_tokens: int
-    steps: int
-    sequences: int
-    seed: int
-    validation_prompts: int
-    kept_step: int
-    acceptance_length: float
-    overlap: float
-    acceptance_length_before: float
-    overlap_before: float
-    acceptance_length_unquantized: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GptqFactors:
-    """How the Cholesky factors were computed by which GPTQ makes up for errors.
-
-    Attributes:
-        dtype: of the computation.
-        damping: linear -> what was added to the diagonal of its inputs' second moments, as a share
-            of its mean, where the usual 0.01 was too little. By canonical names.
-        input_correction: linear -> the same of those whose weights were corrected for the rounding
-            of their inputs: of few inputs less is believed.
-    """
-
-    dtype: Literal["float32", "float64"]
-    damping: Mapping[str, float] = field(default_factory=dict)
-    input_correction: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,10 +273,41 @@ class TunedProvenance(Digested):
     sha256: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraftedProvenance(Digested):
+    """Of a target's folder into which `graft` put an MTP layer.
+
+    Attributes:
+        layers: prefixes of the layers that were put in.
+        replaced: tensors of the target that they stand in the place of.
+        target: each safetensors file of the target that is in the folder unchanged -> its header's
+            digest: its tensors are not read.
+        source: the folder of the layer.
+        tensor_digests: of the layer's tensors alone.
+        quantized_by: the draftquant.json of the layer's folder; None where it had none.
+    """
+
+    format: Literal["draftquant-grafted"] = "draftquant-grafted"
+    version: Literal[1] = 1
+    draftquant: str
+    argv: tuple[str, ...]
+    layers: tuple[str, ...]
+    replaced: tuple[str, ...] = ()
+    target: Mapping[str, str]
+    source: SourceFolder
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    quantized_by: QuantizedProvenance | RepairedProvenance | DequantizedProvenance | None = None
+    made_by: MadeBy | None = None
+    repairs: tuple[RepairRecord, ...] = ()
+    sha256: str = ""
+
+
 Provenance = (
     QuantizedProvenance
     | DequantizedProvenance
     | TunedProvenance
     | RepairedProvenance
     | CutProvenance
+    | GraftedProvenance
 )

@@ -18,7 +18,6 @@ from .decoded_numbers import read_whole
 from .linear import StoredLinear
 from .parts import (
     FLOAT_DTYPES,
-    ZERO_POINTS,
     quantized_looking,
     scale_suffix,
     stored_parts,
@@ -100,18 +99,20 @@ class StoredDraft:
         module = row.module
         rows, columns = row.tensor.shape
         names = stored_parts(self._needed_scheme(row), rows, columns)
-        return {suffix: self.checkpoint.tensors[f"{module}.{suffix}"] for suffix in names}
+        stored = {suffix: self.checkpoint.tensors.get(f"{module}.{suffix}") for suffix in names}
+        return {suffix: tensor for suffix, tensor in stored.items() if tensor is not None}
 
     def linear(self, row: Row) -> StoredLinear:
         """A quantized row, ready to decode: its scales and zero points are read and checked.
 
         Raises:
-            CheckpointError: a scale is not a positive number, or a zero point is not the constant
-                one of symmetric codes.
+            CheckpointError: a scale is not a positive number, a zero point is not the constant one
+                of symmetric codes, or the groups of inputs are none.
         """
         module, scheme = row.module, self._needed_scheme(row)
+        constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
         for suffix, part in self.parts(row).items():
-            expected = ZERO_POINTS.get(suffix)
+            expected = constant.get(suffix)
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
                 raise CheckpointError(
                     self.checkpoint.folder,
@@ -169,7 +170,7 @@ def _declared_tensors(
             )
         for suffix, part in stored_parts(own, *shape).items():
             tensor = checkpoint.tensors.get(f"{module}.{suffix}")
-            if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
+            if not part.fits(tensor):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
                 raise CheckpointError(
                     checkpoint.folder,
@@ -177,7 +178,7 @@ def _declared_tensors(
                     f" {list(part.shape)}, got {got}",
                     fix="run `draftquant verify`, then quantize the draft again",
                 )
-            names.add(tensor.name)
+            names |= {tensor.name} if tensor else set()
     return names
 
 

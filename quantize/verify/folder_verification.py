@@ -308,7 +308,10 @@ class _Verification:
             on_bytes=self._progress.add,
             algorithm=self._algorithm,
         )
-        compared.faults += companion_faults(self._output, tensor, parts)
+        symmetric = self._demands[tensor.name.removesuffix(".weight")].rule.of_our_own
+        compared.faults += companion_faults(
+            self._output, scheme, tensor, parts, symmetric=symmetric
+        )
         for part in parts.values():
             if part.name not in compared.output_digests:
                 compared.output_digests[part.name] = tensor_digest(

@@ -11,7 +11,7 @@ from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import stored_scalar
-from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
+from ..stored.parts import INPUT_SCALES, Part, beside_codes, quantized_looking, stored_parts
 from .demands import Demand
 from .method import own_parts
 from .verify_report import Fault
@@ -94,7 +94,7 @@ def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]
         absent = {fault.where.rpartition(".")[2] for fault in wrong}
         if not absent:
             complete.add(module)
-        if absent <= BESIDE_CODES:
+        if absent <= beside_codes(scheme):
             linears.append((row, {s: t for s, t in found.items() if t and s not in absent}))
     for name in sorted(output.tensors.keys() - claimed):
         faults.append(Fault(where=name, expected="no such tensor", got=form(output.tensors[name])))
@@ -221,7 +221,7 @@ def wrong_parts(
     faults = []
     for suffix, part in parts.items():
         tensor = found[suffix]
-        if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
+        if not part.fits(tensor):
             expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
             got = form(tensor) if tensor else "none"
             faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))

@@ -304,7 +304,7 @@ def _judged_drafts(
 
     if replayed is not None:
         names = [str(name) for name in settings.references]
-        drafts = drafts_of(names, replayed.folders, settings.online_heads(len(names)))
+        drafts = drafts_of(names, replayed.folders, settings.served_forms(len(names)))
         return drafts, engine_facts(replayed.folders[1].folder, drafts.candidate.name)
     assert measured.runs is not None  # or there is nothing to judge, see `GateSettings.check`
     baseline, candidate = map(measured_facts, measured.runs)

@@ -6,7 +6,7 @@ from typing import Any
 from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS
-from ....recipes.schema import LayoutName, Recipe
+from ....recipes.schema import Recipe, StoredLayoutName
 from .reader import ObjectReader, not_understood
 from .scheme import Activations, DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, stored_codes
 
@@ -16,7 +16,7 @@ from .scheme import Activations, DeclaredScheme, OwnFormat, Part, Parts, StoredL
 class StoredFp8(StoredLayout):
     """`weight`; `weight_scale` [] and `input_scale` [], or `weight_scale_inv` per block."""
 
-    name: LayoutName = "fp8"
+    name: StoredLayoutName = "fp8"
     exclude_keys = ("ignored_layers", "modules_to_not_convert")
     companions = frozenset({"weight_scale", "weight_scale_inv", "input_scale"})
 

@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
-from ....recipes.schema import LayoutName, Recipe
+from ....recipes.schema import Recipe, StoredLayoutName
 from ...files.checkpoint import CONFIG_FILE, read_json_object
 from ...files.files_of_folder import check_own
 from .reader import ObjectReader, not_understood
@@ -74,7 +74,7 @@ def _complete_side_file(declared: Mapping[str, Any]) -> dict[str, Any]:
 class StoredModelOpt(StoredLayout):
     """`weight` and `weight_scale`, for NVFP4 `weight_scale_2` [] too; a static `input_scale` []."""
 
-    name: LayoutName = "modelopt"
+    name: StoredLayoutName = "modelopt"
     exclude_keys = ("exclude_modules", "ignore")
     heads_are_linears = True
     companions = frozenset({"weight_scale", "weight_scale_2", "input_scale"})

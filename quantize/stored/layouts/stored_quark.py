@@ -8,7 +8,8 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
-from ....recipes.schema import LayoutName, Recipe
+from ....recipes.schema import Recipe, StoredLayoutName
+from .name_matching import is_regex_match
 from .reader import ObjectReader, not_understood
 from .scheme import (
     FLOAT_DTYPES,
@@ -22,7 +23,6 @@ from .scheme import (
     Parts,
     StoredLayout,
     group_count,
-    is_regex_match,
     stored_codes,
     words,
 )
@@ -46,7 +46,7 @@ class StoredQuark(StoredLayout):
     nibbles than it packs in.
     """
 
-    name: LayoutName = "quark"
+    name: StoredLayoutName = "quark"
     exclude_keys = ("exclude",)
     companions = frozenset(
         {
