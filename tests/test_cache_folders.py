@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.kv_cache import CacheScales
+from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales
 from draftquant.quantize.errors import CheckpointError, DraftQuantError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import KvCacheFormat, Recipe, load_recipe
@@ -118,6 +119,16 @@ def test_declarations_are_those_of_the_tools(source: Path, tmp_path: Path) -> No
         spec = linear["output_tensors"]
         assert (spec["dtype"], spec["qscheme"]) == ("fp8_e4m3", "per_tensor")
         assert {**linear, "output_tensors": None} == quark["global_quant_config"]
+
+
+def test_a_loaded_draft_rounds_its_cache_as_the_folder_declares(
+    folder: Path, source: Path
+) -> None:
+    scales = {0: CacheScales(k=(float(np.float32(K)),), v=(V,))}
+    assert load_draft(folder).cache_scales == scales
+    assert load_draft(folder, kv_cache="fp8_e4m3").cache_scales == scales  # engines read them too
+    assert load_draft(source).cache_scales == {}
+    assert load_draft(source, kv_cache="fp8_e4m3").cache_scales == {0: UNIT}
 
 
 def test_a_folder_without_a_cache_says_nothing_of_one(source: Path, tmp_path: Path) -> None:
