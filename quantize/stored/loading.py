@@ -174,10 +174,12 @@ def load_draft(
 
 def _cache_scales(stored: StoredDraft, kv_cache: KvCacheDtype | None) -> Mapping[int, CacheScales]:
     """Of every layer; empty where keys and values are not rounded."""
-    if kv_cache is None:
+    declared = stored.kv_cache()
+    if declared is None and kv_cache is None:
         return {}
+    found = {} if declared is None else declared.scales
     layers = cached_layers((row.canonical for row in stored.draft.rows), stored.checkpoint.folder)
-    return dict.fromkeys(layers, UNIT)
+    return {layer: found.get(layer, UNIT) for layer in layers}
 
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:
