@@ -141,6 +141,7 @@ COMMANDS = (
         Row("--backend", "quark", "backend", "quark"),
         Row("--algorithm", "gptq", "algorithm", "gptq"),
         Row("--input-correction", "off", "input_correction", "off"),
+        Row("--kv-cache", "unit", "kv_cache", "unit"),
         Row("--target-layers", "61", "target_layers", 61, "scripts.api.plan.make_plan"),
     ), {"scripts.api.plan.open_draft": TWO}),
     Command("estimate DRAFT --recipe int4-channel", "scripts.api.estimate.EstimateReport", (
@@ -279,6 +280,7 @@ COMMANDS = (
         Row("--backend", "quark", "settings.backend", "quark"),
         Row("--algorithm", "gptq", "settings.algorithm", "gptq"),
         Row("--input-correction", "off", "settings.input_correction", "off"),
+        Row("--kv-cache", "absmax", "settings.kv_cache", "absmax"),
         Row("--target-layers", "61", "settings.target_layers", 61),
         Row("--out", "other", "settings.out", Path("other")),
         Row("--traces", "T", "settings.traces", Path("T")),

@@ -15,6 +15,7 @@ QUANTIZE = (
     ("drafts", "numerics"),
     ("stored", "layouts"),
     ("lints", "outputs", "verify", "algorithms", "claims"),
+    ("cache_scales", "plan_step"),
     ("backends", "measured", "quantization_plan"),
     ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
     (

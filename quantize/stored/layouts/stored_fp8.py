@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import Recipe, StoredLayoutName
+from .declared_cache import STATIC, of_fp8
 from .reader import ObjectReader, not_understood
 from .scheme import Activations, DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, stored_codes
 
@@ -24,7 +25,7 @@ class StoredFp8(StoredLayout):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         dynamic = keys.choice("activation_scheme", "dynamic", "static") == "dynamic"
         keys.optional("fmt", "e4m3", None)
-        keys.absent("kv_cache_scheme")
+        cache = of_fp8(keys)
         blocks = keys.has("weight_block_size")
         if blocks:
             keys.numbers("weight_block_size", BLOCK, BLOCK)
@@ -36,6 +37,7 @@ class StoredFp8(StoredLayout):
             group_size=BLOCK if blocks else None,
             pack_method=None,
             activations="group-dynamic" if blocks else whole,
+            kv_cache=cache,
         )
 
     @override
@@ -61,6 +63,8 @@ class StoredFp8(StoredLayout):
         }
         if recipe.weights.granularity == "block":
             whole |= {"fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+        if recipe.kv_cache is not None:
+            whole["kv_cache_scheme"] = STATIC
         return whole | dict.fromkeys(self.exclude_keys, excludes)
 
     @override
