@@ -176,7 +176,7 @@ def load_draft(
 def _cache_scales(stored: StoredDraft, kv_cache: KvCacheDtype | None) -> Mapping[int, CacheScales]:
     """Of every layer, 1 where none is stored; empty where keys and values are not rounded."""
     declared = stored.scheme.kv_cache if stored.scheme else None
-    if kv_cache is None and declared is None:
+    if declared is None and kv_cache is None:
         return {}
     layers = cached_layers((row.canonical for row in stored.draft.rows), stored.checkpoint.folder)
     found = cache_scales(stored.checkpoint, stored.draft.family)
