@@ -20,6 +20,7 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.audit import audit
 from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import KvCacheFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.kv_cache import KvCacheScales
@@ -217,6 +218,21 @@ def test_the_plan_says_what_it_stores_and_what_it_needs(
     assert main(["plan", str(source), "--recipe", "fp8-ptpc", "--kv-cache", "absmax"]) == 0
     said = "KV cache in fp8_e4m3: the scales of keys and values of 1 layer(s) (absmax) need"
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_inspect_names_the_scales(
+    folder: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "KV cache of layer 0: k_scale 0.05; v_scale 0.25" in said
+    assert "nobody measured" not in said
+    unit = quantized(source, cached(OWN, "unit"), tmp_path / "unit")
+    assert main(["inspect", str(unit)]) == 0
+    assert "all 1: nobody measured them" in capsys.readouterr().out
+    bad = changed(folder, tmp_path / "bad", 0.0)
+    faults = audit(Checkpoint.open(bad)).faults
+    assert [f.expected for f in faults] == ["a positive, finite scale"]
 
 
 # what is made of such a folder

@@ -121,6 +121,7 @@ class MtpLayer:
         own_heads: each module is built with a head of its own, of this name, with {n}.
         most_modules: how many modules it serves; None = as many as there are.
         misconfigured: keys and tensors without which it does not build the layer.
+        cache_scales: whether it reads `self_attn.attn.k_scale`, or drops it; None = not executed.
         declared: what it says of a declaration, where it reads the folder's own; None = it reads
             the target's.
     """
@@ -134,6 +135,7 @@ class MtpLayer:
     own_heads: str = ""
     most_modules: int | None = None
     misconfigured: Problem = no_problem
+    cache_scales: bool | None = None
     declared: Problem | None = None
 
 
@@ -234,6 +236,7 @@ class InSglang(InEngine):
         needs_draft_vocab_size: without the key it does not build the draft.
         counts_anchor: the command that serves it counts the anchor among the draft tokens.
         renames_block_scales: names of whole models whose loader renames scales of blocks.
+        drops_cache_scales: those whose attention has no scales of its KV cache.
     """
 
     served_as: str = "EAGLE3"
@@ -250,6 +253,7 @@ class InSglang(InEngine):
     needs_draft_vocab_size: bool = False
     counts_anchor: bool = False
     renames_block_scales: frozenset[str] = frozenset()
+    drops_cache_scales: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,20 @@ class Declaration:
     spelled: str | None = None
 
     @property
+    def cache_dtype(self) -> str | None:
+        """What an engine's option for a draft's KV cache is given; None = no FP8 cache is declared.
+
+        As each of four layouts says it.
+        """
+        export, scheme = self.keys.get("export"), self.keys.get("kv_cache_scheme")
+        named = self.keys.get("kv_cache_quant_algo") == "FP8" or scheme == "static"
+        if isinstance(scheme, Mapping):
+            named = named or (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
+        if isinstance(export, Mapping):
+            named = named or bool(export.get("kv_cache_group"))
+        return "fp8" if named else None
+
+    @property
     def signature(self) -> str | None:
         """The scheme as a key of the engines' tables, such as "quark int4 group128 none".
 

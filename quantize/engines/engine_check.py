@@ -209,6 +209,7 @@ def _check(
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
     serving = serving or Serving(draft=str(checkpoint.folder))
+    serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(place, findings, layers, launch or None)

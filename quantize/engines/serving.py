@@ -1,7 +1,7 @@
 """How a draft is to be served, from which an engine's launch line is made in one place."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,10 @@ class Serving:
     cache_dtype: str | None = None
     words: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
+
+    def with_cache(self, declared: str | None) -> "Serving":
+        """The same with the draft's KV cache as its folder declares it, unless another is asked."""
+        return self if self.cache_dtype is not None else replace(self, cache_dtype=declared)
 
     def line(self, *parts: str) -> str:
         """A command for a shell: variables, the parts that are not empty, and the given words."""

@@ -8,12 +8,13 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from ...recipes.roles import QUANTIZABLE
 from ..drafts import Draft, Row
+from ..drafts.kv_cache import CacheScales
 from ..drafts.speculators_layout import is_speculators
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
@@ -23,8 +24,10 @@ from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
 from ..stored.decoded_numbers import stored_scalar
+from ..stored.kv_cache import cache_scales
 from ..stored.parts import INPUT_SCALES, beside_codes, stored_parts
 from ..stored.stored_draft import StoredDraft
+from .cache_scale_faults import cache_scale_faults
 from .exclude_list_faults import exclude_faults
 from .headers import (
     form,
@@ -80,6 +83,7 @@ class Audit:
         made_by: who made it, by its own word.
         linears: those stored quantized, by name.
         faults: what is wrong; empty does not mean that the codes are those of any source.
+        cache: the scales of its KV cache, by number of the layer.
     """
 
     checkpoint: Checkpoint
@@ -88,6 +92,7 @@ class Audit:
     made_by: tuple[str, ...]
     linears: tuple[LinearAudit, ...]
     faults: tuple[Fault, ...]
+    cache: Mapping[int, CacheScales] = field(default_factory=dict)
 
     @property
     def quantized_bytes(self) -> int:
@@ -103,7 +108,9 @@ class Audit:
     def to_mapping(self) -> dict[str, Any]:
         """The audit as JSON values."""
         declared = self.checkpoint.config.get("architectures") or [None]
+        cache = {layer: dataclasses.asdict(scales) for layer, scales in self.cache.items()}
         return {
+            **({"kv_cache": cache} if cache else {}),
             "draft": str(self.checkpoint.folder),
             "family": self.draft.family.name,
             "architecture": declared[0],
@@ -138,6 +145,7 @@ def audit(checkpoint: Checkpoint) -> Audit:
     linears = tuple(found.linear for found in looked)
     quantized = frozenset(linear.module for linear in linears)
     complete = frozenset(found.linear.module for found in looked if found.complete)
+    bad_scales = cache_scale_faults(draft, checkpoint, scheme, None)
     return Audit(
         checkpoint=checkpoint,
         draft=draft,
@@ -149,7 +157,9 @@ def audit(checkpoint: Checkpoint) -> Audit:
             *(_no_linear(draft, module) for module in sorted(looking - quantized)),
             *(fault for found in looked for fault in found.faults),
             *index_faults(checkpoint),
+            *bad_scales,
         ),
+        cache={} if bad_scales else cache_scales(checkpoint, draft.family),
     )
 
 

@@ -34,6 +34,11 @@ def print_audit(found: "Audit", mapping: Mapping[str, Any], vocabulary: str | No
     out.line(f"declared: {found.scheme or 'nothing'}")
     made_by = "; ".join(found.made_by) or "unknown (no file names the tool)"
     out.line(f"made by: {made_by}")
+    for layer, scales in found.cache.items():
+        k, v = (", ".join(f"{value:.6g}" for value in each) for each in (scales.k, scales.v))
+        out.line(f"KV cache of layer {layer}: k_scale {k}; v_scale {v}")
+    if found.cache and {v for each in found.cache.values() for v in (*each.k, *each.v)} == {1.0}:
+        out.line("these scales are all 1: nobody measured them, and what exceeds 448 is cut off")
     if vocabulary is not None:
         out.line(vocabulary)
     if found.bits_per_weight is not None:

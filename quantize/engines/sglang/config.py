@@ -43,6 +43,8 @@ _NOT_EXECUTED = frozenset(
 )
 """Other names of drafts that are registered."""
 _PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
+_WITH_CACHE_SCALES = frozenset({"fp8", "compressed-tensors", "modelopt", "quark"})
+"""Each quant_method with which scales of the KV cache were loaded."""
 _OF_DRAFTS = re.compile(
     r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
 )
@@ -142,19 +144,25 @@ def biases(question: Question) -> Biases:
 
 
 def reads_cache_scale(question: Question, name: str) -> bool | None:
-    """`maybe_remap_kv_scale_name` of whole models; drafts take the runtime's own name alone."""
-    found, method = CACHE_SCALE.search(name), question.method
-    if method is None and question.own.mtp is None:
+    """`maybe_remap_kv_scale_name` of whole models; drafts take the runtime's own name alone.
+
+    With compressed-tensors and ModelOpt attention has scales only where a KV cache is declared.
+    """
+    found, declaration = CACHE_SCALE.search(name), question.declaration
+    declares = declaration is not None and declaration.cache_dtype is not None
+    mtp = question.own.mtp
+    if question.method is None and mtp is None:
         return False
-    if found is None or question.is_latent or question.own.mtp is not None:
+    if found is None or question.is_latent or question.method not in _WITH_CACHE_SCALES:
         return None
-    if not question.traits.whole_model:
-        return (method == "fp8" or None) if found["attn"] else False
-    if found["attn"]:
-        return False if method == "fp8" else None
-    if method == "compressed-tensors" and question.declaration is not None:
-        return question.declaration.keys.get("kv_cache_scheme") is not None
-    return True if method in ("fp8", "modelopt") else None
+    if mtp is not None:
+        return mtp.cache_scales if found["attn"] or mtp.cache_scales is False else None
+    if question.method in ("compressed-tensors", "modelopt") and not declares:
+        return False
+    if question.traits.whole_model:
+        dropping = question.traits.sglang.drops_cache_scales
+        return not (found["attn"] or declared_architecture(question.config) in dropping)
+    return bool(found["attn"])
 
 
 def unshared_head(question: Question) -> Finding | None:

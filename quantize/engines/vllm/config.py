@@ -36,7 +36,7 @@ _NOT_EXECUTED = frozenset(
 _REFUSED_NAMES = {
     name: remedy for traits in TRAITS for name, remedy in traits.vllm.refused_names.items()
 }
-_WITH_CACHE_SCALES = frozenset({"fp8", "compressed-tensors", "modelopt"})
+_WITH_CACHE_SCALES = frozenset({"fp8", "compressed-tensors", "modelopt", "quark"})
 """Each quant_method with which scales of the KV cache were loaded."""
 _OF_MTP = re.compile(r"NextN$|MTP")
 """Names whose config it rewrites, by model_type, to one that is registered."""

@@ -24,5 +24,5 @@ ENGINE_TRAITS = mtp_traits(
         no_parameter="ValueError: There is no module or parameter named '{name}' in MiMoMTP.",
         misconfigured=_in_vllm,
     ),
-    sglang=MtpLayer(layer="model.mtp_block.", prefix="", most_modules=1),
+    sglang=MtpLayer(layer="model.mtp_block.", prefix="", most_modules=1, cache_scales=True),
 )
