@@ -73,6 +73,9 @@ class Walk:
         rows = self._rows(findings)
         built: list[Scheme] = []
         for module in self.engine.linears.modules(self.question):
+            if any(f"{part}.weight" not in self.specs for part in module.parts):
+                findings.append(not_executed(f"{module.name} of such a draft"))
+                continue
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
                 findings += self._absent(module)

@@ -58,8 +58,8 @@ def awq(*, size: int = 128) -> Store:
     def shapes(rows: int, columns: int) -> Shapes:
         return {
             "qweight": ("I32", (columns, rows // 8)),
-            "qzeros": ("I32", (columns // size, rows // 8)),
-            "scales": ("F16", (columns // size, rows)),
+            "qzeros": ("I32", (columns // size if size > 0 else 1, rows // 8)),
+            "scales": ("F16", (columns // size if size > 0 else 1, rows)),
         }
 
     return shapes

@@ -295,7 +295,7 @@ def module_problem(
     if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
     if scheme.granularity == "block" and module.sharding != "replicated":
-        problem = block_problem(question, module, shapes)
+        problem = block_problem(question, module, shapes, scheme.block)
         if problem is not None or not _renames_scales(question):
             return problem
     if question.method == "fp8" and scheme.granularity == "block" and _renames_scales(question):

@@ -105,7 +105,7 @@ _GPTQ_REFUSED = {
         Finding("config", "ValueError: Unknown quantization method: gptq.", _USE),
     )
 }
-_CUDA = ("sm90", "sm100")
+_CUDA = ("sm80", "sm90", "sm100")
 _MARLIN = dict.fromkeys(_CUDA, Scheme("GPTQMarlinLinearScheme"))
 _NO_GPTQ = Finding("config", _ROCM.format("gptq_marlin"), _USE)
 _GPTQ = {**_MARLIN, "gfx942": Scheme("GPTQMarlinConfig", _NO_GPTQ)}

@@ -21,7 +21,8 @@ from ..exclude_keys import auto_round_in_vllm, gptq_by_lists
 from ..layer_linears import layer_linears
 from ..linear_scheme import LinearScheme
 from ..name_patterns import exact_or_regex, substring_or_wildcard
-from ..whole_blocks import BLOCK, block_problem, group_problem
+from ..whole_blocks import block_problem, group_problem
+from .integer_kernels import integer_problem
 from .quantized_head import head_problem
 
 _NAMES = """
@@ -55,7 +56,7 @@ _NOT_ALIGNED = (
     "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
     " by too large tensor parallel size."
 )
-_SPLIT_ANYWHERE: Mapping[str, str] = {
+_SPLIT_GROUPS: Mapping[str, str] = {
     "awq int4": _NOT_ALIGNED,
     "modelopt nvfp4": "ValueError: Unsupported model when in features size is not multiple of 16",
     "quark int4": f"{_NOT_ALIGNED} input_size_per_partition={{columns}},"
@@ -65,14 +66,6 @@ _SPLIT_ANYWHERE: Mapping[str, str] = {
     "quark mxfp4": "ValueError: OCP MX linear layer '{prefix}' has an input size per partition of"
     " {columns}, which must be divisible by the OCP MX group size 32.",
 }
-_CT_INTEGERS = ("compressed-tensors int4", "compressed-tensors int8")
-_NO_WHOLE_GROUPS = (
-    "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
-    " group_size={group_size}."
-)
-_NO_KERNEL = "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
-_SPLIT_GROUPS = {**_SPLIT_ANYWHERE, **dict.fromkeys(_CT_INTEGERS, _NO_WHOLE_GROUPS)}
-_SPLIT_GROUPS_SM100 = {**_SPLIT_ANYWHERE, **dict.fromkeys(_CT_INTEGERS, _NO_KERNEL)}
 _DROPPED_GROUPS = frozenset({"compressed-tensors mxfp4"})
 
 
@@ -238,21 +231,24 @@ def module_problem(
             f"keep {module.leaf} in BF16, or quantize to FP8: recipe fp8-ptpc",
         )
     if scheme.signature in _PADDED_BLOCKS:
-        return _modelopt_block_problem(module, [count for count, _ in shapes], columns)
+        return _modelopt_block_problem(module, scheme, [count for count, _ in shapes], columns)
     problem = head_problem(question, module, scheme) or _mxfp4_problem(module, scheme)
     if problem is not None:
         return problem
     if scheme.granularity == "block":
-        return _block_problem(question, module, shapes)
-    errors = _SPLIT_GROUPS_SM100 if question.arch == "sm100" else _SPLIT_GROUPS
-    return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
+        return _block_problem(question, module, scheme, shapes)
+    problem = integer_problem(question, module, scheme, rows, columns)
+    return problem or group_problem(module, scheme, columns, _SPLIT_GROUPS, _DROPPED_GROUPS)
 
 
-def _modelopt_block_problem(module: Module, parts: list[int], columns: int) -> Finding | None:
+def _modelopt_block_problem(
+    module: Module, scheme: LinearScheme, parts: list[int], columns: int
+) -> Finding | None:
     """Rows are padded to whole blocks, columns are not."""
-    if columns % BLOCK == 0:
-        return _parts_problem(module, parts)
-    text = f"ValueError: FP8_PB_WO requires in divisible by {BLOCK}, got {columns}"
+    high, wide = scheme.block
+    if columns % wide == 0:
+        return _parts_problem(module, parts, high)
+    text = f"ValueError: FP8_PB_WO requires in divisible by {wide}, got {columns}"
     return Finding("init", text, f"keep {module.leaf} in BF16")
 
 
@@ -270,25 +266,26 @@ def _mxfp4_problem(module: Module, scheme: LinearScheme) -> Finding | None:
 
 
 def _block_problem(
-    question: Question, module: Module, shapes: list[tuple[int, int]]
+    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
 ) -> Finding | None:
     """Fused linears that are let through have too few rows of scales then."""
     parts = [rows for rows, _ in shapes]
     let_through = question.method in _PARTS_OF_BLOCKS and len(parts) > 1
-    if not let_through or not any(rows % BLOCK for rows in parts):
-        return block_problem(question, module, shapes)
-    return _parts_problem(module, parts)
+    high, _ = scheme.block
+    if not let_through or not any(rows % high for rows in parts):
+        return block_problem(question, module, shapes, scheme.block)
+    return _parts_problem(module, parts, high)
 
 
-def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
-    """Scales of a fused linear whose parts end in the middle of blocks."""
-    if not any(rows % BLOCK for rows in parts[:-1]):
+def _parts_problem(module: Module, parts: list[int], high: int) -> Finding | None:
+    """Scales of a fused linear whose parts end in the middle of blocks, of so many rows."""
+    if not any(rows % high for rows in parts[:-1]):
         return None
-    start, size = (-(-count // BLOCK) for count in (sum(parts[:-1]), sum(parts)))
+    start, size = (-(-count // high) for count in (sum(parts[:-1]), sum(parts)))
     return Finding(
         "load",
         f"RuntimeError: start ({start}) + length (1) exceeds dimension size ({size}).",
-        f"quantize {module.leaf} per channel: its parts are no whole blocks of {BLOCK} rows",
+        f"quantize {module.leaf} per channel: its parts are no whole blocks of {high} rows",
     )
 
 

@@ -1,0 +1,51 @@
+"""Which integers vLLM 0.33.0 has a kernel for, by bits, groups and the shape of one shard.
+
+Source: `choose_mp_linear_kernel` of `kernels/linear/__init__.py` and each kernel's `can_implement`;
+executed (`tests/engines/foreign_mix.py`). On CUDA the last kernel, of the package humming-kernels
+that vLLM's wheel asks for, takes all bits and groups. On ROCm there is Triton's, and one for
+float16 alone, in which a draft is served where its target is.
+"""
+
+from ...drafts.engine_traits import Finding
+from ..contract import Module, Question
+from ..linear_scheme import LinearScheme
+
+_TRITON_GROUPS = (32, 64, 128, 256)
+_NO_KERNEL = "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
+_NO_WHOLE_GROUPS = (
+    "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
+    " group_size={group_size}."
+)
+_CHOSEN = {
+    f"{layout} int{bits}{mark}"
+    for layout in ("compressed-tensors", "gptq", "auto-round")
+    for bits in range(2, 9)
+    for mark in ("", "+")
+}
+"""Begins signatures, before groups and activations, whose kernel is chosen so."""
+
+
+def integer_problem(
+    question: Question, module: Module, scheme: LinearScheme, rows: int, columns: int
+) -> Finding | None:
+    """Why no kernel takes a linear of `rows` and `columns` per shard."""
+    kind, _, rest = scheme.signature.rpartition(" ")[0].rpartition(" ")
+    if kind not in _CHOSEN or not scheme.signature.endswith(" none") or not rest:
+        return None
+    size, remedy = scheme.group_size or columns, f"keep {module.leaf} in BF16"
+    uneven = columns % size != 0
+    if scheme.layout == "compressed-tensors" and uneven:
+        said = {"columns": columns, "prefix": module.prefix, "group_size": size}
+        return Finding(
+            "init",
+            _NO_WHOLE_GROUPS.format(**said),
+            "serve the draft on fewer GPUs (--tp), or quantize in smaller groups",
+        )
+    if not question.arch.startswith("gfx"):
+        return None
+    whole = columns * (question.tp if module.sharding == "row" else 1)
+    group = scheme.group_size in (None, whole, *_TRITON_GROUPS)
+    four = kind.removesuffix("+").endswith("int4")
+    if four and group and not uneven and rows % 8 == 0:
+        return None
+    return Finding("init", _NO_KERNEL, f"{remedy}, or quantize to FP8: recipe fp8-ptpc")
