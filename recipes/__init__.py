@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .errors import RecipeError as RecipeError
     from .expectations import Expectation as Expectation
     from .expectations import GateChoice as GateChoice
+    from .kv_cache import KvCacheFormat as KvCacheFormat
     from .library import aliases as aliases
     from .library import built_in_recipes as built_in_recipes
     from .library import load_recipe as load_recipe
@@ -29,6 +30,7 @@ _HOMES = {
     "Expectation": ".expectations",
     "Format": ".schema",
     "GateChoice": ".expectations",
+    "KvCacheFormat": ".kv_cache",
     "Recipe": ".schema",
     "RecipeError": ".errors",
     "Rule": ".schema",

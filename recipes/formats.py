@@ -11,6 +11,7 @@ from typing import Literal
 
 WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
 ActivationDtype = Literal["fp8_e4m3", "nvfp4", "mxfp4"]
+KvCacheDtype = Literal["fp8_e4m3"]
 """Formats that the input of a linear may be rounded to."""
 GroupedActivations = Literal["nvfp4", "mxfp4"]
 """Those of them whose scales are those of groups alone: a declaration names them so."""

@@ -17,6 +17,7 @@ from .brief import Brief
 from .decode import encode
 from .expectations import Expectation, GateChoice, LoadsOn
 from .formats import NUMBER_FORMATS, ActivationDtype, Granularity, NumberFormat, WeightDtype
+from .kv_cache import KvCacheFormat
 from .roles import SHARED_ROLES, Role
 from .seen_prompts import SeenPrompts
 
@@ -213,6 +214,7 @@ class Recipe(Brief):
             loads it.
         backend: which library computes the quantized values. layout: how they are stored.
         weights: their format. activations: the inputs' format; None = weight only.
+        kv_cache: the format of the draft's KV cache; None = its own dtype, and no scales.
         rules: what becomes of each tensor; every rule that is not `optional` must match one.
         chosen_on: prompts by which `tune` chose its formats; None where nothing was tried.
     """
@@ -226,6 +228,7 @@ class Recipe(Brief):
     weights: WeightFormat
     activations: ActivationFormat | None
     algorithm: Algorithm
+    kv_cache: KvCacheFormat | None = None
     rules: tuple[Rule, ...]
     expect: Expectation
     gate: GateChoice

@@ -32,6 +32,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "gate": "may the quantized draft replace the BF16 one?",
         "compare": "several drafts on the same prompts: which one for your traffic?",
         "parity": "does speculation, or a quantized draft, change the output?",
+        "accept": "may this draft be released? every check in order, and one page",
     },
     "serve": {
         "measure": "measure the acceptance and the speed of running servers",

@@ -74,6 +74,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "traces merge": ("draftquant traces merge ./traces-a ./traces-b --out ./traces",),
     "replay": ("draftquant replay ./draft ./draft-fp8 --traces ./gate-traces -k 3",),
+    "accept": (
+        "draftquant accept ./draft ./draft-fp8 --target ./target --prompts prompts.jsonl"
+        " --out ./accepted",
+        "draftquant accept ./draft ./draft-fp8 --target ./target --prompts prompts.jsonl"
+        " --server http://127.0.0.1:8000 http://127.0.0.1:8001 --engine vllm --out ./accepted",
+    ),
     "measure": (
         "draftquant measure --server http://127.0.0.1:8000 --engine vllm --prompts prompts.jsonl"
         " --tokenizer ./target --out bf16.jsonl",

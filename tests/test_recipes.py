@@ -24,6 +24,7 @@ from draftquant.recipes import (
     Algorithm,
     Expectation,
     Format,
+    KvCacheFormat,
     Recipe,
     Rule,
     WeightFormat,
@@ -139,6 +140,7 @@ CHANGES: dict[str, Any] = {
     "weights": FP8_TENSOR,
     "activations": None,
     "algorithm": Algorithm(scale="mse", rounding="nearest"),
+    "kv_cache": KvCacheFormat(dtype="fp8_e4m3", scales="unit"),
     "rules": PTPC.rules[:-1],
     "expect": Expectation(quantized_per_layer=6),
     "gate": dataclasses.replace(PTPC.gate, policy="screening"),
@@ -240,6 +242,44 @@ def test_the_hash_of_a_recipe_of_one_format_is_that_of_before() -> None:
     )
     recipe = dataclasses.replace(PTPC, rules=before, loads_on=fewer)
     assert recipe_sha256(recipe) == HASH_OF_PTPC
+
+
+# the KV cache
+
+CACHED = {**to_mapping(PTPC), "name": "cached"}
+
+
+@pytest.mark.parametrize("scales", ["unit", "absmax", "measured"])
+def test_a_recipe_may_have_a_format_of_the_kv_cache(scales: Any, tmp_path: Path) -> None:
+    cache = {"dtype": "fp8_e4m3", "scales": scales}
+    recipe = load_recipe(write(tmp_path / "cached.yaml", {**CACHED, "kv_cache": cache}))
+    assert recipe.kv_cache == KvCacheFormat(dtype="fp8_e4m3", scales=scales)
+    assert recipe.kv_cache.needs_traces is (scales != "unit")
+    assert to_mapping(recipe)["kv_cache"] == cache
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        ({"dtype": "fp8_e5m2", "scales": "unit"}, "kv_cache.dtype: expected 'fp8_e4m3', got fp8_"),
+        ({"dtype": "fp8_e4m3", "scales": "one"}, "kv_cache.scales: expected one of 'unit', 'abs"),
+        ({"dtype": "fp8_e4m3"}, "kv_cache.scales: missing key"),
+        ({"dtype": "fp8_e4m3", "scales": "unit", "heads": 1}, "kv_cache.heads: unknown key"),
+        ("fp8", "kv_cache: expected a mapping, got 'fp8'"),
+    ],
+)
+def test_a_format_of_the_kv_cache_is_decoded_strictly(
+    cache: object, said: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "cached.yaml", {**CACHED, "kv_cache": cache})
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert said in str(caught.value)
+
+
+def test_a_recipe_without_a_format_of_the_kv_cache_does_not_say_so() -> None:
+    assert PTPC.kv_cache is None
+    assert "kv_cache" not in to_mapping(PTPC)
 
 
 # extends

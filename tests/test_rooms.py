@@ -24,7 +24,7 @@ CALIBRATION = (
     ("plot_file", "server_client", "traces"),
     ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
-    ("dumps", "vllm", "rounding"),
+    ("dumps", "kv_cache", "vllm", "rounding"),
 )
 VALIDATE = (
     ("charts", "errors"),
@@ -34,7 +34,7 @@ VALIDATE = (
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),
-    ("card", "comparison", "tracking"),
+    ("acceptance", "card", "comparison", "tracking"),
     ("draft_length", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}

@@ -78,6 +78,10 @@ def test_rows_of_a_size_and_of_a_coverage(folder: Path) -> None:
     by_coverage = chosen_rows(found, None, by_size.held_out)
     assert len(by_coverage.target_ids) == held_out.least_size(by_size.held_out)
     assert by_coverage.held_out >= by_size.held_out
+    assert (by_size.more_than_asked, by_coverage.more_than_asked) == (None, None)
+    little = chosen_rows(found, None, 0.01)
+    assert len(little.target_ids) == found.least
+    assert f"{found.least:,} are kept, because engines" in (little.more_than_asked or "")
     assert len(chosen_rows(found, None, 0.01).target_ids) == 10  # engines take ten of one step
     record = found.record(by_size, 30, None)
     assert record.problem() is None

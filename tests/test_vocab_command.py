@@ -78,6 +78,10 @@ def test_what_it_prints(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "verified" in said
     assert "the worst category is c" in said
     assert f"next: draftquant gate {folder / 'draft'} {out} --traces OTHERS" in said
+    again = str(tmp_path / "again")
+    of_the_cut = ["vocab", str(out), "--traces", str(folder / "others")]
+    assert main([*of_the_cut, "--size", "12", "--out", again]) == 0
+    assert f"next: draftquant gate WHOLE_DRAFT {again}" in capsys.readouterr().out
     assert main(
         ask(folder, "--curve", "--plot", str(plot), "--gpu", "b200", "--target-step-ms", "0.01")
     ) == 0  # fmt: skip

@@ -38,6 +38,7 @@ class ChosenRows:
         held_out: share of the same text, each part of it under rows that the others choose.
         held_out_by_category: the same of each category.
         never_said: share of that text's tokens which the choosing parts never said.
+        needed: how many rows the coverage needs that was asked for; None where a size was.
     """
 
     target_ids: tuple[int, ...]
@@ -45,6 +46,18 @@ class ChosenRows:
     held_out: float
     held_out_by_category: Mapping[str, float]
     never_said: float
+    needed: int | None = None
+
+    @property
+    def more_than_asked(self) -> str | None:
+        """That engines need more rows than the coverage does, where that is so."""
+        size = len(self.target_ids)
+        if self.needed is None or self.needed >= size:
+            return None
+        return (
+            f"{self.needed:,} rows cover what was asked for; {size:,} are kept, because engines"
+            " may take so many of one step"
+        )
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -131,9 +144,10 @@ def chosen_rows(
         CalibrationError: no cut of this draft has that size, or reaches that coverage.
     """
     held_out = held_out_coverage(choosing.chooser, choosing.texts)
+    needed: int | None = None
     if size is None:
-        least = _least_size(choosing, held_out, coverage or 1.0, f"{options}coverage")
-        size = max(choosing.least, least)
+        needed = _least_size(choosing, held_out, coverage or 1.0, f"{options}coverage")
+        size = max(choosing.least, needed)
     else:
         choosing.check_size(f"{options}size", size)
     order = choosing.chooser.order(choosing.texts)
@@ -144,6 +158,7 @@ def chosen_rows(
         held_out=held_out.of(size),
         held_out_by_category=held_out.by_category(size),
         never_said=held_out.never_said / int(held_out.totals.sum()),
+        needed=needed,
     )
 
 

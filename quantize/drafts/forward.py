@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -23,6 +25,12 @@ OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be
 quantized: of attention and MLP, fc, the head; what it returns, in that dtype or a wider one, is
 multiplied by the weight. Rounds activations, or observes them."""
+
+OnCache = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Called with (number of the decoder layer, keys [B, KV, T, D], values [B, KV, T, D']) as they
+enter the KV cache; what it returns, in those dtypes or wider ones, is what attention reads. Keys
+are normed and rotated. Latent attention (MLA) keeps [B, 1, T, latent + rotated part] for keys, and
+nothing, [B, 1, T, 0], for values."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """Attention over whatever keys the caller keeps: (layer, q [B,H,T,D], k [B,KV,T,D], v [B,KV,T,D'],
@@ -67,7 +75,14 @@ class DraftForward(ABC):
         self.geometry = geometry
         self.weights = weights
         self.on_input = on_input
+        self.on_cache: OnCache = _as_they_are
         self._target_ids = target_ids(weights.get("d2t"))
+
+    def caching(self, on_cache: OnCache) -> Self:
+        """The same maths over the same weights, with keys and values read from such a cache."""
+        found = copy(self)
+        found.on_cache = on_cache
+        return found
 
     @property
     def num_logits(self) -> int:
@@ -145,6 +160,10 @@ class DraftForward(ABC):
         Raises:
             ForwardError: the draft computes NaN or infinity.
         """
+
+
+def _as_they_are(_layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    return keys, values
 
 
 class ProductLogits(DraftForward):

@@ -15,6 +15,7 @@ from .captured_layers import Captures
 from .contract import TITLES, CutHead, EngineName, Module, Question, Scheme
 from .declaration import Declaration
 from .linear_scheme import LinearScheme
+from .serving import Serving
 
 TRAITS: tuple[EngineTraits, ...] = tuple(family.engine_traits for family in FAMILIES)
 """Of every family: for what is asked before the family of a draft is known."""
@@ -167,7 +168,7 @@ class Engine:
         version: as the engine's package calls it. evidence: how its tables came about.
         archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
         own: of the traits of a family, those that are this version's.
-        launch: the command that serves a draft, given tokens per step and its folder, for a shell.
+        launch: the command that serves a draft, given tokens per step, for a shell.
         launch_note: what a flag of every such command does, where its name misleads.
     """
 
@@ -181,7 +182,7 @@ class Engine:
     declaration: DeclarationRules
     linears: LinearRules
     tensors: TensorRules
-    launch: Callable[[Question, int, str], str]
+    launch: Callable[[Question, int, Serving], str]
     launch_note: str | None = None
 
     @property

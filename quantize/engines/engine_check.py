@@ -33,6 +33,7 @@ from .linear_findings import Walk
 from .meanings import explained
 from .parameters import without_bias_keys
 from .registry import choose, known_versions, newest_engines
+from .serving import Serving
 
 
 def check_draft(
@@ -44,6 +45,7 @@ def check_draft(
     tp: int = 1,
     target_layers: int | None = None,
     asked: str | None = None,
+    serving: Serving | None = None,
 ) -> EngineCheck:
     """Predict what an engine does with a draft folder, quantized or not.
 
@@ -56,6 +58,7 @@ def check_draft(
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
             config.json says in num_target_layers, if it does.
         asked: what the user called the GPU; the answer calls it so.
+        serving: what the launch line is made of; None = of the draft and words for the rest.
 
     Raises:
         CheckpointError: the folder cannot be read as a draft, there is no such engine, or
@@ -71,6 +74,7 @@ def check_draft(
         target_layers=target_layers,
         asked=asked,
         has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
+        serving=serving,
     )
 
 
@@ -84,7 +88,7 @@ def check_checkpoint(
     target_layers: int | None = None,
     asked: str | None = None,
     has_side_file: bool,
-    served_as: str | None = None,
+    serving: Serving | None = None,
 ) -> EngineCheck:
     """As `check_draft`, of a folder that is read already, or that does not exist yet.
 
@@ -97,7 +101,7 @@ def check_checkpoint(
         target_layers: see `check_draft`.
         asked: see `check_draft`.
         has_side_file: hf_quant_config.json stands beside config.json.
-        served_as: what the launch command calls the draft; None = by its folder.
+        serving: see `check_draft`.
     """
     _check_asked(engine, tp)
     known = choose(engine, version)
@@ -112,11 +116,11 @@ def check_checkpoint(
     if arch is None:
         every = (replace(place, arch=each, gpu=gpu_name(each)) for each in known.archs)
         return _agreed(
-            place, [_check(checkpoint, each, first, has_side_file, served_as) for each in every]
+            place, [_check(checkpoint, each, first, has_side_file, serving) for each in every]
         )
     if arch not in known.gpus:
         return _never_executed(place)
-    return _check(checkpoint, place, first, has_side_file, served_as)
+    return _check(checkpoint, place, first, has_side_file, serving)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +147,7 @@ def _check(
     place: _Place,
     first_layer: int | None,
     has_side_file: bool,
-    served_as: str | None,
+    serving: Serving | None,
 ) -> EngineCheck:
     engine, arch = place.engine, place.arch or ""
     config = engine.config.plain(checkpoint.config)
@@ -203,8 +207,8 @@ def _check(
     misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
-    named = served_as or str(checkpoint.folder)
-    launch = engine.launch(question, usual_draft_tokens(geometry), named)
+    serving = serving or Serving(draft=str(checkpoint.folder))
+    launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]

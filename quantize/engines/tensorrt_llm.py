@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from ..drafts.engine_traits import Finding
 from .contract import Module, Question, Scheme
+from .serving import Serving, flag
 
 _USE = "use FP8 in layout modelopt: recipe blackwell-fp8, or NVFP4: blackwell-nvfp4"
 _NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"
@@ -100,16 +101,18 @@ def config_problem(question: Question) -> Finding | None:
     return Finding("unknown", f"{text}; how it then loads was read for Llama only", _USE)
 
 
-def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
-    """The server's command line; JSON is YAML."""
+def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
+    """The server's command line; JSON is YAML. The draft is split as the target is."""
     config = {
         "decoding_type": question.own.served_as,
         "max_draft_len": num_draft_tokens,
-        "speculative_model": draft,
+        **({"speculative_model": serving.draft} if serving.draft is not None else {}),
     }
-    return (
-        f"echo {shlex.quote(json.dumps({'speculative_config': config}))}"
-        f" > draft.yaml && trtllm-serve TARGET --tp_size {question.tp} --config draft.yaml"
+    return serving.line(
+        f"echo {shlex.quote(json.dumps({'speculative_config': config}))} > draft.yaml &&",
+        f"trtllm-serve {shlex.quote(serving.target)} --tp_size {question.tp}",
+        flag("--max_seq_len", serving.context),
+        "--config draft.yaml",
     )
 
 

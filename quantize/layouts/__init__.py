@@ -44,6 +44,12 @@ def check_layout(recipe: Recipe) -> None:
             f"{layout.mix_problem}: the recipe has {len(recipe.formats)}: {formats}",
             fix=_use(recipe),
         )
+    if recipe.kv_cache is not None and layout.cache_problem is not None:
+        raise LayoutError(
+            f"layout {recipe.layout}",
+            f"{layout.cache_problem}, and the recipe has one: {recipe.kv_cache}",
+            fix="leave 'kv_cache' out, or " + _use(recipe),
+        )
 
 
 def check_head(recipe: Recipe, row: Row) -> None:
@@ -88,6 +94,7 @@ def _use(recipe: Recipe) -> str:
         name
         for name, layout in _LAYOUTS.items()
         if (layout.mix_problem is None or len(each) == 1) and not any(map(layout.problem, each))
+        if recipe.kv_cache is None or layout.cache_problem is None
     ]
     if able:
         return f"use one of: {', '.join(able)}"

@@ -64,6 +64,7 @@ class Layout(ABC):
         exclude_keys: of a declaration, each with the same list of excludes.
         heads: whether engines take a head as quantized in this layout.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
+        cache_problem: why it cannot declare the format of a KV cache; None = it can.
     """
 
     name: LayoutName
@@ -72,6 +73,7 @@ class Layout(ABC):
     exact_excludes: bool = False
     heads: Heads = "never"
     int4_scale_dtype: Literal["float16"] | None = None
+    cache_problem: str | None = "declares no KV cache"
 
     @abstractmethod
     def problem(self, recipe: Recipe) -> str | None:

@@ -108,6 +108,8 @@ def with_chosen_rows(
         written = write_rows(choosing, rows, own, asked, watch=watch, on_stage=lambda _stage: None)
         for warning in (*choosing.warnings, *written.warnings):
             watch.warning(warning)
+        if rows.more_than_asked:
+            watch.note(rows.more_than_asked)
         watch.note(_said(choosing, rows, written))
         yield open_draft(own)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...quantize.quantize_draft import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode_draft import TranscodeReport as TranscodeReport
     from ...quantize.verify.folder_verification import VerifyReport as VerifyReport
+    from ...validate.acceptance.acceptance import Acceptance as Acceptance
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
     from ...validate.counting.draft_replay import DraftReplay as DraftReplay
     from ...validate.judging.judgement import GateReport as GateReport
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .verify import Verification as Verification
 
 _HOMES = {
+    "Acceptance": "validate.acceptance.acceptance",
     "CalibrateReport": "scripts.api.calibrate",
     "CheckReport": "scripts.api.check",
     "CleanReport": "quantize.files.staging_names",

@@ -52,11 +52,14 @@ def _print_rows(report: "VocabReport", rows: "ChosenRows") -> None:
         f" {rows.held_out:.2%} of them held out (each part of the {len(choosing.texts):,} prompts"
         f" under rows that the others choose); the worst category is {worst}, {share:.2%}"
     )
+    if rows.more_than_asked:
+        out.line(rows.more_than_asked)
     if rows.never_said:
         out.line(f"{rows.never_said:.2%} of the held-out tokens were said by no other part")
     if report.cut is not None:
+        whole = "WHOLE_DRAFT" if choosing.cuts else choosing.source.folder
         out.line(
-            f"next: draftquant gate {choosing.source.folder} {report.cut.out} --traces OTHERS (of"
+            f"next: draftquant gate {whole} {report.cut.out} --traces OTHERS (of"
             " other prompts than those that chose the rows)"
         )
 

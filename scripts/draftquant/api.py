@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
+from .scripts.api.accept import accept
 from .scripts.api.calibrate import calibrate
 from .scripts.api.card import card
 from .scripts.api.check import check
@@ -51,6 +52,7 @@ from .scripts.api.watch import Bar, ProgressWatch, Watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
+        Acceptance,
         CalibrateReport,
         CheckReport,
         CleanReport,
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
     )
 
 VERBS = (
+    "accept",
     "calibrate",
     "card",
     "check",
@@ -129,6 +132,7 @@ VERBS = (
 """The functions."""
 __all__ = [
     "VERBS",
+    "Acceptance",
     "Bar",
     "CalibrateReport",
     "CheckReport",
@@ -170,6 +174,7 @@ __all__ = [
     "VocabReport",
     "Watch",
     "WrittenReport",
+    "accept",
     "calibrate",
     "card",
     "check",

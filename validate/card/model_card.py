@@ -11,6 +11,7 @@ from pathlib import Path
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.registry import newest_engines
+from ...quantize.engines.serving import Serving
 from ...quantize.errors import CheckpointError
 from ...quantize.files.card_text import (
     CARD_FILE,
@@ -218,7 +219,7 @@ def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
             engine=engine.name,
             arch=arch,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            served_as=name,
+            serving=Serving(draft=name),
         )
         for engine in newest_engines()
         for arch in engine.archs

@@ -84,19 +84,23 @@ def page(document: Document, *, history: History | None = None) -> str:
         document: that was read, or would be.
         history: of releases, where one is kept.
     """
-    return render(
-        "page.html.j2",
-        document=document,
-        parts=[_part(i, title, found) for i, (title, found) in enumerate(document.comparisons)],
-        drafts=tuple(_drafts(document)),
-        refused=sum(one.verdict == "REFUSED" for one in document.header.engines),
-        launches=tuple(_launches(document)),
-        provenance=tuple(_provenance(document)),
-        signs=SIGNS,
-        history=history,
-        drawn=None if history is None else _drawn(history),
-        last=[] if history is None else history.entries[: -MOST_LISTED - 1 : -1],
-    )
+    return render("page.html.j2", **page_values(document, history=history))
+
+
+def page_values(document: Document, *, history: History | None = None) -> dict[str, Any]:
+    """What the template of the page shows; a page that extends it needs the same."""
+    return {
+        "document": document,
+        "parts": [_part(i, title, found) for i, (title, found) in enumerate(document.comparisons)],
+        "drafts": tuple(_drafts(document)),
+        "refused": sum(one.verdict == "REFUSED" for one in document.header.engines),
+        "launches": tuple(_launches(document)),
+        "provenance": tuple(_provenance(document)),
+        "signs": SIGNS,
+        "history": history,
+        "drawn": None if history is None else _drawn(history),
+        "last": [] if history is None else history.entries[: -MOST_LISTED - 1 : -1],
+    }
 
 
 def render(template: str, *loaders: PackageLoader, **values: Any) -> str:

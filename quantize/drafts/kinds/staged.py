@@ -8,12 +8,13 @@ So the recorded tokens give the same keys, and drafting is teacher-forced withou
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ..forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, finite, positions
+from ..forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, OnCache, finite, positions
 from .chain import ChainAttention, ChainForward
 
 
@@ -42,6 +43,13 @@ class StagedForward(DraftForward):
     def head_input(self, hidden: Tensor) -> Tensor:
         # [..., W + 1], all of one module.
         return self._of(hidden).head_input(hidden[..., :-1])
+
+    @override
+    def caching(self, on_cache: OnCache) -> Self:
+        # Of every module, each of which is a layer of its own number.
+        found = super().caching(on_cache)
+        found.modules = [module.caching(on_cache) for module in self.modules]
+        return found
 
     def _of(self, hidden: Tensor) -> ChainForward:
         return self.modules[int(hidden[..., -1].flatten()[0])]

@@ -26,6 +26,16 @@ class Modules(Protocol):
     def norm(self, name: str, x: Tensor) -> Tensor:
         """RMS norm over the last axis, with the draft's own epsilon."""
 
+    @abstractmethod
+    def cached(self, prefix: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads of keys and values: see `OnCache`.
+
+        Args:
+            prefix: of the attention's modules, "layers.N.self_attn.".
+            keys: as they enter the cache.
+            values: likewise.
+        """
+
 
 class ModulesForward(DraftForward, Modules):
     """A draft over linears and norms by name; a bias is added where the draft has one."""
@@ -45,6 +55,10 @@ class ModulesForward(DraftForward, Modules):
     @override
     def norm(self, name: str, x: Tensor) -> Tensor:
         return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
+
+    @override
+    def cached(self, prefix: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.on_cache(int(prefix.split(".")[1]), keys, values)
 
 
 def gated_mlp(prefix: str, x: Tensor, modules: Modules) -> Tensor:

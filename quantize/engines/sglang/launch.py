@@ -3,6 +3,7 @@
 import shlex
 
 from ..contract import Question
+from ..serving import Serving, flag
 from .modules import is_float16_only
 
 _UNQUANT = "--speculative-draft-model-quantization unquant"
@@ -12,25 +13,24 @@ LAUNCH_NOTE = (
 )
 
 
-def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
+def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
     """The server's command line. "unquant" keeps the draft from inheriting the target's method.
 
     What the draft itself declares then decides (`_verify_quantization`): the target's would take
     its place where both are called compatible, and would quantize a BF16 draft while loading.
     """
-    algorithm = question.own.served_as
-    parts = [
-        f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
-        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
-    ]
-    if not question.traits.drafts_blocks:
-        parts.append(
-            f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
-            f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
-        )
-    if question.traits.sglang.counts_anchor:
-        parts.append(f"--speculative-num-draft-tokens {num_draft_tokens + 1}")
-    parts.append(_UNQUANT)
-    if is_float16_only(question):
-        parts.append("--dtype float16")
-    return " ".join(parts)
+    tokens, blocks = num_draft_tokens, question.traits.drafts_blocks
+    steps = f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
+    counted = not blocks or question.traits.sglang.counts_anchor
+    return serving.line(
+        f"python -m sglang.launch_server --model-path {shlex.quote(serving.target)}"
+        f" --tp-size {question.tp}",
+        f"--speculative-algorithm {question.own.served_as}",
+        flag("--speculative-draft-model-path", serving.draft),
+        "" if blocks else steps,
+        flag("--speculative-num-draft-tokens", tokens + 1 if counted else None),
+        _UNQUANT,
+        flag("--speculative-draft-kv-cache-dtype", serving.cache_dtype),
+        flag("--dtype", "float16" if is_float16_only(question) else serving.dtype),
+        flag("--context-length", serving.context),
+    )

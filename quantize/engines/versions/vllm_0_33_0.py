@@ -5,6 +5,7 @@ from ..captured_layers import Captures, vllm_captures
 from ..contract import Question
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
 from ..vllm import config, cut_head, modules, quantized_head
+from ..vllm.launch import launch
 from ..vllm.schemes import SCHEMES
 from ..vllm.speculators_config import plain_config
 
@@ -74,5 +75,5 @@ ENGINE = Engine(
         scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
         " loaded_weight.shape or self._is_1d_and_scalar(",
     ),
-    launch=modules.launch,
+    launch=launch,
 )

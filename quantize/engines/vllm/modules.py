@@ -5,9 +5,7 @@ Sources, all of 0.33.0: loading executed with its own classes on faked sm90 and 
 `vllm/model_executor/layers/quantization`.
 """
 
-import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -286,18 +284,4 @@ def _parts_problem(module: Module, parts: list[int], high: int) -> Finding | Non
         "load",
         f"RuntimeError: start ({start}) + length (1) exceeds dimension size ({size}).",
         f"quantize {module.leaf} per channel: its parts are no whole blocks of {high} rows",
-    )
-
-
-def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
-    """The server's command line."""
-    config = {
-        "method": question.own.served_as,
-        "model": draft,
-        "num_speculative_tokens": num_draft_tokens,
-        **({"parallel_drafting": True} if question.is_parallel else {}),
-    }
-    return (
-        f"vllm serve TARGET --tensor-parallel-size {question.tp} --speculative-config"
-        f" {shlex.quote(json.dumps(config))}"
     )

@@ -108,9 +108,12 @@ class DFlashForward(ModulesForward, BlockForward, ProductLogits):
         return gated_mlp(f"layers.{layer}.mlp.", z, self)
 
     def _keys_values(self, attention: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D]."""
+        """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D], as cached.
+
+        Both engines write a block's own keys before they attend, as they do those of the context.
+        """
         keys = self._normed_heads(attention, "k", x, positions)
-        return keys, self._heads(attention + "v_proj", x).transpose(1, 2)
+        return self.cached(attention, keys, self._heads(attention + "v_proj", x).transpose(1, 2))
 
     def _normed_heads(self, attention: str, name: str, x: Tensor, positions: Tensor) -> Tensor:
         heads = self.norm(f"{attention}{name}_norm", self._heads(f"{attention}{name}_proj", x))

@@ -61,7 +61,8 @@ class LlamaAttention(Attention):
         if self.qk_norm:
             q, k = modules.norm(prefix + "q_norm", q), modules.norm(prefix + "k_norm", k)
         q, k = self._rotated(q, positions), self._rotated(k, positions)
-        return q, k, heads("v_proj"), self.head_dim**-0.5
+        k, v = modules.cached(prefix, k, heads("v_proj"))
+        return q, k, v, self.head_dim**-0.5
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
         if self.rotary_dim == self.head_dim:
@@ -96,12 +97,27 @@ class MlaAttention(Attention):
         down = modules.linear(prefix + "kv_a_proj_with_mqa", x)
         latent, k_turned = torch.split(down, [g.kv_lora_rank, g.qk_rope_head_dim], dim=-1)
         latent = modules.norm(prefix + "kv_a_layernorm", latent)
+        latent, k_turned = self._cached(prefix, latent, k_turned, positions, modules)
         up = self._heads(modules.kept_linear(prefix + "kv_b_proj", latent))
         k_plain, v = torch.split(up, [g.qk_nope_head_dim, g.v_head_dim], dim=-1)
 
-        k_shared = self._rotated(k_turned[:, None], positions).expand(-1, up.shape[1], -1, -1)
+        k_shared = k_turned[:, None].expand(-1, up.shape[1], -1, -1)
         q = torch.cat((q_plain, self._rotated(q_turned, positions)), dim=-1)
         return q, torch.cat((k_plain, k_shared), dim=-1), v, self.scale
+
+    def _cached(
+        self, prefix: str, latent: Tensor, k_turned: Tensor, positions: Tensor, modules: Modules
+    ) -> tuple[Tensor, Tensor]:
+        """Latent and rotated key part [B, T, D], read from a cache that keeps them as one entry.
+
+        Source: `concat_and_cache_mla` of vLLM 0.33, `MLATokenToKVPool` of SGLang 0.5.23.
+        """
+        turned = self._rotated(k_turned[:, None], positions)
+        entry = torch.cat((latent[:, None], turned), dim=-1)
+        entry, _ = modules.cached(prefix, entry, entry[..., :0])
+        widths = [latent.shape[-1], k_turned.shape[-1]]
+        kept, rotated = torch.split(entry[:, 0], widths, dim=-1)
+        return kept.contiguous(), rotated
 
     def _heads(self, flat: Tensor) -> Tensor:
         """[B, T, heads * D] -> [B, heads, T, D]."""

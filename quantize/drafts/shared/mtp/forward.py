@@ -155,6 +155,10 @@ class _Behind(Modules):
     def norm(self, name: str, x: Tensor) -> Tensor:
         return self.modules.norm(name, x)
 
+    @override
+    def cached(self, prefix: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.modules.cached(prefix, keys, values)
+
 
 class Gated(_Behind):
     """The modules of an attention whose output is gated, element by element: Qwen3-Next.

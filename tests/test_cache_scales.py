@@ -1,0 +1,122 @@
+"""Scales of a draft's KV cache: against an observer that keeps every key, and what is chosen."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.kv_cache.cache_divergence import cache_divergences
+from draftquant.calibration.kv_cache.cache_ranges import measure_cache_ranges, octave_above
+from draftquant.calibration.kv_cache.cache_scales import (
+    OCTAVES,
+    best_octaves,
+    measure_cache_scales,
+)
+from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts.cache_rounding import CacheRounding
+from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales
+from draftquant.quantize.errors import CheckpointError, ForwardError
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from tied_pair import prompt_tokens, save_draft, save_target
+from torch import Tensor
+
+K = 3
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedDraft, TraceFolder]:
+    folder = tmp_path_factory.mktemp("cache")
+    save_draft(folder / "draft", save_target(folder / "target"))
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 9))
+    ]
+    record_traces(folder / "target", prompts, folder / "traces", max_new_tokens=16)
+    return load_draft(folder / "draft"), TraceFolder.open(folder / "traces")
+
+
+def shrunk(draft: LoadedDraft, octaves: int) -> LoadedDraft:
+    """Values so many octaves smaller, which o_proj makes good: the same draft, bit for bit."""
+    weights = dict(draft.weights)
+    weights["layers.0.self_attn.v_proj.weight"] = (
+        draft.weights["layers.0.self_attn.v_proj.weight"] * 2.0**-octaves
+    )
+    weights["layers.0.self_attn.o_proj.weight"] = (
+        draft.weights["layers.0.self_attn.o_proj.weight"] * 2.0**octaves
+    )
+    forward = draft.family.forward(draft.geometry, weights, lambda _name, x: x)
+    return dataclasses.replace(draft, weights=weights, forward=forward)
+
+
+def test_ranges_are_those_of_every_key_that_any_step_keeps(
+    pair: tuple[LoadedDraft, TraceFolder],
+) -> None:
+    draft, traces = pair
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        kept.append((keys.clone(), values.clone()))
+        return keys, values
+
+    run_over_traces(draft.forward.caching(keep), draft, traces, num_draft_tokens=K)
+    ((keys, values),) = measure_cache_ranges(draft, traces, num_draft_tokens=K).values()
+    for i, one in enumerate((keys, values)):
+        every = torch.cat([both[i].transpose(0, 1).flatten(1) for both in kept], dim=1).abs()
+        assert one.absmax == tuple(every.amax(1).tolist())
+        assert one.largest == float(every.max())
+        assert one.beyond == 0
+        assert one.coarse == pytest.approx(float((every < 2**-6).double().mean()))
+    tokens = sum(entry.num_tokens for entry in traces.manifest.prompts)
+    assert sum(both[0].shape[0] * both[0].shape[2] for both in kept) > tokens  # later steps too
+    quotients = measure_cache_scales(draft, traces, how="absmax", num_draft_tokens=K)
+    assert quotients == {
+        0: CacheScales(
+            k=(float(torch.tensor(keys.largest) / 448),),
+            v=(float(torch.tensor(values.largest) / 448),),
+        )
+    }
+
+
+def test_values_too_small_for_unit_scales_get_scales_that_keep_them(
+    pair: tuple[LoadedDraft, TraceFolder],
+) -> None:
+    draft, traces = pair
+    small = shrunk(draft, 12)
+    ranges = measure_cache_ranges(small, traces, num_draft_tokens=K)
+    assert ranges[0][1].lost > 0.5 > ranges[0][0].lost
+    usual, own = (
+        measure_cache_scales(one, traces, how="measured", num_draft_tokens=K)[0]
+        for one in (draft, small)
+    )
+    assert own.k == usual.k
+    assert own.v == (usual.v[0] * 2.0**-12,)
+    assert all(math.frexp(scale)[0] == 0.5 for scale in usual.k + usual.v)  # powers of two
+    caches = [CacheRounding({0: UNIT}), CacheRounding({0: own})]
+    unit, measured = cache_divergences(small, traces, caches, num_draft_tokens=K)
+    (before,) = cache_divergences(draft, traces, [CacheRounding({0: usual})], num_draft_tokens=K)
+    assert measured == pytest.approx(before, rel=1e-6)
+    assert unit > 10 * measured
+
+
+def test_the_middle_of_what_is_as_good_as_the_best_is_taken() -> None:
+    grid = {(k, 0): 1.0 if -1 <= k <= 3 else 1.2 for k in OCTAVES}
+    grid |= {(0, v): 1.005 if v < 0 else (0.999 if v == 2 else 1.1) for v in OCTAVES if v}
+    assert best_octaves(grid) == (1, -1)
+    assert best_octaves({(k, k): float(abs(k - 2)) + 1 for k in OCTAVES}) == (2, 2)
+    assert [octave_above(x) for x in (0.0, 0.25, 0.26, 3.0)] == [1.0, 0.25, 0.5, 4.0]
+
+
+def test_what_cannot_be_measured_is_an_error(pair: tuple[LoadedDraft, TraceFolder]) -> None:
+    draft, traces = pair
+    with pytest.raises(CalibrationError, match="no continuation is longer than 40 tokens"):
+        measure_cache_scales(draft, traces, how="absmax", num_draft_tokens=40)
+    holed = shrunk(draft, 0)
+    holed.weights["layers.0.self_attn.v_proj.weight"][0, 0] = torch.inf
+    with pytest.raises(ForwardError, match="hidden states are NaN or infinite"):
+        measure_cache_scales(holed, traces, how="absmax", num_draft_tokens=K)
+    headless = dataclasses.replace(draft, weights={"medusa_head.0.weight": torch.ones(1)})
+    with pytest.raises(CheckpointError, match="there is no KV cache"):
+        measure_cache_scales(headless, traces, how="measured", num_draft_tokens=K)
