@@ -11,6 +11,7 @@ from typing import Any
 
 from ..drafts import FAMILIES
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
+from ..files.safetensors_header import TensorInfo
 from .captured_layers import Captures
 from .contract import TITLES, CutHead, EngineName, Module, Question, Scheme
 from .declaration import Declaration
@@ -132,7 +133,7 @@ class TensorRules:
     """What an engine makes of tensors that fill no linear, or do not fit.
 
     Attributes:
-        reads_cache_scale: as such a scale, by its name; None = not executed.
+        cache_scale: whether it reads such a scale, or why it refuses it; None = not executed.
         later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
         embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
         absent_tables: canonical name of a table -> what it does where the draft has none.
@@ -145,7 +146,7 @@ class TensorRules:
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
     """
 
-    reads_cache_scale: Callable[[Question, str], bool | None] = lambda _question, _name: None
+    cache_scale: Callable[[Question, TensorInfo], bool | Finding | None] = lambda *_asked: None
     later_norm: str = ""
     embedding_rows: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)

@@ -268,7 +268,7 @@ class Walk:
                 yield self._other_axes(tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
-                yield from strangers(self.engine, self.question, tensor.name)
+                yield from strangers(self.engine, self.question, tensor)
 
     def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
         """Scales [out] where the layout has [out, 1], or the other way round."""

@@ -5,14 +5,12 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from ...drafts.architectures import declared_architecture
 from ...drafts.engine_traits import Finding
 from ...drafts.fused import GATE_UP, MLA_DOWN, QKV
 from .. import mtp
 from ..contract import Module, Question
-from ..declaration import Declaration
 from ..engine import ExcludeRule
 from ..exclude_keys import auto_round_in_sglang, gptq_by_rules
 from ..layer_linears import layer_linears
@@ -25,15 +23,8 @@ from .config import (
     tied_head,
     whole_model_head,
 )
-from .schemes import CONCATENATED, algorithm_problem, not_on_rocm
+from .schemes import CONCATENATED
 
-_NAMES = """
-    fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
-    modelopt_mixed w8a8_int8 w8a8_fp8 awq awq_marlin bitsandbytes gguf gptq gptq_marlin
-    moe_wna16 compressed-tensors w4afp8 petit_nvfp4 quark quark_mxfp4 auto-round auto-round-
-    int8 modelslim quark_int4fp8_moe humming mxfp_w4a8 mxfp4
-"""
-METHODS = frozenset(_NAMES.split())
 _QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
 """Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
 `modelopt_quant.py:341`."""
@@ -65,34 +56,8 @@ _ROCM_SPLIT: Mapping[str, str] = {
     " This can be caused by too large tensor parallel size.",
 }
 _DROPPED_GROUPS = frozenset({"quark mxfp4"})
-_MARLIN = ("awq_marlin", "gptq_marlin")
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""
-
-
-def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
-    """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
-
-    What it finds replaces the nested form in config.json, whose excludes are then not read.
-    """
-    if arch in _ROCM and declaration.spelled in _MARLIN:
-        return Finding("config", not_on_rocm(declaration.spelled), "write quant_method awq or fp8")
-    algorithm = declaration.algorithm or ""
-    known = algorithm in ("FP8", "MXFP8", "MIXED_PRECISION") or "FP4" in algorithm
-    if declaration.form == "side file" and not known:
-        return None
-    if declaration.method is None and known:
-        declaration = replace(declaration, method="modelopt")
-    if declaration.method == "modelopt" and (problem := algorithm_problem(algorithm, arch)):
-        return problem
-    if declaration.form != "nested" or not declaration.groups:
-        return declaration
-    return replace(
-        declaration,
-        excludes=(),
-        exclude_remedy="write quantization_config in ModelOpt's flat form: SGLang reads no excludes"
-        " of the nested one",
-    )
 
 
 def modules(question: Question) -> tuple[Module, ...]:
@@ -183,6 +148,9 @@ EXCLUDE_RULES: Mapping[str, ExcludeRule] = {
     "modelopt": _parts_or_stars,
     "gptq": gptq_by_rules,
     "auto-round": auto_round_in_sglang,
+    "w8a8_fp8": lambda *_asked: False,
+    "w8a8_int8": lambda *_asked: False,
+    "blockwise_int8": _dotted_parts,
 }
 
 

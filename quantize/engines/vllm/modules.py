@@ -7,13 +7,11 @@ Sources, all of 0.33.0: loading executed with its own classes on faked sm90 and 
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
-from ...drafts.engine_traits import INVALID, Finding
+from ...drafts.engine_traits import Finding
 from ...drafts.fused import QKV
 from .. import mtp
 from ..contract import UNKNOWN_FIRST_LAYER, Module, Question, UnsureError
-from ..declaration import Declaration
 from ..engine import ExcludeRule
 from ..exclude_keys import auto_round_in_vllm, gptq_by_lists
 from ..layer_linears import layer_linears
@@ -23,24 +21,6 @@ from ..whole_blocks import block_problem, group_problem
 from .integer_kernels import integer_problem
 from .quantized_head import head_problem
 
-_NAMES = """
-    awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed
-    auto-round auto_gptq gptq gptq_marlin awq_marlin humming compressed-tensors experts_int8 quark
-    moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 online fp8_per_tensor fp8_per_block
-    fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8
-"""
-METHODS = frozenset(_NAMES.split())
-UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
-_NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
-_ALGORITHMS = (
-    "FP8",
-    "FP8_PER_CHANNEL_PER_TOKEN",
-    "FP8_PB_WO",
-    "NVFP4",
-    "W4A16_NVFP4",
-    "MXFP8",
-    "MIXED_PRECISION",
-)
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _PARTS_OF_BLOCKS = frozenset({"fp8"})
 """Each quant_method whose fused linears are built although their parts are no whole blocks."""
@@ -65,25 +45,6 @@ _SPLIT_GROUPS: Mapping[str, str] = {
     " {columns}, which must be divisible by the OCP MX group size 32.",
 }
 _DROPPED_GROUPS = frozenset({"compressed-tensors mxfp4"})
-
-
-def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
-    """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
-    if declaration.form == "flat" or not declaration.by_modelopt:
-        algorithm = (declaration.algorithm or "").upper()
-        if declaration.method == "modelopt" and algorithm and algorithm not in _ALGORITHMS:
-            text = f"ValueError: ModelOpt currently only supports: {list(_ALGORITHMS)}"
-            remedy = "store it in layout compressed-tensors or quark: draftquant transcode"
-            return Finding("init", text, remedy)
-        return declaration
-    algorithm = declaration.algorithm or ""
-    if algorithm.upper() not in _NESTED_ALGORITHMS:
-        return Finding(
-            "config",
-            INVALID.format(f"Unknown ModelOpt quant algo: {algorithm}"),
-            "write quantization_config of config.json in ModelOpt's flat form",
-        )
-    return replace(declaration, method="modelopt")
 
 
 def modules(question: Question) -> tuple[Module, ...]:
