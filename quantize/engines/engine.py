@@ -118,6 +118,8 @@ class LinearRules:
         plain: leaves of modules that it never quantizes.
         plain_remedy: what makes it take a plain module of this leaf for quantized after all.
         problem: its rules for one quantized module, stored in rows and columns.
+        stored: its error for quantized values of a module that it takes as floats, where the other
+            rules do not say it.
         biases: see `Biases`.
     """
 
@@ -125,6 +127,7 @@ class LinearRules:
     plain: Callable[[Question], frozenset[str]]
     plain_remedy: Callable[[Question, str], str | None] = lambda _question, _leaf: None
     problem: Callable[[Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None]
+    stored: Callable[[Question, Module], Finding | None] = lambda _question, _module: None
     biases: Callable[[Question], Biases] = lambda _question: (None, None)
 
 
@@ -134,6 +137,8 @@ class TensorRules:
 
     Attributes:
         cache_scale: whether it reads such a scale, or why it refuses it; None = not executed.
+        stranger: its error for a tensor of a linear that has no such parameter, where it has one of
+            its own.
         later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
         embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
         absent_tables: canonical name of a table -> what it does where the draft has none.
@@ -147,6 +152,7 @@ class TensorRules:
     """
 
     cache_scale: Callable[[Question, TensorInfo], bool | Finding | None] = lambda *_asked: None
+    stranger: Callable[[Question, str], str | None] = lambda _question, _name: None
     later_norm: str = ""
     embedding_rows: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)

@@ -34,7 +34,7 @@ _OF_LAYERS = frozenset(
     {"self_attn", "mlp", "fc", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "layers"}
 )
 """Parts of names that only a tensor of a draft has; under an unusual root it may be read."""
-_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx"}
+_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx", "weight_g_idx"}
 _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
 
@@ -183,15 +183,18 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
     dropped = name.startswith(question.own.dropped)
     dropped = dropped or question.own.unknown_tensors == "dropped"
-    if name.endswith((".bias", ".input_zero_point")) or dropped:
+    silent = name.endswith((".bias", ".input_zero_point"))
+    if silent or (dropped and engine.tensors.stranger(question, name) is None):
         text = f"{engine.title} drops {name}, because its model has no parameter for it"
         yield Finding("wrong", text, remedy)
+    elif (refused := engine.tensors.stranger(question, name)) is not None:
+        yield Finding("load", refused, remedy)
     else:
         yield no_such_name(name, remedy)
 
 
 def _absent_norm(question: Question, name: str) -> Finding:
-    if question.own.refuses_absent_norm:
+    if question.own.refuses_absent_norm and question.declaration is None:
         text = f"ValueError: Following weights were not initialized from checkpoint: {name!r}"
         return Finding("load", text, "export the draft again")
     text = f"{name} stays uninitialised, because it is not stored"

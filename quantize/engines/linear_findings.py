@@ -174,7 +174,10 @@ class Walk:
             if not tensors:
                 yield never_written(module, f"{part}.weight")
             elif companions or codes:
-                yield self._codes_into_floats(module, companions, weight, self._shape(part))
+                refused = self.engine.linears.stored(self.question, module)
+                yield refused or self._codes_into_floats(
+                    module, companions, weight, self._shape(part)
+                )
             elif weight is not None and weight.shape != self._shape(part):
                 yield other_shape(weight, self._shape(part))
 

@@ -1,10 +1,17 @@
-"""Keys without which both engines refuse a declaration: `get_from_keys` of their configs."""
+"""What both engines refuse of a declaration alike: absent keys, quantized outputs.
+
+Source: `get_from_keys` of their configs, and `quark.py`.
+"""
 
 from collections.abc import Mapping
 
 from ..drafts.engine_traits import Finding
 from .declaration import Declaration
 
+NO_OUTPUTS = (
+    "NotImplementedError: Currently, Quark models with output_tensors and bias quantized are not"
+    " supported"
+)
 _OF_AWQ = (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",))
 Needed = Mapping[str, tuple[tuple[str, ...], ...]]
 """quant_method -> spellings of each key, one of which it needs."""

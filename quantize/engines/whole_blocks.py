@@ -11,6 +11,7 @@ from ..drafts.engine_traits import Finding
 from .contract import Module, Question
 from .linear_scheme import LinearScheme
 
+_CUT = ("gptq", "auto-round")
 _FEWER = "serve the draft on fewer GPUs (--tp), or quantize in smaller groups"
 
 
@@ -62,6 +63,21 @@ def group_problem(
         return Finding("wrong", text, remedy)
     text = f"The groups of {module.name} are split between GPUs, which was never executed"
     return Finding("unknown", text, remedy)
+
+
+def cut_groups(module: Module, scheme: LinearScheme, columns: int) -> Finding | None:
+    """GPTQ's and AutoRound's scales where a shard begins or ends within a group.
+
+    Both engines take as many scales as whole groups fit into a shard, and no kernel minds.
+    """
+    size = scheme.group_size or columns
+    if scheme.layout not in _CUT or not columns % size:
+        return None
+    text = (
+        f"A group of {size} inputs of {module.name} is split between GPUs, and its scale is served"
+        " for other inputs"
+    )
+    return Finding("wrong", text, _FEWER)
 
 
 def _refused(module: Module, size: str, side: str, block: int) -> Finding:

@@ -49,6 +49,8 @@ SHARDS = (1, 1, 1, 2, 4, 8)
 NUM_FOLDERS = 300
 Tensors = dict[str, Stored]
 _NEVER = ("embed_tokens", "lm_head", "markov", "confidence", "joint_proj", "gate_proj_0", "shared_head")
+_ANY_WIDTH = ("fp8", "fp8-blocks", "kv-cache", "unquantized", "others")
+_CEILED = ("gptq", "auto-round")
 _PLAIN_IN_MTP = ("eh_proj", "input_proj", "mlp.gate.", "shared_expert_gate", "mtp.fc")
 
 
@@ -86,8 +88,9 @@ class Edit:
     sharded: bool = False
 
 
-def draw_draft(rng: Random) -> Draft:
-    """A family, and its dimensions."""
+def draw_draft(rng: Random, *, tool: str) -> Draft:
+    """A family, and its dimensions; tools that pack groups want whole ones."""
+    uneven = (688,) if tool in _ANY_WIDTH else (704,) if tool in _CEILED else (896,)
     families: tuple[tuple[str, int], ...] = (
         ("llama", 34), ("qwen2", 24), ("qwen3", 30), ("e1", 22), ("e3", 60), ("mla", 36),
         ("dflash", 42), ("dspark", 20), ("mimo-mtp", 10), ("deepseek-mtp", 8), ("glm-mtp", 7),
@@ -99,10 +102,10 @@ def draw_draft(rng: Random) -> Draft:
     head_dim = rng.choice((64, 64, 32, 128)) if name not in ("llama", "qwen2") else hidden // heads
     if hidden % heads:
         hidden = 384
-    head_dim = hidden // heads if name in ("llama", "qwen2", "e1") else head_dim
+    head_dim = hidden // heads if name in ("llama", "qwen2", "e1", "mimo-mtp") else head_dim
     shape: dict[str, Any] = {
         "hidden": hidden,
-        "intermediate": rng.choice((512, 640, 768, 1024, 688)),
+        "intermediate": rng.choice(uneven if rng.random() < 0.2 else (512, 640, 768, 1024)),
         "vocab": vocab,
         "heads": heads,
     }
@@ -117,7 +120,8 @@ def draw_draft(rng: Random) -> Draft:
         "v_head_dim": 128,
     }
     tables = {"tables": rng.random() < 0.7}
-    experts = {"experts": rng.choice((0, 4)), "moe_intermediate": 128}
+    moe = {"experts": 4, "moe_intermediate": 128}
+    dense = {"experts": rng.choice((0, 4)), "moe_intermediate": 128}
     builders: dict[str, Callable[[Path], Path]] = {
         "llama": partial(tiny_language_model, **full, num_layers=2, tied=rng.random() < 0.3),
         "qwen2": partial(tiny_language_model, **full, num_layers=2, kind="Qwen2",
@@ -131,9 +135,9 @@ def draw_draft(rng: Random) -> Draft:
         "dflash": partial(tiny_dflash, **full, **layers),
         "dspark": partial(tiny_dspark, **full, **layers, rank=128),
         "mimo-mtp": partial(tiny_mimo_mtp, **full, **tables, config={"model_type": "qwen2"}),
-        "deepseek-mtp": partial(tiny_deepseek_mtp, **shape, **tables, **experts),
-        "glm-mtp": partial(tiny_glm4_moe_mtp, **full, **tables, **experts),
-        "qwen3-next-mtp": partial(tiny_qwen3_next_mtp, **full, **tables, **experts),
+        "deepseek-mtp": partial(tiny_deepseek_mtp, **shape, **tables, **moe),
+        "glm-mtp": partial(tiny_glm4_moe_mtp, **full, **tables, **moe),
+        "qwen3-next-mtp": partial(tiny_qwen3_next_mtp, **full, **dense, tables=False),
     }  # fmt: skip
     return Draft(
         name=name, build=builders[name], width=hidden, vocab=vocab, own_target=name.endswith("mtp")
@@ -233,7 +237,8 @@ def draw(seed: int, count: int = NUM_FOLDERS) -> list[Mixed]:
     found = []
     for number, kind in enumerate(names[:count]):
         rng = Random(f"{seed} {number} {kind}")
-        form, draft = mix_formats.DRAWS[kind][0](rng), draw_draft(rng)
+        form = mix_formats.DRAWS[kind][0](rng)
+        draft = draw_draft(rng, tool=form.tool)
         edit = draw_edit(rng, draft, often=kind == "unquantized")
         asked = []
         for engine, archs in ARCHS.items():

@@ -326,12 +326,12 @@ def kv_cache(rng: Random) -> Format:
         more: dict[str, Any] = {}
         if declared_too:
             outputs = {"weight": spec, "input_tensors": spec, "output_tensors": spec, "bias": None}
-            if rng.random() < 0.5:
-                more["kv_cache_quant_config"] = {"*k_proj": outputs, "*v_proj": outputs}
+            more["kv_cache_quant_config"] = {"*k_proj": outputs, "*v_proj": outputs}
+            if rng.random() < 0.7:
                 more["layer_quant_config"] = {"*k_proj": outputs, "*v_proj": outputs}
-            else:
-                more["kv_cache_quant_config"] = {"*k_proj": outputs, "*v_proj": outputs}
         keys = quark_config(spec, spec, rng.choice(_QUARK_EXCLUDE), **more)
+        if "layer_quant_config" in more and rng.random() < 0.7:
+            keys["export"]["kv_cache_group"] = ["*k_proj", "*v_proj"]
     else:
         stored, keys = None, None
     name = f"{tool}-{spelling}{'' if keys and declared_too else '-undeclared'}-{len(shape)}d"

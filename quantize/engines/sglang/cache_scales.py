@@ -44,6 +44,8 @@ def _has_scales(question: Question) -> bool:
     keys = question.declaration.keys if question.declaration else {}
     if method == "compressed-tensors":
         return _is_one_per_layer(keys.get("kv_cache_scheme"))
+    if method == "modelopt" and question.declaration and question.declaration.form == "nested":
+        return False  # `_parse_modelopt_quant_config` leaves its algorithm alone
     if method == "modelopt":
         scheme = keys.get("kv_cache_scheme")
         return isinstance(scheme, Mapping) or bool(keys.get("kv_cache_quant_algo"))

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ...drafts.engine_traits import Finding
 from ..declaration import Declaration
-from ..needed_keys import NEEDED, Needed, absent_key
+from ..declared.quark import quantizes_outputs
+from ..needed_keys import NEEDED, NO_OUTPUTS, Needed, absent_key
 
 _NAMES = """
     fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
@@ -119,6 +120,8 @@ def _refused(declaration: Declaration, arch: str) -> Finding | None:
         return Finding("init", text, f"{_DEQUANTIZE}; or install it beside SGLang, and try")
     if method == "gguf":
         return Finding("init", _LAZY, _DEQUANTIZE)
+    if method == "quark" and quantizes_outputs(declaration.keys):
+        return Finding("init", NO_OUTPUTS, _DEQUANTIZE)
     keys = declaration.keys
     bits, kind = keys.get("bits"), keys.get("data_type", "int")
     if method == "auto-round" and bits not in (*_AUTO_ROUND_BITS, None):

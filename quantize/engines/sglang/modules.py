@@ -14,9 +14,10 @@ from ..contract import Module, Question
 from ..engine import ExcludeRule
 from ..exclude_keys import auto_round_in_sglang, gptq_by_rules
 from ..layer_linears import layer_linears
+from ..transforms import any_transform
 from ..linear_scheme import LinearScheme
 from ..name_patterns import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
-from ..whole_blocks import block_problem, group_problem
+from ..whole_blocks import block_problem, cut_groups, group_problem
 from .config import (
     is_ordinary,
     ordinary_model_problem,
@@ -232,6 +233,9 @@ def config_problem(question: Question) -> Finding | None:
         )
     if (problem := tied_head(question)) is not None:
         return problem
+    if any_transform(question):
+        text = "SGLang does not read transform_config, and serves the linears without transforms"
+        return Finding("wrong", text, "serve it with vLLM, or quantize without online transforms")
     if question.is_parallel:
         text = "SGLang drops mask_hidden: it does not draft EAGLE-3's tokens in parallel"
         return Finding("wrong", text, "serve it with vLLM")
@@ -269,12 +273,44 @@ def module_problem(
     if question.method == "fp8" and scheme.granularity == "block" and _renames_scales(question):
         text = f"SGLang drops weight_scale_inv of {module.leaf}: its `llama.py:723` renames it"
         return Finding("wrong", text, "quantize it per channel: recipe fp8-ptpc")
+    uneven = scheme.signature.startswith("compressed-tensors int") and "+ " in scheme.signature
+    rows = sum(count for count, _ in shapes)
+    if uneven and rows % _MARLIN_ROWS:
+        text = f"RuntimeError: shape '[-1, {_MARLIN_ROWS}]' is invalid for input of this size"
+        return Finding("after load", text, f"keep {module.leaf} in BF16: its rows are uneven")
+    if (problem := cut_groups(module, scheme, columns)) is not None:
+        return problem
     if _is_marlin(question):
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
         if problem is not None:
             return problem
     errors = _ROCM_SPLIT if question.arch in _ROCM else _CUDA_SPLIT
     return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
+
+
+def codes_in_floats(question: Question, module: Module) -> Finding | None:
+    """The loader puts q_a and kv_a together before it looks who takes them."""
+    groups = question.declaration.groups if question.declaration else ()
+    errors = [CONCATENATED.get(group.scheme.signature) for group in groups]
+    if module.leaf != MLA_DOWN.sglang or not any(errors):
+        return None
+    text = next(filter(None, errors))
+    return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
+
+
+def stranger(question: Question, name: str) -> str | None:
+    """`qwen3.py:742` looks up what a part of a fused linear has without asking whether it is there.
+
+    A bias it asks for.
+    """
+    module, _, suffix = name.rpartition(".")
+    leaf = module.rpartition(".")[2]
+    named = declared_architecture(question.config) == "Qwen3ForCausalLM"
+    renamed = ("bias", "output_scale")  # the second is taken for one of the KV cache
+    if not named or leaf not in (*QKV.members, *GATE_UP.members) or suffix in renamed:
+        return None
+    fused = QKV if leaf in QKV.members else GATE_UP
+    return f"KeyError: '{module.removesuffix(leaf)}{fused.sglang}.{suffix}'"
 
 
 def _renames_scales(question: Question) -> bool:

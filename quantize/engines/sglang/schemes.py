@@ -273,9 +273,11 @@ CONCATENATED: Mapping[str, str] = {
     "fp8 fp8 tensor token-dynamic": _ZERO_DIM,
     "fp8 fp8 tensor tensor-static": _ZERO_DIM,
     **{
-        f"{dtype} {size} none": _COLUMNS
-        for dtype in ("gptq int4", "gptq int8", "auto-round int4", "auto-round int8")
-        for size in _WHOLE_ROWS
+        f"{method} int{bits}{mark} {size} none": _COLUMNS
+        for method in ("gptq", "auto-round")
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in (*_EVERY_GROUP, *(f"ordered{size}" for size in _SIZES))
     },
     **{f"awq {dtype} {size} none": _COLUMNS for dtype in ("int4", "int4=") for size in _GROUPS},
 }

@@ -45,10 +45,12 @@ ENGINE = Engine(
         modules=modules.modules,
         plain=modules.plain,
         problem=modules.module_problem,
+        stored=modules.codes_in_floats,
         biases=config.biases,
     ),
     tensors=TensorRules(
         cache_scale=cache_scales.cache_scale,
+        stranger=modules.stranger,
         later_norm="hidden_norm",
         embedding_rows="AssertionError: self.org_vocab_size={vocab}"
         " self.use_presharded_weights=False loaded_weight.shape[output_dim]={rows}",

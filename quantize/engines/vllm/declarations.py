@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ...drafts.engine_traits import INVALID, Finding
 from ..declaration import Declaration
-from ..needed_keys import NEEDED, absent_key
+from ..declared.quark import quantizes_outputs
+from ..needed_keys import NEEDED, NO_OUTPUTS, absent_key
 
 _NAMES = """
     awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed
@@ -78,6 +79,8 @@ def _refused(declaration: Declaration, arch: str) -> Finding | None:
         return Finding("load", text, _DEQUANTIZE)
     if method == "compressed-tensors":
         return _transforms(declaration)
+    if method == "quark" and quantizes_outputs(declaration.keys):
+        return Finding("init", NO_OUTPUTS, _DEQUANTIZE)
     return None
 
 

@@ -15,10 +15,11 @@ from ..contract import UNKNOWN_FIRST_LAYER, Module, Question, UnsureError
 from ..engine import ExcludeRule
 from ..exclude_keys import auto_round_in_vllm, gptq_by_lists
 from ..layer_linears import layer_linears
+from ..transforms import is_transformed
 from ..linear_scheme import LinearScheme
 from ..name_patterns import exact_or_regex, substring_or_wildcard
-from ..whole_blocks import block_problem, group_problem
-from .integer_kernels import integer_problem
+from ..whole_blocks import block_problem, cut_groups, group_problem
+from .kernels import awq_problem, integer_problem, marlin_block_problem, powers_problem
 from .quantized_head import head_problem
 
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
@@ -180,6 +181,9 @@ def module_problem(
 ) -> Finding | None:
     """What the kernels of one quantized module, `shapes` per shard, ask of its shape."""
     rows, columns = sum(count for count, _ in shapes), shapes[0][1]
+    if question.tp > 1 and is_transformed(question, module.prefix):
+        text = "NotImplementedError: Online transforms with tensor parallelism is not supported"
+        return Finding("init", text, "serve the draft on one GPU, or quantize without transforms")
     tiles = (scheme.signature, question.arch) in _TILES_OF_128
     if tiles and (rows % 128 or columns % 128):
         return Finding(
@@ -191,12 +195,21 @@ def module_problem(
         )
     if scheme.signature in _PADDED_BLOCKS:
         return _modelopt_block_problem(module, scheme, [count for count, _ in shapes], columns)
-    problem = head_problem(question, module, scheme) or _mxfp4_problem(module, scheme)
+    problem = (
+        head_problem(question, module, scheme)
+        or _mxfp4_problem(module, scheme)
+        or powers_problem(module, scheme, columns)
+    )
     if problem is not None:
         return problem
     if scheme.granularity == "block":
-        return _block_problem(question, module, scheme, shapes)
-    problem = integer_problem(question, module, scheme, rows, columns)
+        problem = _block_problem(question, module, scheme, shapes)
+        return problem or marlin_block_problem(question, module, scheme)
+    problem = (
+        integer_problem(question, module, scheme, rows, columns)
+        or cut_groups(module, scheme, columns)
+        or awq_problem(question, module, scheme)
+    )
     return problem or group_problem(module, scheme, columns, _SPLIT_GROUPS, _DROPPED_GROUPS)
 
 

@@ -202,7 +202,12 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "quark nvfp4 nvfp4": {"*": Scheme("QuarkNVFP4")},
     "modelopt fp8 block none": _MODELOPT,
     "modelopt mxfp8 mxfp8": _MODELOPT,
-    **{f"awq {dtype} {size} none": _AWQ for dtype in ("int4", "int4=") for size in _GROUPS_ALONE},
+    **{
+        f"awq {dtype} {size} none": _AWQ
+        for dtype in ("int4", "int4=")
+        for size in ("group16", *_GROUPS_ALONE, "group256")
+    },
+    "awq int4= channel none": {"*": Scheme("AutoAWQLinearMethod", whole_rows=True)},
     "quark int4 channel none": {"*": Scheme("QuarkW4A16Int4", _NO_GROUP)},
     "quark int4 channel token-dynamic": _NOT_QUARK,
     "quark int4 channel tensor-static": _NOT_QUARK,
