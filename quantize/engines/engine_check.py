@@ -118,7 +118,7 @@ def check_checkpoint(
         return _agreed(
             place, [_check(checkpoint, each, first, has_side_file, serving) for each in every]
         )
-    if arch not in known.gpus:
+    if arch not in (*known.gpus, *known.checked_archs):
         return _never_executed(place)
     return _check(checkpoint, place, first, has_side_file, serving)
 
@@ -318,7 +318,9 @@ def _unknown(place: _Place, why: str) -> EngineCheck:
 def _never_executed(place: _Place) -> EngineCheck:
     """For a GPU of which this engine's tables say nothing; another engine's may."""
     others = [
-        f"{each.title} {each.version}" for each in newest_engines() if place.arch in each.gpus
+        f"{each.title} {each.version}"
+        for each in newest_engines()
+        if place.arch in (*each.gpus, *each.checked_archs)
     ]
     where = gpu_name(place.arch).partition(" (")[0]
     remedy = "try the server there"

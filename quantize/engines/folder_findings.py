@@ -125,7 +125,8 @@ def _uneven_shards(question: Question) -> Iterator[Finding]:
         yield Finding("init", text, f"serve the draft on a number of GPUs that divides {heads}")
         return
     fewer = "serve the draft on fewer GPUs"
-    kept = question.config.get("num_key_value_heads") or heads
+    kept = question.config.get("num_key_value_heads")
+    kept = kept if type(kept) is int and kept > 0 else heads
     if heads % tp:
         yield Finding("init", "AssertionError: assert self.total_num_heads % tp_size == 0", fewer)
     elif max(kept, tp) % min(kept or tp, tp):

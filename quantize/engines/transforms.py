@@ -5,7 +5,6 @@ Those of weights are in the stored values already. Source: `get_linear_transform
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from .contract import Question
 from .name_patterns import exact_or_regex
@@ -13,23 +12,27 @@ from .name_patterns import exact_or_regex
 _ONLINE = ("input", "output")
 
 
-def _online(question: Question) -> Iterator[Mapping[str, Any]]:
+def _online(question: Question) -> Iterator[str]:
+    """Targets of those that are applied when the draft is served."""
     keys = question.declaration.keys if question.declaration else {}
-    config = keys.get("transform_config")
-    schemes = config.get("config_groups") if isinstance(config, Mapping) else None
-    for scheme in schemes.values() if isinstance(schemes, Mapping) else ():
-        for asked in scheme.get("apply", ()) if isinstance(scheme, Mapping) else ():
-            if isinstance(asked, Mapping) and asked.get("location") in _ONLINE:
-                yield asked
+    for scheme in _object(_object(keys.get("transform_config")).get("config_groups")).values():
+        for asked in map(_object, _list(_object(scheme).get("apply"))):
+            if asked.get("location") in _ONLINE:
+                yield from (each for each in _list(asked.get("targets")) if isinstance(each, str))
+
+
+def _object(value: object) -> Mapping[str, object]:
+    """A section, of any JSON type, as an object."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def is_transformed(question: Question, name: str) -> bool:
     """Whether what a linear of this name reads or writes is to be transformed."""
-    return any(
-        exact_or_regex(target, name) or target == "Linear"
-        for asked in _online(question)
-        for target in asked.get("targets", ())
-    )
+    return any(exact_or_regex(each, name) or each == "Linear" for each in _online(question))
 
 
 def any_transform(question: Question) -> bool:

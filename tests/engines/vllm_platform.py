@@ -176,7 +176,8 @@ def needs_gpu(exc: Exception) -> bool:
         "No module named 'humming'",  # kernels of the wheel for CUDA
     )
     unfinished = re.match("'Humming.*object has no attribute 'layer_config'", str(exc))
-    no_kernels = "AITER not found" in str(exc)  # which images for ROCm have
+    # Images for ROCm have both packages of kernels.
+    no_kernels = re.search("AITER not found|amd-quark package not available", str(exc)) is not None
     called = isinstance(exc, CompiledOpCalledError)
     return called or bool(unfinished) or no_kernels or str(exc) in missing_gpu
 

@@ -49,7 +49,10 @@ def auto_round_groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:
     for name, changes in _mapping(declared, "extra_config").items():
         if not isinstance(changes, Mapping):
             not_read("extra_config", name)
-        if changes.get("bits", 0) < 16:
+        bits = changes.get("bits", 0)
+        if type(bits) is not int:
+            not_read("extra_config", name)
+        if bits < 16:
             said = {k: v for k, v in changes.items() if k in ("bits", "group_size", "sym")}
             own.append(Group(_targets(name), _auto_round({**declared, **said})))
     return (*own, Group(EVERY_LINEAR, _auto_round(declared)))

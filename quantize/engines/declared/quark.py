@@ -28,8 +28,9 @@ def quantizes_outputs(declared: Mapping[str, Any]) -> bool:
     """Whether outputs or biases are to be quantized, but those of the KV cache."""
     export, layers = declared.get("export"), declared.get("layer_quant_config")
     cache = export.get("kv_cache_group") if isinstance(export, Mapping) else None
+    cache = cache if isinstance(cache, list) else []
     named = layers.items() if isinstance(layers, Mapping) else ()
-    sections = [said for name, said in named if name not in (cache or ())]
+    sections = [said for name, said in named if name not in cache]
     sections.append(declared.get("global_quant_config"))
     return any(
         isinstance(said, Mapping) and (said.get("output_tensors") or said.get("bias"))
