@@ -174,8 +174,8 @@ class Engine:
     Attributes:
         version: as the engine's package calls it. evidence: how its tables came about.
         archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
-        checked_archs: on which folders of other tools were executed (`tests/engines/foreign_mix.py`),
-            and no recipe's: `check` answers for them, and no recipe promises them.
+        checked_archs: on which folders of other tools were executed, and no recipe's: `check`
+            answers for them (`tests/engines/foreign_mix.py`), and no recipe promises them.
         own: of the traits of a family, those that are this version's.
         launch: the command that serves a draft, given tokens per step, for a shell.
         launch_note: what a flag of every such command does, where its name misleads.

@@ -130,7 +130,9 @@ def _uneven_shards(question: Question) -> Iterator[Finding]:
     if heads % tp:
         yield Finding("init", "AssertionError: assert self.total_num_heads % tp_size == 0", fewer)
     elif max(kept, tp) % min(kept or tp, tp):
-        yield Finding("init", "AssertionError: assert self.total_num_kv_heads % tp_size == 0", fewer)
+        yield Finding(
+            "init", "AssertionError: assert self.total_num_kv_heads % tp_size == 0", fewer
+        )
     elif (width := question.config.get("intermediate_size", 0)) % tp:
         yield Finding("init", f"AssertionError: {width} is not divisible by {tp}", fewer)
 

@@ -48,7 +48,15 @@ ARCHS: Mapping[str, tuple[str, ...]] = {
 SHARDS = (1, 1, 1, 2, 4, 8)
 NUM_FOLDERS = 300
 Tensors = dict[str, Stored]
-_NEVER = ("embed_tokens", "lm_head", "markov", "confidence", "joint_proj", "gate_proj_0", "shared_head")
+_NEVER = (
+    "embed_tokens",
+    "lm_head",
+    "markov",
+    "confidence",
+    "joint_proj",
+    "gate_proj_0",
+    "shared_head",
+)
 _ANY_WIDTH = ("fp8", "fp8-blocks", "kv-cache", "unquantized", "others")
 _CEILED = ("gptq", "auto-round")
 _PLAIN_IN_MTP = ("eh_proj", "input_proj", "mlp.gate.", "shared_expert_gate", "mtp.fc")
@@ -193,7 +201,9 @@ def _with_extra(rng: Random) -> Callable[[Tensors], Tensors]:
 
 
 def _with_inv_freq(tensors: Tensors) -> Tensors:
-    root = next((n.partition("q_")[0] for n in sorted(tensors) if "self_attn.q_" in n), "self_attn.")
+    root = next(
+        (n.partition("q_")[0] for n in sorted(tensors) if "self_attn.q_" in n), "self_attn."
+    )
     return {**tensors, f"{root}rotary_emb.inv_freq": kinds._tensor(32, dtype="F32")}
 
 
@@ -292,18 +302,14 @@ def write(mixed: Mixed, folder: Path, seed: int = 3) -> None:
         write_target(target, mixed.draft.width, mixed.draft.vocab)
 
 
-def _random(
-    rng: np.random.Generator, suffix: str, dtype: str, shape: tuple[int, ...]
-) -> Stored:
+def _random(rng: np.random.Generator, suffix: str, dtype: str, shape: tuple[int, ...]) -> Stored:
     if dtype == "F8_E8M0":
         codes = rng.integers(110, 130, shape, dtype=np.uint8)
         return Stored(dtype, shape, codes.tobytes())
     return kind_formats.random_tensor(rng, suffix, dtype, shape)
 
 
-def ask(
-    python: Path, work: Path, folders: Sequence[Path], engine: str, arch: str, tp: int
-) -> None:
+def ask(python: Path, work: Path, folders: Sequence[Path], engine: str, arch: str, tp: int) -> None:
     """What a loader says of each folder, as if there was such a GPU; what is known stays."""
     out = work / f"{engine}-{arch}-tp{tp}.jsonl"
     known = {json.loads(line)["draft"] for line in out.open()} if out.exists() else set()
@@ -350,9 +356,7 @@ def compared(work: Path) -> Iterator[Compared]:
                     version=outcome["version"],
                     arch=outcome["arch"],
                     tp=outcome["tp"],
-                    target_layers=None
-                    if "mtp" in outcome["draft"]
-                    else NUM_TARGET_LAYERS,
+                    target_layers=None if "mtp" in outcome["draft"] else NUM_TARGET_LAYERS,
                 )
                 yield Compared(outcome=outcome, verdict=said.verdict, error=said.error)
             except DraftQuantError as exc:
@@ -388,9 +392,11 @@ def main() -> int:
     for each in answers:
         if each.kind not in ("right", "not told"):
             o = each.outcome
-            print(f"{each.kind} | {o['engine']} {o['arch']} {o['tp']} | {o['draft'][:-6]} |"
-                  f" {each.error} | {o['verdict']}: {o['stage']}: {o['error']}"
-                  f" {o['unread'][:2]} {o['unloaded'][:2]} {o['cast'][:1]}")
+            print(
+                f"{each.kind} | {o['engine']} {o['arch']} {o['tp']} | {o['draft'][:-6]} |"
+                f" {each.error} | {o['verdict']}: {o['stage']}: {o['error']}"
+                f" {o['unread'][:2]} {o['unloaded'][:2]} {o['cast'][:1]}"
+            )
     counts = Counter((each.outcome["engine"], each.kind) for each in answers)
     for (engine, kind), number in sorted(counts.items()):
         print(f"{engine}: {number} {kind}")

@@ -226,7 +226,11 @@ def _modelopt(rng: Random, algorithm: str, **more: Any) -> dict[str, Any]:
 def _fp8_lists(rng: Random) -> dict[str, Any]:
     said = rng.choice(_FP8_LISTS)
     keys = rng.choice(
-        (("ignored_layers",), ("modules_to_not_convert",), ("ignored_layers", "modules_to_not_convert"))
+        (
+            ("ignored_layers",),
+            ("modules_to_not_convert",),
+            ("ignored_layers", "modules_to_not_convert"),
+        )
     )
     return dict.fromkeys(keys, said)
 
@@ -346,7 +350,9 @@ def _blocks(rows: int, columns: int, block: tuple[int, int], suffix: str, dtype:
 def fp8_blocks(rng: Random) -> Format:
     """Blocks of 128, 64 and 1 x 128, powers of two, no declared activation scheme."""
     block = rng.choice(((128, 128), (128, 128), (128, 128), (64, 64), (1, 128), (32, 32)))
-    suffix = rng.choice(("weight_scale_inv", "weight_scale_inv", "weight_scale_inv", "weight_scale"))
+    suffix = rng.choice(
+        ("weight_scale_inv", "weight_scale_inv", "weight_scale_inv", "weight_scale")
+    )
     dtype = rng.choice(("F32", "F32", "BF16", "F8_E8M0"))
     form = rng.choice(("fp8", "fp8", "fp8", "fp8", "ct", "modelopt"))
     keys: dict[str, Any]
@@ -444,9 +450,7 @@ def ct_integers(rng: Random) -> Format:
     how = {"group_size": size} if size > 0 else {}
     strategy = "group" if size > 0 else "channel"
     weights = args("int", bits, strategy, **how) | {"symmetric": symmetric, "actorder": order}
-    keys = kinds.declared_ct(
-        weights, None, "pack-quantized", ignore=tuple(rng.choice(_CT_IGNORE))
-    )
+    keys = kinds.declared_ct(weights, None, "pack-quantized", ignore=tuple(rng.choice(_CT_IGNORE)))
     name = f"w{bits}-{size}{'' if symmetric else '-asym'}{f'-{order}' if order else ''}"
     ordered = order in ("group", "dynamic")
     stored = _packed(bits, size, symmetric=symmetric, ordered=ordered)
@@ -455,8 +459,19 @@ def ct_integers(rng: Random) -> Format:
 
 def int8(rng: Random) -> Format:
     """W8A8 and W8A16 in a byte each, by compressed-tensors, Quark, ModelOpt and others."""
-    form = rng.choice(("ct-dynamic", "ct-static", "ct-w8a16", "ct-asym", "w8a8_int8", "modelopt",
-                       "blockwise_int8", "quark", "experts_int8"))
+    form = rng.choice(
+        (
+            "ct-dynamic",
+            "ct-static",
+            "ct-w8a16",
+            "ct-asym",
+            "w8a8_int8",
+            "modelopt",
+            "blockwise_int8",
+            "quark",
+            "experts_int8",
+        )
+    )
     scales = rng.choice(("channel", "tensor")) if form in ("ct-dynamic", "ct-static") else "channel"
     static = form in ("ct-static", "quark")
     asym = form == "ct-asym"
@@ -465,11 +480,16 @@ def int8(rng: Random) -> Format:
         scale = (rows, 1) if scales == "channel" else (1,)
         found: dict[str, tuple[str, tuple[int, ...]]] = {
             "weight": ("I8", (rows, columns)),
-            "weight_scale": ("BF16" if form != "quark" else "F32", () if form == "quark" else scale),
+            "weight_scale": (
+                "BF16" if form != "quark" else "F32",
+                () if form == "quark" else scale,
+            ),
         }
         if form == "blockwise_int8":
-            found = {"weight": ("I8", (rows, columns)),
-                     "weight_scale_inv": ("F32", (-(-rows // 128), -(-columns // 128)))}
+            found = {
+                "weight": ("I8", (rows, columns)),
+                "weight_scale_inv": ("F32", (-(-rows // 128), -(-columns // 128))),
+            }
         if form == "modelopt":
             found["weight_scale"] = ("F32", (rows,))
         if static:
@@ -501,7 +521,11 @@ def int8(rng: Random) -> Format:
     elif form == "modelopt":
         keys = _modelopt(rng, rng.choice(("INT8_SQ", "W8A16", "INT8_WO")))
     elif form == "blockwise_int8":
-        keys = {"quant_method": form, "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+        keys = {
+            "quant_method": form,
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        }
     else:
         keys = {"quant_method": form}
     return Format(tool="int8", name=f"{form}-{scales}", stored=stored, declared=keys)
@@ -532,14 +556,53 @@ def awq(rng: Random) -> Format:
     return Format(tool="awq", name=name, stored=kinds.awq(size=size), declared=keys, config=half)
 
 
+def _without_input(rows: int, columns: int) -> Shapes:
+    """ModelOpt's weight-only NVFP4."""
+    found = dict(kinds.modelopt_nvfp4(rows, columns))
+    del found["input_scale"]
+    return found
+
+
+def _with_pre_scale(rows: int, columns: int) -> Shapes:
+    """ModelOpt's NVFP4 after AWQ."""
+    return {**kinds.modelopt_nvfp4(rows, columns), "pre_quant_scale": ("BF16", (columns,))}
+
+
+def _codes_in_bytes(rows: int, columns: int) -> Shapes:
+    """Quark's MXFP4."""
+    return {"weight": ("U8", (rows, columns // 2)), "weight_scale": ("U8", (rows, columns // 32))}
+
+
 def fp4(rng: Random) -> Format:
     """NVFP4, MXFP4 and MXFP8 under the names that ModelOpt, llm-compressor and Quark give them."""
-    form = rng.choice(("modelopt", "modelopt_fp4", "awq", "modelopt_mxfp8", "mxfp8", "w4a16", "ct",
-                       "ct-a16", "ct-mxfp4", "ct-mxfp8", "quark", "auto-round-mx"))
-    named = {"modelopt": "NVFP4", "modelopt_fp4": "NVFP4", "awq": "NVFP4_AWQ", "w4a16": "W4A16_NVFP4"}
+    form = rng.choice(
+        (
+            "modelopt",
+            "modelopt_fp4",
+            "awq",
+            "modelopt_mxfp8",
+            "mxfp8",
+            "w4a16",
+            "ct",
+            "ct-a16",
+            "ct-mxfp4",
+            "ct-mxfp8",
+            "quark",
+            "auto-round-mx",
+        )
+    )
+    named = {
+        "modelopt": "NVFP4",
+        "modelopt_fp4": "NVFP4",
+        "awq": "NVFP4_AWQ",
+        "w4a16": "W4A16_NVFP4",
+    }
 
     def micro(rows: int, columns: int) -> Shapes:
-        return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("U8", (rows, columns // 32))}
+        return {
+            "weight": ("F8_E4M3", (rows, columns)),
+            "weight_scale": ("U8", (rows, columns // 32)),
+        }
 
     def mxfp4(rows: int, columns: int) -> Shapes:
         return {
@@ -551,17 +614,7 @@ def fp4(rng: Random) -> Format:
     stored: Store
     if form in named:
         keys = _modelopt(rng, named[form], group_size=16)
-        stored = kinds.modelopt_nvfp4
-        if form == "w4a16":
-            stored = lambda rows, columns: {  # noqa: E731
-                suffix: shape
-                for suffix, shape in kinds.modelopt_nvfp4(rows, columns).items()
-                if suffix != "input_scale"
-            }
-        if form == "awq":
-            stored = lambda rows, columns: kinds.modelopt_nvfp4(rows, columns) | {  # noqa: E731
-                "pre_quant_scale": ("BF16", (columns,))
-            }
+        stored = {"w4a16": _without_input, "awq": _with_pre_scale}.get(form, kinds.modelopt_nvfp4)
         if form == "modelopt_fp4":
             keys = {**keys, "quant_method": form}
     elif form in ("modelopt_mxfp8", "mxfp8"):
@@ -592,19 +645,30 @@ def fp4(rng: Random) -> Format:
         )
         stored = mxfp4
     elif form == "quark":
-        spec = quark_spec("fp4", "per_group", group_size=32, scale_format="e8m0",
-                          ch_axis=-1, scale_calculation_mode="even")
+        spec = quark_spec(
+            "fp4",
+            "per_group",
+            group_size=32,
+            scale_format="e8m0",
+            ch_axis=-1,
+            scale_calculation_mode="even",
+        )
         inputs = rng.choice((None, {**spec, "is_dynamic": True}))
         keys = quark_config(spec, inputs, rng.choice(_QUARK_EXCLUDE))
-        stored = lambda rows, columns: {  # noqa: E731
-            "weight": ("U8", (rows, columns // 2)),
-            "weight_scale": ("U8", (rows, columns // 32)),
-        }
+        stored = _codes_in_bytes
     elif form == "auto-round-mx":
         keys = {
-            "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True,
-            "data_type": "mx_fp", "act_bits": 4, "act_data_type": "mx_fp", "act_group_size": 32,
-            "act_sym": True, "act_dynamic": True, "packing_format": "auto_round:llm_compressor",
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": 32,
+            "sym": True,
+            "data_type": "mx_fp",
+            "act_bits": 4,
+            "act_data_type": "mx_fp",
+            "act_group_size": 32,
+            "act_sym": True,
+            "act_dynamic": True,
+            "packing_format": "auto_round:llm_compressor",
             "extra_config": {"fc": {"bits": 16}, "model.fc": {"bits": 16}},
         }
         stored = mxfp4
@@ -632,15 +696,32 @@ def transforms(rng: Random) -> Format:
         {"targets": ["re:.*o_proj$"], "location": place, "inverse": place != "input", "ignore": []}
         for place in where
     ]
-    config = {"config_groups": {"R4": {"type": "hadamard", "apply": apply, "randomize": False,
-                                       "requires_grad": False, "head_dim": None}}}
+    config = {
+        "config_groups": {
+            "R4": {
+                "type": "hadamard",
+                "apply": apply,
+                "randomize": False,
+                "requires_grad": False,
+                "head_dim": None,
+            }
+        }
+    }
     form_of = rng.choice(("set", "set", "set", "empty", "sparsity"))
     more: dict[str, Any] = {"transform_config": config}
     if form_of == "empty":
         more = {"transform_config": {}, "sparsity_config": {}}
     elif form_of == "sparsity":
-        more = {"transform_config": {}, "sparsity_config": {"format": "dense", "targets": [],
-                "ignore": [], "sparsity_structure": "unstructured", "global_sparsity": 0.0}}
+        more = {
+            "transform_config": {},
+            "sparsity_config": {
+                "format": "dense",
+                "targets": [],
+                "ignore": [],
+                "sparsity_structure": "unstructured",
+                "global_sparsity": 0.0,
+            },
+        }
     ignore = tuple(rng.choice(_CT_IGNORE))
     keys = kinds.declared_ct(weights, inputs, form, ignore=ignore, **more)
     return Format(tool="transforms", name=f"{form_of}-{bits}", stored=stored, declared=keys)
@@ -657,10 +738,18 @@ def mixed(rng: Random) -> Format:
         rest = {"ct": ["re:.*self_attn.*"], "ct-none": ["re:.*self_attn.*"]}.get(form, ["Linear"])
         names = ("down_proj",) if form == "ct-down" else names
         groups = {
-            "group_0": {"targets": mlp, "weights": int4, "input_activations": None,
-                        "format": "pack-quantized"},
-            "group_1": {"targets": rest, "weights": fp8, "input_activations": tokens,
-                        "format": "float-quantized"},
+            "group_0": {
+                "targets": mlp,
+                "weights": int4,
+                "input_activations": None,
+                "format": "pack-quantized",
+            },
+            "group_1": {
+                "targets": rest,
+                "weights": fp8,
+                "input_activations": tokens,
+                "format": "float-quantized",
+            },
         }
         if form == "ct-none":
             del groups["group_0"]
@@ -673,8 +762,14 @@ def mixed(rng: Random) -> Format:
         }
         others = dict.fromkeys(names, kinds.packed()) if form != "ct-none" else {}
         kept = ("fc", *names) if form == "ct-none" else ("fc",)
-        return Format(tool="mixed", name=form, stored=kinds.fp8_tokens, declared=keys,
-                      others=others, kept=kept)
+        return Format(
+            tool="mixed",
+            name=form,
+            stored=kinds.fp8_tokens,
+            declared=keys,
+            others=others,
+            kept=kept,
+        )
     if form == "modelopt":
         layers = {}
         for root in ("midlayer", "layers.0", "model.layers.0", "model.layers.1", "layers.1"):
@@ -683,26 +778,66 @@ def mixed(rng: Random) -> Format:
             for leaf in names:
                 layers[f"{root}.mlp.{leaf}"] = {"quant_algo": "NVFP4", "group_size": 16}
         keys = _modelopt(rng, "MIXED_PRECISION", quantized_layers=layers)
-        return Format(tool="mixed", name=form, stored=kinds.fp8, declared=keys,
-                      others=dict.fromkeys(names, kinds.modelopt_nvfp4))
+        return Format(
+            tool="mixed",
+            name=form,
+            stored=kinds.fp8,
+            declared=keys,
+            others=dict.fromkeys(names, kinds.modelopt_nvfp4),
+        )
     spec = quark_spec("fp8_e4m3", "per_tensor")
-    fp4 = quark_spec("fp4", "per_group", group_size=32, scale_format="e8m0", ch_axis=-1,
-                     scale_calculation_mode="even")
-    own = {"weight": fp4, "input_tensors": {**fp4, "is_dynamic": True}, "output_tensors": None,
-           "bias": None, "target_device": None}
-    keys = quark_config(spec, spec, rng.choice(_QUARK_EXCLUDE),
-                        layer_quant_config={rng.choice(("*mlp*", "*.mlp.*")): own})
-    micro: Store = lambda rows, columns: {  # noqa: E731
-        "weight": ("U8", (rows, columns // 2)), "weight_scale": ("U8", (rows, columns // 32))}
-    return Format(tool="mixed", name=form, stored=kinds.fp8, declared=keys,
-                  others=dict.fromkeys(names, micro))
+    fp4 = quark_spec(
+        "fp4",
+        "per_group",
+        group_size=32,
+        scale_format="e8m0",
+        ch_axis=-1,
+        scale_calculation_mode="even",
+    )
+    own = {
+        "weight": fp4,
+        "input_tensors": {**fp4, "is_dynamic": True},
+        "output_tensors": None,
+        "bias": None,
+        "target_device": None,
+    }
+    keys = quark_config(
+        spec,
+        spec,
+        rng.choice(_QUARK_EXCLUDE),
+        layer_quant_config={rng.choice(("*mlp*", "*.mlp.*")): own},
+    )
+    return Format(
+        tool="mixed",
+        name=form,
+        stored=kinds.fp8,
+        declared=keys,
+        others=dict.fromkeys(names, _codes_in_bytes),
+    )
 
 
 def saved_by_others(rng: Random) -> Format:
-    """bitsandbytes, torchao, HQQ, EETQ, FP-Quant, AQLM and their kin, as transformers saves them."""
-    form = rng.choice(("bnb-nf4", "bnb-nf4", "bnb-int8", "torchao", "torchao", "torchao-flat",
-                       "hqq", "eetq", "fp_quant", "aqlm", "vptq", "higgs", "gguf", "ipex", "marlin",
-                       "mxfp4"))
+    """bitsandbytes, torchao, HQQ, EETQ, FP-Quant, AQLM and their kin, as they are saved."""
+    form = rng.choice(
+        (
+            "bnb-nf4",
+            "bnb-nf4",
+            "bnb-int8",
+            "torchao",
+            "torchao",
+            "torchao-flat",
+            "hqq",
+            "eetq",
+            "fp_quant",
+            "aqlm",
+            "vptq",
+            "higgs",
+            "gguf",
+            "ipex",
+            "marlin",
+            "mxfp4",
+        )
+    )
 
     def four(rows: int, columns: int) -> Shapes:
         return {
@@ -715,30 +850,50 @@ def saved_by_others(rng: Random) -> Format:
         }
 
     def eight(rows: int, columns: int) -> Shapes:
-        return {"weight": ("I8", (rows, columns)), "SCB": ("F32", (rows,)), "weight_format": ("U8", ())}
+        return {
+            "weight": ("I8", (rows, columns)),
+            "SCB": ("F32", (rows,)),
+            "weight_format": ("U8", ()),
+        }
 
     def flat(rows: int, columns: int) -> Shapes:
-        return {"_weight_qdata": ("I8", (rows, columns)), "_weight_scale": ("BF16", (rows, columns // 128)),
-                "_weight_zero_point": ("I8", (rows, columns // 128))}
+        return {
+            "_weight_qdata": ("I8", (rows, columns)),
+            "_weight_scale": ("BF16", (rows, columns // 128)),
+            "_weight_zero_point": ("I8", (rows, columns // 128)),
+        }
 
     def plain(rows: int, columns: int) -> Shapes:
         return {"weight": ("I8", (rows, columns)), "weight_scale": ("BF16", (rows,))}
 
     bnb = {
-        "_load_in_4bit": form == "bnb-nf4", "_load_in_8bit": form == "bnb-int8",
-        "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_storage": "uint8",
-        "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
-        "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False,
-        "llm_int8_skip_modules": rng.choice((None, ["fc", "lm_head"])), "llm_int8_threshold": 6.0,
-        "load_in_4bit": form == "bnb-nf4", "load_in_8bit": form == "bnb-int8",
+        "_load_in_4bit": form == "bnb-nf4",
+        "_load_in_8bit": form == "bnb-int8",
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "llm_int8_enable_fp32_cpu_offload": False,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_skip_modules": rng.choice((None, ["fc", "lm_head"])),
+        "llm_int8_threshold": 6.0,
+        "load_in_4bit": form == "bnb-nf4",
+        "load_in_8bit": form == "bnb-int8",
         "quant_method": "bitsandbytes",
     }
     tao = {
         "quant_method": "torchao",
-        "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2,
-                                   "_data": {"group_size": None}}},
-        "quant_type_kwargs": {}, "modules_to_not_convert": rng.choice((None, ["fc", "lm_head"])),
-        "include_input_output_embeddings": False, "untie_embedding_weights": False,
+        "quant_type": {
+            "default": {
+                "_type": "Int8WeightOnlyConfig",
+                "_version": 2,
+                "_data": {"group_size": None},
+            }
+        },
+        "quant_type_kwargs": {},
+        "modules_to_not_convert": rng.choice((None, ["fc", "lm_head"])),
+        "include_input_output_embeddings": False,
+        "untie_embedding_weights": False,
     }
     table: dict[str, tuple[Store, dict[str, Any] | None]] = {
         "bnb-nf4": (four, bnb),

@@ -2,7 +2,7 @@
 
 Source: `_quantization_scheme_map_from_config` and `_get_scheme_from_parts` of vLLM 0.33.0, and
 their like in SGLang 0.5.23. Keys that neither reads (observer, scale_dtype of floats, version,
-kv_cache_scheme of a draft without scales) say nothing here; transforms do not change what is stored.
+kv_cache_scheme of a draft without scales) say nothing here; transforms change nothing stored.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def _scheme(weights: Args, inputs: Args | None, form: object) -> LinearScheme:
     ordered = weights.get("actorder") in ORDERED
     symmetric = weights.get("symmetric", True)
     dtype = _dtype(weights)
-    if kind == "int" and bits in range(2, 9):
+    if kind == "int" and type(bits) is int and 2 <= bits <= 8:
         return _integers(
             dtype, bits, strategy, size, activations, form, symmetric=symmetric, ordered=ordered
         )

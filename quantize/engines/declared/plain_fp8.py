@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...stored.layouts.scheme import EVERY_LINEAR, FP8_DTYPE, Part, Parts
-from ..linear_scheme import ANY_FLOAT, BLOCK, Group, block_of, linear_scheme, not_read, scales_of_blocks
+from ..linear_scheme import (
+    ANY_FLOAT,
+    BLOCK,
+    Group,
+    block_of,
+    linear_scheme,
+    not_read,
+    scales_of_blocks,
+)
 
 
 def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:

@@ -57,8 +57,8 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     if str(model_type).startswith("speculator"):
         text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
         return Finding("config", f"{text} but Transformers does not recognize this", _PLAIN)
-    text = config.get("text_config")
-    if isinstance(text, Mapping) and "num_attention_heads" not in text:
+    section = config.get("text_config")
+    if isinstance(section, Mapping) and "num_attention_heads" not in section:
         error = (
             "AssertionError: sglang/srt/utils/hf_transformers/common.py:605: assert"
             ' hasattr(config.text_config, "num_attention_heads")'

@@ -18,10 +18,12 @@ _NAMES = """
     modelslim quark_int4fp8_moe humming mxfp_w4a8 mxfp4
 """
 METHODS = frozenset(_NAMES.split())
-_ON_ROCM = frozenset(
-    "awq fp8 compressed-tensors w8a8_fp8 petit_nvfp4 quark mxfp4 mxfp8 auto-round auto-round-int8"
-    " quark_int4fp8_moe quark_mxfp4 modelopt gptq".split()  # the last two are looked at further
-)
+_ROCM_NAMES = """
+    awq fp8 compressed-tensors w8a8_fp8 petit_nvfp4 quark mxfp4 mxfp8 auto-round auto-round-int8
+    quark_int4fp8_moe quark_mxfp4
+"""
+_ON_ROCM = {*_ROCM_NAMES.split(), "modelopt", "gptq"}
+"""The last two are looked at further."""
 _CAPABILITIES = {"sm80": 80, "sm90": 90, "sm100": 100, "gfx942": 94, "gfx950": 95}
 _MINIMUM = {"w8a8_fp8": 89, "w4afp8": 90}
 """quant_method -> the compute capability that it wants; of others it is 80 or less."""

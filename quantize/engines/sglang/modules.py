@@ -14,9 +14,9 @@ from ..contract import Module, Question
 from ..engine import ExcludeRule
 from ..exclude_keys import auto_round_in_sglang, gptq_by_rules
 from ..layer_linears import layer_linears
-from ..transforms import any_transform
 from ..linear_scheme import LinearScheme
 from ..name_patterns import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
+from ..transforms import any_transform
 from ..whole_blocks import block_problem, cut_groups, group_problem
 from .config import (
     is_ordinary,

@@ -31,7 +31,7 @@ _ALGORITHMS = (
 )
 _DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
 _NOT_ON_ROCM = frozenset(
-    "experts_int8 humming moe_wna16 nvfp4_per_token int8_per_channel_weight_only".split()
+    ["experts_int8", "humming", "moe_wna16", "nvfp4_per_token", "int8_per_channel_weight_only"]
 )
 _OF_PACKAGES = {"torchao": "torchao>=0.10.0"}
 """quant_method -> the package that it wants, and that its wheel does not ask for."""

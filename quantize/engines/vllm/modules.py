@@ -15,9 +15,9 @@ from ..contract import UNKNOWN_FIRST_LAYER, Module, Question, UnsureError
 from ..engine import ExcludeRule
 from ..exclude_keys import auto_round_in_vllm, gptq_by_lists
 from ..layer_linears import layer_linears
-from ..transforms import is_transformed
 from ..linear_scheme import LinearScheme
 from ..name_patterns import exact_or_regex, substring_or_wildcard
+from ..transforms import is_transformed
 from ..whole_blocks import block_problem, cut_groups, group_problem
 from .kernels import awq_problem, integer_problem, marlin_block_problem, powers_problem
 from .quantized_head import head_problem

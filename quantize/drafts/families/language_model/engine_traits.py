@@ -14,7 +14,6 @@ from ...engine_traits import (
     ServedDraft,
 )
 
-
 _BARE = ("layers.", "embed_tokens.", "norm.")
 
 
@@ -31,7 +30,7 @@ def _biases_in_sglang(draft: ServedDraft) -> Biases:
 
 
 def _without_root(draft: ServedDraft) -> Finding | None:
-    """vLLM looks for every name but the head's below "model."."""
+    """VLLM looks for every name but the head's below "model."."""
     bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
     if not bare:
         return None
