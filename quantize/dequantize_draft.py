@@ -22,6 +22,7 @@ from .files.package_version import package_version
 from .files.provenance import (
     CutProvenance,
     DequantizedProvenance,
+    GraftedProvenance,
     QuantizedProvenance,
     RepairedProvenance,
     Rounding,
@@ -199,6 +200,8 @@ def dequantize_draft(
     check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
     made_by = read_provenance(checkpoint.folder)
     check_seal(checkpoint.folder, made_by)
+    if isinstance(made_by, GraftedProvenance):
+        made_by = made_by.quantized_by  # of the layer that stands in its target
     if isinstance(made_by, DequantizedProvenance | TunedProvenance):
         what = "dequantized" if isinstance(made_by, DequantizedProvenance) else "tuned in BF16"
         raise CheckpointError(

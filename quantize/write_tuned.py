@@ -13,9 +13,10 @@ from .errors import BackendError
 from .files.card_text import CARD_FILE
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
+from .files.how_rounded import LearnedRounding
 from .files.hub import DraftSource
 from .files.package_version import package_version
-from .files.provenance import LearnedRounding, TensorBytes, TunedProvenance
+from .files.provenance import TensorBytes, TunedProvenance
 from .files.provenance_sources import SourceDraft
 from .files.publish import Rewrite, check_faults, publish
 from .files.retuning import Retuning, marked_card

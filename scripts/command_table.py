@@ -18,6 +18,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "tune": "choose a format for each linear by measurement; writes a recipe",
         "calibrate": "ranges of the linears' inputs, and what static scales cost",
         "retune": "fine-tune a quantized draft on its target, and a BF16 control",
+        "graft": "put a quantized MTP layer back into its target's folder",
         "vocab": "keep the head's rows that a target needs; acceptance by size",
     },
     "convert": {

@@ -40,6 +40,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         " --gpu h200 --target-step-ms 14.2",
         "draftquant vocab ./draft --traces ./calibration-traces --size 32768 --out ./draft-32k",
     ),
+    "graft": (
+        "draftquant graft ./target-fp8 ./layer-int4 --out ./target-fp8-mtp",
+        "draftquant graft ./target-fp8 ./target-bf16 --subtree model.layers.61"
+        " --out ./target-fp8-mtp",
+    ),
     "verify": (
         "draftquant verify ./draft-fp8 --against ./draft",
         "draftquant verify ./draft-fp8 --verify-signature ./key.pub",

@@ -200,7 +200,12 @@ class CommandParser(argparse.ArgumentParser):
             name = argument.partition("=")[0]
             if argument == "--" or (self.commands and not argument.startswith("-")):
                 return
-            if name.startswith("--") and not any(each.startswith(name) for each in known):
+            is_text = " " in name  # of one option, such as --target-args "--dtype float16"
+            if (
+                name.startswith("--")
+                and not is_text
+                and not any(each.startswith(name) for each in known)
+            ):
                 self._refuse_option(name)
 
     def _refuse_option(self, name: str) -> NoReturn:

@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from block_pair import shared_tables
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
+from stand.decoder import Decoder
+from stand.server import served
+from stand.sglang import SGLangStand
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +72,39 @@ def test_from_nothing_to_a_page(work: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["report", str(out / "gate.json"), "--markdown", str(work / "g.md")]) == 0
 
 
+def test_two_servers_and_one_without_a_draft(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    int4 = load_draft(work / "int4", dtype=torch.float32, shared=shared_tables(Path(TARGET)))
+    bf16, other = Decoder("eagle3-llama", 3), Decoder("eagle3-llama", 3, int4)
+    said = [
+        {"speculative_draft_model_path": path, "speculative_draft_model_quantization": how}
+        for path, how in ((DRAFT, None), (str(work / "int4"), "compressed-tensors"))
+    ]
+    stands = (
+        SGLangStand(decoder=bf16, info=said[0]),
+        SGLangStand(decoder=other, info=said[1]),
+        SGLangStand(decoder=bf16, drafts=False),
+    )
+    out = work / "measured"
+    with served(stands[0]) as first, served(stands[1]) as second, served(stands[2]) as plain:
+        asked = ["--server", first.url, second.url, "--plain-server", plain.url]
+        code = main(line(work, out, *asked, "--engine", "sglang"))
+        wrong = ["--server", first.url, first.url, "--engine", "sglang"]
+        assert main(line(work, work / "twice", *wrong)) == 2
+    assert code == 3  # 12 prompts are too few for parity of texts
+    assert "expected the draft that the server runs" in capsys.readouterr().err
+    assert (work / "twice" / "bf16.jsonl").exists()
+    report = json.loads((out / "acceptance.json").read_text(encoding="utf-8"))
+    assert {step["name"]: step["outcome"] for step in report["steps"]} == {
+        "check": "PASS", "verify": "PASS", "measure BF16": "DONE", "measure QUANT": "DONE",
+        "measure plain": "DONE", "gate": "PASS", "parity texts": "INCONCLUSIVE",
+        "card": "NOT RUN",
+    }  # fmt: skip
+    assert report["gate"]["served"]["verdict"] == "PASS"
+    assert len(report["gate"]["parity"]) == 2
+
+
 def test_prompts_that_calibrated_it_are_refused(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +112,27 @@ def test_prompts_that_calibrated_it_are_refused(
     assert main(line(work, out, "--prompts", str(work / "seen.jsonl"))) == 2
     assert "prompts were used to calibrate the candidate" in capsys.readouterr().err
     assert not (out / "acceptance.html").exists()
+
+
+def test_a_target_of_another_tokenizer_is_refused_before_anything_is_recorded(work: Path) -> None:
+    draft, target, int4 = work / "told", work / "other", str(work / "told-int4")
+    shutil.copytree(DRAFT, draft)
+    shutil.copytree(TARGET, target)
+    shutil.copy(target / "tokenizer.json", draft)
+    tokenizer = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
+    words = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = dict(zip(words, reversed(words.values()), strict=True))
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", int4]) == 0
+    out = work / "refused"
+    given = ["--target", str(target), "--prompts", str(work / "gate.jsonl"), "--out", str(out)]
+    assert main(["accept", str(draft), int4, *given]) == 1
+    report = json.loads((out / "acceptance.json").read_text(encoding="utf-8"))
+    first, *others = report["steps"]
+    assert first["outcome"] == "FAIL"
+    assert "tokenizer" in first["said"]
+    assert {step["outcome"] for step in others} == {"NOT RUN"}
+    assert not (out / "traces").exists()
 
 
 def test_a_draft_with_a_wrong_byte_fails_before_anything_is_recorded(work: Path) -> None:

@@ -257,8 +257,8 @@ def test_arguments_of_another_kind_are_refused_by_name(work: Path) -> None:
             dq.quantize("DRAFT", "int4-channel", work / "x", **given)  # type: ignore[arg-type]
     with pytest.raises(dq.DraftQuantError, match=r"estimate\(draft=\): it is missing"):
         dq.estimate(gpu="h200")  # type: ignore[call-arg]
-    with pytest.raises(dq.DraftQuantError, match=r"check\(engine=\): it is missing"):
-        dq.check("OUT")  # type: ignore[call-arg]
+    with pytest.raises(dq.DraftQuantError, match=r"check\(engine=\): is missing"):
+        dq.check("OUT")
     with pytest.raises(dq.DraftQuantError, match="got no candidate=, traces="):
         dq.gate("DRAFT")
     with pytest.raises(TypeError, match="gate: got an unexpected keyword argument 'polcy'"):

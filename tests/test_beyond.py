@@ -15,8 +15,8 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import LayoutError, PlanError
 from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.how_rounded import GptqFactors
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import GptqFactors
 from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.quantize.quantize_draft import quantize_draft

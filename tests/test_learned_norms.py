@@ -15,8 +15,9 @@ from draftquant.quantize.algorithms.absmax_nearest import AbsmaxNearest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.norms import MOST_OF_NORM
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.how_rounded import LearnedRounding
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import LearnedRounding, QuantizedProvenance
+from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.measured import Measured
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight

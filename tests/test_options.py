@@ -26,6 +26,7 @@ FINDINGS = "validate.parity.finding.write_findings"
 DRAFTS = "scripts.api.replay.load_for_replay"
 BOTH_DRAFTS = "scripts.api.parity_draft.load_for_replay"
 COMPARED = "scripts.api.compare"
+PAIR_CHECK = "quantize.pairing.check_pair"
 
 
 def on_traces(verb: str) -> tuple[Row, ...]:
@@ -140,6 +141,7 @@ COMMANDS = (
         Row("--backend", "quark", "backend", "quark"),
         Row("--algorithm", "gptq", "algorithm", "gptq"),
         Row("--input-correction", "off", "input_correction", "off"),
+        Row("--kv-cache", "unit", "kv_cache", "unit"),
         Row("--target-layers", "61", "target_layers", 61, "scripts.api.plan.make_plan"),
     ), {"scripts.api.plan.open_draft": TWO}),
     Command("estimate DRAFT --recipe int4-channel", "scripts.api.estimate.EstimateReport", (
@@ -149,6 +151,8 @@ COMMANDS = (
         Row("--gpu", "mi355x", "machines.0.gpu.name", "mi355x"),
         Row("--vocab-size", "8,9", "vocab_sizes", (8, 9), "scripts.api.estimate.make_estimate"),
         Row("--head-online", "nvfp4,fp8", "heads", ("nvfp4", "fp8"),
+            "scripts.api.estimate.make_estimate"),
+        Row("--kv-cache-dtype", "fp8_e4m3", "kv_cache", "fp8_e4m3",
             "scripts.api.estimate.make_estimate"),
         Row("--num-draft-tokens", "5", "asked", 5,
             "scripts.api.estimate.checked_num_draft_tokens"),
@@ -278,6 +282,7 @@ COMMANDS = (
         Row("--backend", "quark", "settings.backend", "quark"),
         Row("--algorithm", "gptq", "settings.algorithm", "gptq"),
         Row("--input-correction", "off", "settings.input_correction", "off"),
+        Row("--kv-cache", "absmax", "settings.kv_cache", "absmax"),
         Row("--target-layers", "61", "settings.target_layers", 61),
         Row("--out", "other", "settings.out", Path("other")),
         Row("--traces", "T", "settings.traces", Path("T")),
@@ -310,6 +315,7 @@ COMMANDS = (
         Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.verify.verify.run"),
         Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.verify.resolve_draft"),
         Row("--foreign", "", "foreign"),
+        Row("--layer", "a/b", "settings.layer", "a/b", "scripts.commands.verify.verify.run"),
         Row("--target", "M", "target", Path("M")),
         Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.api.verify.sign_folder"),
         Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
@@ -344,12 +350,27 @@ COMMANDS = (
         "quantize.transcoding.transcode_draft.plan_transcoding": MagicMock(bytes_after=1),
         **stubs("scripts.api.transcode.resolve_draft"),
     }),
+    Command("graft TARGET LAYER --out OUT", "quantize.grafting.graft_layer.graft_layer", (
+        Row("TARGET", "M", "target", Path("M"), "quantize.grafting.graft_plan.plan_graft"),
+        Row("LAYER", "a/b", "reference", "a/b", "scripts.api.graft.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.graft.resolve_draft"),
+        Row("--replace", "", "replace", spy="quantize.grafting.graft_plan.plan_graft"),
+        Row("--link", "symbolic", "link", "symbolic"),
+        Row("--out", "other", "out", Path("other")),
+    ), {
+        "quantize.grafting.graft_plan.plan_graft": MagicMock(written_bytes=1),
+        **stubs("scripts.api.graft.resolve_draft"),
+    }),
     Command("check DRAFT --engine vllm", "quantize.engines.check_draft", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.check.resolve_draft"),
         Row("--engine", "sglang", "engine", "sglang"),
         Row("--version", "1.2", "version", "1.2"),
         Row("--tp", "2", "tp", 2),
         Row("--target-layers", "61", "target_layers", 61),
+        Row("--target", "t", "named.1", "t", PAIR_CHECK),
+        Row("--target", "t", "reference", "t", "scripts.api.check.resolve_target"),
+        Row("--target-args", "words", "target_args", "words", PAIR_CHECK, "--target t"),
+        Row("--subtree", "mtp", "subtree", "mtp", PAIR_CHECK, "--target t"),
         Row("--arch", "b200", "arch", "sm100"),
         Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
         Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
@@ -361,8 +382,10 @@ COMMANDS = (
             "--fix --out OUT"),
     ), {
         "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
+        PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),
         f"{FIX}.repair_draft": MagicMock(verification=None),
-        **stubs("scripts.api.check.resolve_draft", f"{FIX}.plan_repairs",
+        **stubs("scripts.api.check.resolve_draft", "scripts.api.check.resolve_target",
+                "scripts.commands.check.print_pair", f"{FIX}.plan_repairs",
                 "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
     }),
     Command("clean FOLDER", "quantize.files.staging_names.clean_folder", (
@@ -443,6 +466,7 @@ COMMANDS = (
         Row("--sts", "F.json", "path", Path("F.json"),
             "validate.confidence.temperatures.read_temperatures"),
         Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
+        Row("--kv-cache-dtype", "fp8_e4m3", "settings.kv_cache_dtype", "fp8_e4m3"),
     ), {
         DRAFTS: MagicMock(traces=[]),
         "validate.counting.trace_replay.replay_drafts": [
@@ -470,6 +494,7 @@ COMMANDS = (
         Row("--engine", "sglang", "given.settings.engine", "sglang"),
         Row("--arch", "h200", "given.settings.arch", "h200"),
         Row("--tp", "4", "given.settings.tp", 4),
+        Row("--target-args", "'--dtype half'", "given.settings.target_args", "--dtype half"),
         Row("--num-draft-tokens", "5", "given.settings.num_draft_tokens", 5),
         Row("--max-new-tokens", "9", "given.settings.max_new_tokens", 9),
         Row("--policy", "screening", "given.settings.policy", "screening"),
@@ -553,6 +578,7 @@ COMMANDS = (
         Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
         Row("--head-online", "fp8", "settings.head_online", "fp8"),
+        Row("--kv-cache-dtype", "fp8_e4m3", "settings.kv_cache_dtype", "fp8_e4m3"),
         Row("--policy", "screening", "policy.name", "screening"),
         Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
         Row("--confidence", "0.9", "policy.confidence", 0.9),

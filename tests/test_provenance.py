@@ -329,7 +329,8 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     "other format": (
         "quantized", lambda d: d.update(format="zip"),
         "format: expected 'draftquant-provenance' or 'draftquant-dequantized' or"
-        " 'draftquant-tuned' or 'draftquant-repaired' or 'draftquant-cut', got 'zip'",
+        " 'draftquant-tuned' or 'draftquant-repaired' or 'draftquant-cut' or 'draftquant-grafted',"
+        " got 'zip'",
     ),
     "a list for the format": ("quantized", lambda d: d.update(format=[1]), "got a list"),
     "format of another kind": (

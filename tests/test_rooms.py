@@ -15,9 +15,18 @@ QUANTIZE = (
     ("drafts", "numerics"),
     ("stored", "layouts"),
     ("lints", "outputs", "verify", "algorithms", "claims"),
+    ("cache_scales", "plan_step"),
     ("backends", "measured", "quantization_plan"),
     ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
-    ("dequantize_draft", "quantize_draft", "transcoding", "vocabulary", "write_tuned"),
+    (
+        "dequantize_draft",
+        "grafting",
+        "pairing",
+        "quantize_draft",
+        "transcoding",
+        "vocabulary",
+        "write_tuned",
+    ),
 )
 CALIBRATION = (
     ("errors",),

@@ -16,7 +16,7 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.execute import execute
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.provenance import GptqFactors
+from draftquant.quantize.files.how_rounded import GptqFactors
 from draftquant.quantize.measured import Measured
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.outputs import opened

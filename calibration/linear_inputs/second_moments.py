@@ -30,7 +30,7 @@ from ...quantize.drafts.forward import OnInput
 from ...quantize.drafts.fused import fused_group
 from ...quantize.drafts.kinds.block import BlockForward
 from ...quantize.drafts.shared.mixture.names import is_expert
-from ...quantize.files.provenance import GptqFactors
+from ...quantize.files.how_rounded import GptqFactors
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..traces.trace_folder import TraceFolder

@@ -9,6 +9,7 @@ from typing import Any
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
+from ...quantize.pairing.fit import OTHER_TARGET, misfits
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import short, visible
 from ..errors import TraceError
@@ -122,31 +123,10 @@ def check_draft_fits(
     Raises:
         TraceError: vocabulary, layers or width are not those that the draft was made for.
     """
-    fix = "give the target that this draft was trained for, or leave --draft out"
-    if geometry.vocab_size != shape.vocab_size:
-        raise TraceError(
-            f"draft {name}",
-            f"its vocabulary has {geometry.vocab_size} tokens, the target's {shape.vocab_size}",
-            fix=fix,
-        )
-    if not geometry.reads_features:
-        return
-    reads = geometry.num_aux_layers * geometry.target_hidden_size
-    count = len(asked) if asked is not None else geometry.num_aux_layers
-    if count * shape.hidden_size != reads:
-        raise TraceError(
-            f"draft {name}",
-            f"it reads {geometry.num_aux_layers} x {geometry.target_hidden_size} = {reads} values,"
-            f" the target gives {count} x {shape.hidden_size} = {count * shape.hidden_size}",
-            fix=fix,
-        )
-    beyond = [i for i in geometry.aux_layer_ids or () if i >= shape.num_layers]
-    if asked is None and beyond:
-        raise TraceError(
-            f"draft {name}",
-            f"it reads layer {beyond[0]}, the target has layers 0 to {shape.num_layers - 1}",
-            fix=fix,
-        )
+    misfit = next(misfits(geometry, shape, asked), None)
+    if misfit is not None:
+        fix = f"{OTHER_TARGET}, or leave --draft out"
+        raise TraceError(f"draft {name}", misfit.text, fix=fix)
 
 
 def chosen_layers(

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...quantize.errors import CheckpointError, OutputError
-from ...quantize.files.provenance import LearnedRounding
+from ...quantize.files.how_rounded import LearnedRounding
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import Header, StoredTensor, read_header
 from ...quantize.numerics.quantized_weight import QuantizedWeight

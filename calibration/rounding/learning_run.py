@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ...quantize.drafts.forward import OnInput
+from ...quantize.files.how_rounded import LearnedRounding
 from ...quantize.files.package_version import package_version
-from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.resumable import resumable_folder
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError

@@ -20,8 +20,9 @@ from typing_extensions import override
 from ...quantize.checks import check_source
 from ...quantize.errors import CheckpointError, OutputError
 from ...quantize.files.digests import tensors_sha256
+from ...quantize.files.how_rounded import LearnedRounding
 from ...quantize.files.hub import DraftSource
-from ...quantize.files.provenance import LearnedRounding, TunedProvenance
+from ...quantize.files.provenance import TunedProvenance
 from ...quantize.files.provenance_file import read_provenance
 from ...quantize.files.retuning import Retuning, marked_card
 from ...quantize.files.staging import check_output

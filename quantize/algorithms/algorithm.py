@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from ...recipes.schema import WeightFormat
-from ..files.provenance import GptqFactors, LearnedRounding
+from ..files.how_rounded import GptqFactors, LearnedRounding
 from ..numerics.quantized_weight import QuantizedWeight
 from .input_moments import InputMoments
 

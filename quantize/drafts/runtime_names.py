@@ -4,7 +4,7 @@ Source: vLLM 0.33, in which the layers of a draft are `model.layers.{N + i}`, N 
 number of layers; a language model is built below a root of its own and counts from 0.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...recipes.roles import QUANTIZABLE
@@ -70,30 +70,40 @@ def modules_in_layers(rows: Collection[Row]) -> tuple[str, ...]:
 def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None:
     """The target's number of decoder layers: as given, else as in config.json; None = not known.
 
-    The config.json of several MTP modules is the target's own.
-
     Raises:
         CheckpointError: the given one is no number of layers, or config.json names another one.
     """
-    modules = checkpoint.config.get("num_nextn_predict_layers")
-    several = type(modules) is int and modules > 1
-    key = "num_hidden_layers" if several else "num_target_layers"
-    named = checkpoint.config.get(key)
+    key = _target_layers_key(checkpoint.config)
+    named = target_layers_named(checkpoint.config)
     if given is None:
-        return named if _counts(named) else None
+        return named
     if not _counts(given):
         raise CheckpointError(
             "--target-layers",
             f"expected a whole number of at least 1, got {given!r}",
             fix="give num_hidden_layers of the target's config.json",
         )
-    if _counts(named) and named != given:
+    if named is not None and named != given:
         raise CheckpointError(
             f"{checkpoint.folder / CONFIG_FILE}: {key}",
             f"names a target of {named} decoder layers, --target-layers {given}",
             fix="leave the option out, or correct config.json",
         )
     return given
+
+
+def target_layers_named(config: Mapping[str, Any]) -> int | None:
+    """The target's number of decoder layers in a draft's config.json; None = it is not there.
+
+    The config.json of several MTP modules is the target's own.
+    """
+    named = config.get(_target_layers_key(config))
+    return named if _counts(named) else None
+
+
+def _target_layers_key(config: Mapping[str, Any]) -> str:
+    modules = config.get("num_nextn_predict_layers")
+    return "num_hidden_layers" if type(modules) is int and modules > 1 else "num_target_layers"
 
 
 def _counts(value: Any) -> bool:

@@ -97,6 +97,7 @@ class Question:
             None = not known.
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
         fuses: it has fc; False where it reads the target's last hidden state.
+        inside_target: it is a layer in the folder of its target, whose declaration is read.
     """
 
     traits: EngineTraits
@@ -112,6 +113,7 @@ class Question:
     fuses: bool
     arch: str
     tp: int
+    inside_target: bool = False
 
     @property
     def method(self) -> str | None:

@@ -192,6 +192,7 @@ def _check(
         fuses=getattr(geometry, "fuses", True),
         arch=arch,
         tp=place.tp,
+        inside_target=checkpoint.subtree is not None,
     )
     problem = engine.config.problem(question)
     walk = Walk(

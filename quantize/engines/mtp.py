@@ -60,7 +60,7 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
     the target's; with the same declaration in the target's config the folder loads (executed).
     """
     problem = served.misconfigured(question)
-    if problem is not None or question.declaration is None:
+    if problem is not None or question.declaration is None or question.inside_target:
         return problem
     if served.declared is not None:
         return served.declared(question)

@@ -13,6 +13,7 @@ class Serving:
         target: its folder or Hub id, or a word that stands for it.
         dtype: of target and draft; None = as the engine chooses.
         context: positions that are served; None = as many as the target has.
+        quantization, target_cache_dtype: that the target's launch line names; None = it names none.
         cache_dtype: of the draft's KV cache, in the engine's words; None = as the engine chooses.
         words: of the target's own launch line, that are repeated as they are.
         environment: variables that the command needs, such as NAME=1.
@@ -22,6 +23,8 @@ class Serving:
     target: str = "TARGET"
     dtype: str | None = None
     context: int | None = None
+    quantization: str | None = None
+    target_cache_dtype: str | None = None
     cache_dtype: str | None = None
     words: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()

@@ -14,6 +14,8 @@ _ONLINE = "unset HF_HUB_OFFLINE and check the spelling, or download the draft an
 _ADDRESS = re.compile(
     rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf:/)/({NAMES})(?:/\w+/([\w.-]+))?.*"
 )
+_SIDE_FILES = ["*.json", "*.jinja"]
+"""What a target is compared by, where its weights are not fetched."""
 _COLON = re.compile(rf"({NAMES}):([\w./-]+)")
 
 
@@ -71,6 +73,23 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
     return _download(reference)
 
 
+def resolve_target(reference: str) -> Path:
+    """The folder of a target: a local one, or that of a Hub id, of which JSON and text are fetched.
+
+    Weights are not: what is known of them is what the index says.
+
+    Raises:
+        CheckpointError: neither a folder nor a Hub id that can be fetched.
+    """
+    folder = Path(reference)
+    if folder.is_dir():
+        return folder
+    if folder.exists() or not is_hub_id(reference):
+        fix = "give the local folder of the target, or its Hub id (owner/name)"
+        raise CheckpointError(reference, "no such folder, and no Hub id", fix=fix)
+    return _download(reference, _SIDE_FILES).folder
+
+
 def no_target(folder: Path) -> str:
     """What to do about a target without config.json, which may be an id on the Hub."""
     if folder.exists() or not is_hub_id(str(folder)):
@@ -97,13 +116,14 @@ def _no_folder(reference: str) -> tuple[str, str]:
     return "no such folder", fix
 
 
-def _download(reference: str) -> DraftSource:
+def _download(reference: str, patterns: list[str] | None = None) -> DraftSource:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     hub_id, _, revision = reference.partition("@")
     try:
-        folder = Path(snapshot_download(hub_id, revision=revision or None))
+        fetched = snapshot_download(hub_id, revision=revision or None, allow_patterns=patterns)
+        folder = Path(fetched)
     except (HFValidationError, OSError) as exc:  # HTTP errors of the Hub are OSErrors
         near = near_folder(Path(reference))
         first = str(exc).strip().partition("\n")[0] or type(exc).__name__

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from .provenance import (
     CutProvenance,
     DequantizedProvenance,
+    GraftedProvenance,
     Provenance,
     QuantizedProvenance,
     RepairedProvenance,
@@ -20,7 +21,7 @@ def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
     Of a folder that was cut or dequantized afterwards it is that of the folder before, with every
     cut, and the bytes that are left. Its source has the Hub id of the whole draft.
     """
-    if isinstance(record, DequantizedProvenance):
+    if isinstance(record, DequantizedProvenance | GraftedProvenance):
         return quantization_of(record.quantized_by)
     if isinstance(record, QuantizedProvenance):
         whole = record.cuts[0].source if record.cuts else record.source
@@ -37,7 +38,7 @@ def quantization_of(record: Provenance | None) -> QuantizedProvenance | None:
 
 def cuts_of(record: Provenance | None) -> tuple[VocabularyCut, ...]:
     """Every cut of its vocabulary, the first one first."""
-    if isinstance(record, DequantizedProvenance):
+    if isinstance(record, DequantizedProvenance | GraftedProvenance):
         return cuts_of(record.quantized_by)
     if isinstance(record, CutProvenance):
         return (*cuts_of(record.quantized_by), *record.cuts)
@@ -48,6 +49,8 @@ def sources_of(record: Provenance | None) -> Iterator[Mapping[str, str]]:
     """The digests of every folder that it was made of in turn, the nearest one first."""
     if isinstance(record, DequantizedProvenance):
         yield record.source.digests
+        yield from sources_of(record.quantized_by)
+    elif isinstance(record, GraftedProvenance):
         yield from sources_of(record.quantized_by)
     elif isinstance(record, CutProvenance):
         yield from (cut.source.digests for cut in reversed(record.cuts))

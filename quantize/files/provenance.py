@@ -1,8 +1,9 @@
 """Provenance: who made a folder, from what and how; what draftquant.json holds.
 
-A folder is quantized, dequantized, tuned, cut, or was made by something else and repaired here; one
-class for each, whose fields are the keys of the file. No time stamp and no path, so that equal runs
-give equal files. The last key is a seal, the sha256 of the others: it shows edits, and signs none.
+A folder is quantized, dequantized, tuned, cut, a target with a layer grafted into it, or was made
+by something else and repaired here; one class for each, whose fields are the keys of the file. No
+time stamp and no path, so that equal runs give equal files. The last key is a seal, the sha256 of
+the others: it shows edits, and signs none.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from typing_extensions import override
 
 from ...recipes.schema import Recipe, recipe_sha256
 from ...recipes.seen_prompts import Sketches
+from .how_rounded import GptqFactors, LearnedRounding
 from .provenance_sources import Digested, QuantizedSource, SourceDraft, SourceFolder, TranscodedFrom
 from .retuning import Retuning
 from .safetensors_header import FloatDtype
@@ -32,6 +34,8 @@ class Method:
         learned_norms: on-disk name of the weight of a norm that learned -> the largest factor by
             which one of its elements was multiplied or divided, beside what balancing did.
         few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
+        cache_scales: stored scales of the KV cache, by on-disk name of an attention and ".k" for
+            its keys, ".v" for its values.
     """
 
     recipe: Recipe
@@ -39,6 +43,7 @@ class Method:
     balanced: Mapping[str, int] = field(default_factory=dict)
     learned_norms: Mapping[str, float] = field(default_factory=dict)
     few_inputs: Mapping[str, int] = field(default_factory=dict)
+    cache_scales: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,56 +81,6 @@ class Rounding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedRounding:
-    """How codes were learned, and what they gave on prompts that nothing was learned from.
-
-    Attributes:
-        traces_sha256: of the calibration traces.
-        num_draft_tokens: K, along which was learned.
-        steps, sequences: planned, and traces in each.
-        seed: of what was learned from when, and of which prompts were held back.
-        validation_prompts: how many were held back.
-        kept_step: whose codes are stored; 0 = the first ones, before anything was learned: nearest,
-            or by GPTQ corrected for the rounding of inputs.
-        acceptance_length: mean over every position of the validation prompts, bonus token counted.
-        overlap: there, of its distributions with those of the unquantized draft: the mean over rows
-            and depths of the sum of the smaller probabilities, 1 = equal.
-        acceptance_length_before, overlap_before: of the first codes.
-        acceptance_length_unquantized: of the draft that was quantized.
-    """
-
-    traces_sha256: str
-    num_draft_tokens: int
-    steps: int
-    sequences: int
-    seed: int
-    validation_prompts: int
-    kept_step: int
-    acceptance_length: float
-    overlap: float
-    acceptance_length_before: float
-    overlap_before: float
-    acceptance_length_unquantized: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GptqFactors:
-    """How the Cholesky factors were computed by which GPTQ makes up for errors.
-
-    Attributes:
-        dtype: of the computation.
-        damping: linear -> what was added to the diagonal of its inputs' second moments, as a share
-            of its mean, where the usual 0.01 was too little. By canonical names.
-        input_correction: linear -> the same of those whose weights were corrected for the rounding
-            of their inputs: of few inputs less is believed.
-    """
-
-    dtype: Literal["float32", "float64"]
-    damping: Mapping[str, float] = field(default_factory=dict)
-    input_correction: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedProvenance(Digested):
     """Of a folder that `quantize` wrote.
 
@@ -135,7 +90,7 @@ class QuantizedProvenance(Digested):
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the source that is not stored -> the target's tensor that equals it, byte
             for byte, so that its sha256 is that in `source`.
-        balanced, learned_norms, input_scales, few_inputs: see `Method`.
+        balanced, learned_norms, input_scales, few_inputs, cache_scales: see `Method`.
         input_scale_origin: where they came from; None = not said, "" = there are none.
         calibration_prompts, calibration_sketches: of the prompts that the run looked at, by which
             the gate knows them whatever they are called: see `SeenPrompts`.
@@ -169,6 +124,7 @@ class QuantizedProvenance(Digested):
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = ""
     few_inputs: Mapping[str, int] = field(default_factory=dict)
+    cache_scales: Mapping[str, float] = field(default_factory=dict)
     calibration_prompts: tuple[str, ...] = ()
     calibration_sketches: Sketches | None = None
     gptq: GptqFactors | None = None
@@ -321,10 +277,41 @@ class TunedProvenance(Digested):
     sha256: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraftedProvenance(Digested):
+    """Of a target's folder into which `graft` put an MTP layer.
+
+    Attributes:
+        layers: prefixes of the layers that were put in.
+        replaced: tensors of the target that they stand in the place of.
+        target: each safetensors file of the target that is in the folder unchanged -> its header's
+            digest: its tensors are not read.
+        source: the folder of the layer.
+        tensor_digests: of the layer's tensors alone.
+        quantized_by: the draftquant.json of the layer's folder; None where it had none.
+    """
+
+    format: Literal["draftquant-grafted"] = "draftquant-grafted"
+    version: Literal[1] = 1
+    draftquant: str
+    argv: tuple[str, ...]
+    layers: tuple[str, ...]
+    replaced: tuple[str, ...] = ()
+    target: Mapping[str, str]
+    source: SourceFolder
+    tensor_digests: Mapping[str, str] = field(default_factory=dict)
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    quantized_by: QuantizedProvenance | RepairedProvenance | DequantizedProvenance | None = None
+    made_by: MadeBy | None = None
+    repairs: tuple[RepairRecord, ...] = ()
+    sha256: str = ""
+
+
 Provenance = (
     QuantizedProvenance
     | DequantizedProvenance
     | TunedProvenance
     | RepairedProvenance
     | CutProvenance
+    | GraftedProvenance
 )

@@ -3,7 +3,8 @@
 No weight is rounded anew and no source is needed: what was judged is written for another engine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,6 @@ from typing import Literal
 from typing_extensions import override
 
 from ...recipes.algorithm import Algorithm
-from ...recipes.brief import Brief, megabytes
 from ...recipes.expectations import Expectation, GateChoice
 from ...recipes.schema import LayoutName, Recipe, Rule, WeightFormat
 from ..drafts import Row
@@ -36,9 +36,16 @@ from ..stored.declared_formats import activation_format, weight_format
 from ..stored.parts import FLOAT_DTYPES, scale_suffix
 from ..stored.stored_draft import StoredDraft
 from ..verify import TranscodedReport, verify_transcoded
-from .recode import check_one_format, recoded_blocks, stored_input_scale
+from .recode import (
+    check_counts_from_the_middle,
+    check_one_format,
+    recoded_blocks,
+    stored_input_scale,
+)
+from .transcode_report import TranscodeReport
 
 CarrierChoice = Literal["fp8_e4m3", "none"]
+LAYOUT_NAMES: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,39 +74,6 @@ class TranscodePlan:
         return bytes_of(self.outputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TranscodeReport(Brief):
-    """A quantized draft, stored in another layout or dtype.
-
-    Attributes:
-        out: the folder that was written.
-        before: what the source declares.
-        after: what the new folder declares.
-        linears: number of quantized linears.
-        kept: number of tensors that were copied byte for byte.
-        bytes_before: bytes of the tensors of the source.
-        bytes_after: bytes of the tensors that were written.
-    """
-
-    out: Path
-    before: str
-    after: str
-    linears: int
-    kept: int
-    bytes_before: int
-    bytes_after: int
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        return {
-            "out": self.out,
-            "from": self.before,
-            "to": self.after,
-            "linears": self.linears,
-            "size": f"{megabytes(self.bytes_before)} -> {megabytes(self.bytes_after)}",
-        }
-
-
 def plan_transcoding(
     source: DraftSource,
     layout: LayoutName | None = None,
@@ -107,7 +81,9 @@ def plan_transcoding(
     *,
     target_layers: int | None = None,
 ) -> TranscodePlan:
-    """What a quantized folder becomes in another layout or carrier. Reads headers only.
+    """What a quantized folder becomes in another layout or carrier.
+
+    Reads headers, and of codes in other tools' layouts zero points and groups of inputs.
 
     Args:
         source: the quantized folder.
@@ -137,7 +113,8 @@ def plan_transcoding(
             f"its vocabulary was cut after it had been quantized ({record.cut})",
             fix="transcode first, then cut",
         )
-    found = _recipe(stored, record)
+    found = _recipe(stored, record, layout)
+    check_counts_from_the_middle(stored)
     origin = _origin(record, found, stored, source)
     recipe = _wanted(found, origin, layout or found.layout, carrier)
     check_layout(recipe)
@@ -157,8 +134,11 @@ def plan_transcoding(
     )
 
 
-def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
-    """The recipe of the folder; of another tool's, one that says no more than its formats."""
+def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName | None) -> Recipe:
+    """The recipe of the folder; of another tool's, one that says no more than its formats.
+
+    Such a folder may have a layout that is only read: then it is of the wanted `layout` at once.
+    """
     scheme = stored.scheme
     if scheme is None or not stored.modules:
         raise CheckpointError(
@@ -170,6 +150,13 @@ def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
     if isinstance(record, QuantizedProvenance):
         return record.recipe
     weights = weight_format(stored, scheme)
+    own = next((name for name in LAYOUT_NAMES if name == scheme.layout.name), layout)
+    if own is None:
+        raise LayoutError(
+            stored.checkpoint.folder,
+            f"its layout {scheme.layout.name} is read, but not written",
+            fix="name the layout of the output, for example --layout compressed-tensors",
+        )
     if isinstance(record, RepairedProvenance) and record.transcoded_from is not None:
         first = record.transcoded_from.weights
         if first.dtype != weights.dtype:  # its codes are carried by what is declared
@@ -180,7 +167,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
         summary="the formats of a folder that another tool made",
         loads_on=(),
         backend="torch",
-        layout=scheme.layout.name,
+        layout=own,
         weights=weights,
         activations=activation_format(scheme),
         algorithm=Algorithm(scale="absmax", rounding="nearest"),
@@ -216,7 +203,7 @@ def _origin(
     return TranscodedFrom(
         hub_id=source.hub_id,
         revision=source.revision,
-        layout=found.layout,
+        layout=stored.scheme.layout.name if stored.scheme else found.layout,
         weights=before.weights if before else found.weights,
         scale_dtype=before.scale_dtype if before else _scale_dtype(stored, found.weights),
     )

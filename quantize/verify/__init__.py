@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .dequantized_verification import verify_dequantized as verify_dequantized
     from .exclude_list_faults import exclude_faults as exclude_faults
     from .folder_verification import verify as verify
+    from .graft_verification import GraftVerification as GraftVerification
+    from .graft_verification import verify_graft as verify_graft
     from .transcoded_verification import TranscodedReport as TranscodedReport
     from .transcoded_verification import verify_transcoded as verify_transcoded
     from .tuned_verification import verify_tuned as verify_tuned
@@ -27,6 +29,7 @@ _HOMES = {
     "DequantizedLinear": ".dequantized_verification",
     "DequantizedReport": ".dequantized_verification",
     "Fault": ".verify_report",
+    "GraftVerification": ".graft_verification",
     "LinearFinding": ".verify_report",
     "TranscodedReport": ".transcoded_verification",
     "VerifyReport": ".verify_report",
@@ -36,6 +39,7 @@ _HOMES = {
     "verify_cut": ".cut_verification",
     "verify_dequantized": ".dequantized_verification",
     "verify_transcoded": ".transcoded_verification",
+    "verify_graft": ".graft_verification",
     "verify_tuned": ".tuned_verification",
 }
 __all__ = [*_HOMES]

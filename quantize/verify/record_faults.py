@@ -9,6 +9,7 @@ from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ..files.provenance import (
     CutProvenance,
     DequantizedProvenance,
+    GraftedProvenance,
     QuantizedProvenance,
     RepairedProvenance,
     TunedProvenance,
@@ -37,6 +38,12 @@ def read_record(folder: Path) -> Record | TunedProvenance | CutProvenance | None
             folder / PROVENANCE_FILE,
             "there is nothing to verify: the folder was dequantized, and holds no quantized values",
             fix="verify the quantized folder that it was made from",
+        )
+    if isinstance(recorded, GraftedProvenance):
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "the folder is a target's, into which an MTP layer was grafted",
+            fix="draftquant verify it --against the target as it was",
         )
     return recorded
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import override
 
-from ...quantize.engines.contract import TITLES, EngineCheck, EngineName, Verdict
+from ...quantize.engines.contract import ENGINE_NAMES, TITLES, EngineCheck, EngineName, Verdict
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.command_line import running_argv
-from ...quantize.files.hub import DraftSource, resolve_draft
+from ...quantize.files.hub import DraftSource, resolve_draft, resolve_target
 from ...quantize.files.staging import check_output
 from ...quantize.gpus import gpu_names
 from ...recipes.brief import Brief
@@ -32,6 +32,7 @@ _DEFAULT_GPUS = "; ".join(
 
 if TYPE_CHECKING:
     from ...quantize.engines.repairs import RepairPlan, RepairReport
+    from ...quantize.pairing import PairCheck
     from ...quantize.verify.folder_verification import VerifyReport
 
 
@@ -40,11 +41,31 @@ class CheckSettings(Settings):
     """Of which draft, in which engine, on which GPU; and whether a repaired copy is written."""
 
     draft: Annotated[Reference, Argument("draft, quantized or not: a folder or a Hub id", "DRAFT")]
-    engine: Annotated[EngineName, Option("engine that will load the draft")]
+    engine: Annotated[
+        EngineName | None,
+        Option("engine that will load the draft (default with --target: all of them)"),
+    ] = None
     _: KW_ONLY
     version: Annotated[
         str | None, Option("version of the engine (default: the newest one known)", "VERSION")
     ] = None
+    target: Annotated[
+        Reference | None,
+        Option(
+            "the target that the draft is served beside: a folder or a Hub id, of which no weights"
+            " are fetched; then the pair is checked, and the whole launch lines are printed",
+            "TARGET",
+        ),
+    ] = None
+    target_args: Annotated[
+        str | None,
+        Option(
+            "flags of the target's launch line, in one string in quotes: quantization, dtype, dtype"
+            " of the KV cache, length of the context, in any engine's spelling; with --target",
+            "WORDS",
+        ),
+    ] = None
+    subtree: arguments.Subtree = None
     tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS")] = 1
     target_layers: Annotated[
         int | None,
@@ -72,8 +93,19 @@ class CheckSettings(Settings):
         ),
     ] = None
 
+    exclusive = (("target", "target_layers"),)
+
     @override
     def check(self) -> None:
+        if self.engine is None and (self.target is None or self.fix):
+            what = "is missing" if self.target is None else "is missing, and --fix repairs for one"
+            fix = f"add --engine {ENGINE_NAMES[0]}"
+            ways = f"{fix} (or {', '.join(ENGINE_NAMES[1:])}), or --target TARGET for all engines"
+            raise CheckpointError("--engine", what, fix=ways if self.target is None else fix)
+        given = "--target-args" if self.target_args is not None else "--subtree"
+        if self.target is None and (self.target_args is not None or self.subtree is not None):
+            what = "without --target, no pair is checked"
+            raise CheckpointError(given, what, fix="add --target TARGET")
         if self.fix and self.out is None:
             raise CheckpointError(
                 "--fix",
@@ -122,21 +154,23 @@ class CheckReport(Brief):
         answer: the engine's answer; of the repaired copy, where one was written.
         before: the engine's answer for the draft as it was given.
         repaired: what was repaired, and where the copy is; None without `fix=True`.
+        pair: what the engines do with the draft beside its target; None without `target=`.
     """
 
     answer: EngineCheck
     before: EngineCheck
     repaired: Repaired | None = None
+    pair: "PairCheck | None" = None
 
     @property
     def verdict(self) -> Verdict:
-        """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN."""
-        return self.answer.verdict
+        """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN: of the pair, where a target is given."""
+        return self.pair.verdict if self.pair is not None else self.answer.verdict
 
     @property
     def remedy(self) -> str | None:
         """What to do where it does not load, None where it does."""
-        return self.answer.remedy
+        return self.pair.remedy if self.pair is not None else self.answer.remedy
 
     @property
     def exit_code(self) -> int:
@@ -147,15 +181,17 @@ class CheckReport(Brief):
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
+        pair = {"pair": self.pair.to_mapping()} if self.pair is not None else {}
         if self.repaired is None:
-            return _mapping(self.answer)
+            return self.pair.to_mapping() if self.pair is not None else _mapping(self.answer)
         before_and_after = {"before": _mapping(self.before), "after": _mapping(self.answer)}
-        return {**before_and_after, **self.repaired.to_mapping()}
+        return {**before_and_after, **self.repaired.to_mapping(), **pair}
 
     @override
     def brief(self) -> Mapping[str, object]:
         repaired = self.repaired.report if self.repaired else None
-        return {**self.answer.brief(), "repaired copy": repaired.out if repaired else None}
+        shown = self.pair.brief() if self.pair is not None else self.answer.brief()
+        return {**shown, "repaired copy": repaired.out if repaired else None}
 
 
 @verb(CheckSettings)
@@ -177,27 +213,57 @@ def check(settings: CheckSettings) -> CheckReport:
     """
     if settings.fix and settings.out is not None:
         check_output(Path(settings.out))
-    source = resolve_draft(str(settings.draft))
-    before = _answer(source.folder, settings)
+    source = resolve_draft(str(settings.draft), settings.subtree)
+    before, pair = _answer(source.folder, settings, str(settings.draft))
     if not settings.fix or settings.out is None:
-        return CheckReport(answer=before, before=before)
+        return CheckReport(answer=before, before=before, pair=pair)
     repaired = _repair(source, Path(settings.out), settings)
-    after = _answer(Path(settings.out), settings) if repaired.report else before
-    return CheckReport(answer=after, before=before, repaired=repaired)
+    after = before
+    if repaired.report:
+        after, pair = _answer(Path(settings.out), settings, str(settings.out))
+    return CheckReport(answer=after, before=before, repaired=repaired, pair=pair)
 
 
-def _answer(folder: Path, settings: CheckSettings) -> EngineCheck:
+def _answer(
+    folder: Path, settings: CheckSettings, named: str
+) -> tuple[EngineCheck, "PairCheck | None"]:
+    """Of the draft alone, in the first engine that is asked, and of the pair if there is one."""
     from ...quantize.engines import check_draft
     from ...quantize.gpus import architecture
 
-    return check_draft(
+    arch = architecture(settings.arch) if settings.arch else None
+    if settings.target is not None:
+        pair = _pair(folder, str(settings.target), arch, settings, named)
+        return pair.engines[0].answer, pair
+    assert settings.engine is not None  # `CheckSettings.check`
+    answer = check_draft(
         folder,
         engine=settings.engine,
         version=settings.version,
-        arch=architecture(settings.arch) if settings.arch else None,
+        arch=arch,
         tp=settings.tp,
         target_layers=settings.target_layers,
         asked=settings.arch,
+    )
+    return answer, None
+
+
+def _pair(
+    folder: Path, target: str, arch: str | None, settings: CheckSettings, named: str
+) -> "PairCheck":
+    from ...quantize.pairing import check_pair
+
+    return check_pair(
+        folder,
+        resolve_target(target),
+        engine=settings.engine,
+        version=settings.version,
+        arch=arch,
+        tp=settings.tp,
+        target_args=settings.target_args,
+        asked=settings.arch,
+        named=(named, target),
+        subtree=settings.subtree,
     )
 
 
@@ -208,6 +274,7 @@ def _repair(source: DraftSource, out: Path, settings: CheckSettings) -> Repaired
     from ...quantize.verify.folder_verification import verify
 
     against = resolve_draft(str(settings.against)).folder if settings.against else None
+    assert settings.engine is not None  # `CheckSettings.check`
     plan = plan_repairs(
         source.folder,
         engine=settings.engine,

@@ -21,6 +21,8 @@ from .settings import Settings
 from .verb import verb
 
 if TYPE_CHECKING:
+    from ...quantize.files.provenance import GraftedProvenance
+    from ...quantize.verify import GraftVerification
     from ...quantize.verify.folder_verification import VerifyReport
 
 
@@ -41,6 +43,14 @@ class VerifySettings(Settings):
             "tools' rounding is accepted"
         ),
     ] = False
+    layer: Annotated[
+        Reference | None,
+        Option(
+            "QUANT is a target with an MTP layer in it (graft), --against the target as it was; the"
+            " layer is compared with this folder too, or with --subtree with that part of it",
+            "LAYER",
+        ),
+    ] = None
     target: Annotated[
         arguments.AnyPath | None,
         Option(
@@ -88,41 +98,43 @@ class Verification(Brief):
 
     Attributes:
         comparison: how the folder compares with its source; None where no source was given.
+        graft: the same of a target's folder with a layer in it.
         signature: who signed the folder; None where no key was given.
         signed: what was signed in this run; None where no key was given, or where a byte is wrong.
     """
 
     comparison: "VerifyReport | None"
+    graft: "GraftVerification | None" = None
     signature: SignatureReport | None = None
     signed: Signed | None = None
 
     @property
     def ok(self) -> bool:
         """Every byte is right, and so is the signature, as far as they were asked for."""
-        return all(each.ok for each in (self.comparison, self.signature) if each is not None)
+        return all(each.ok for each in self._found)
+
+    @property
+    def _found(self) -> "tuple[VerifyReport | GraftVerification | SignatureReport, ...]":
+        asked = (self.comparison, self.graft, self.signature)
+        return tuple(each for each in asked if each is not None)
 
     @property
     def faults(self) -> tuple[str, ...]:
         """All that is wrong."""
-        return tuple(
-            str(fault)
-            for each in (self.comparison, self.signature)
-            if each
-            for fault in each.faults
-        )
+        return tuple(str(fault) for each in self._found for fault in each.faults)
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
         own = {"ok": self.ok}
         found = {"signature": self.signature, "signed": self.signed}
-        if self.comparison is not None:
-            own = {**self.comparison.to_mapping(), "ok": self.ok}
+        if (compared := self.comparison or self.graft) is not None:
+            own = {**compared.to_mapping(), "ok": self.ok}
         return own | {key: each and dataclasses.asdict(each) for key, each in found.items()}
 
     @override
     def brief(self) -> Mapping[str, object]:
-        if self.comparison is not None:
-            own = dict(self.comparison.brief())
+        if (compared := self.comparison or self.graft) is not None:
+            own = dict(compared.brief())
         else:
             own = {"signature": "verified" if self.ok else "WRONG signature"}
         signed = {"signed by us": "yes" if self.signed else None}
@@ -147,15 +159,66 @@ def verify(settings: VerifySettings) -> Verification:
         OutputError: the folder to sign is a Hub id, is signed already, or cannot be written.
         DeclarationError: the folder of another tool declares a quantization that is not supported.
     """
-    report = signature = signed = None
+    report = grafted = signature = signed = None
     if settings.verify_signature:
         folder = resolve_draft(str(settings.output)).folder
         signature = verify_signature(folder, Path(settings.verify_signature))
     if settings.against is not None:
-        report = compared(settings, settings.against)
-    if settings.sign and report is not None and report.ok:
+        record = grafted_record(settings)
+        if record is not None:
+            grafted = compared_graft(settings, record, settings.against)
+        else:
+            report = compared(settings, settings.against)
+    found = Verification(comparison=report, graft=grafted, signature=signature)
+    if settings.sign and settings.against is not None and found.ok:
         signed = _signed(settings.output, Path(settings.sign))
-    return Verification(comparison=report, signature=signature, signed=signed)
+    return dataclasses.replace(found, signed=signed)
+
+
+def grafted_record(settings: VerifySettings) -> "GraftedProvenance | None":
+    """What a target's folder with a layer in it records; None of every other folder.
+
+    Raises:
+        CheckpointError: --layer was given for another one.
+    """
+    from ...quantize.files.provenance import GraftedProvenance
+    from ...quantize.files.provenance_file import read_provenance
+
+    record = None
+    folder = Path(str(settings.output))
+    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
+        record = read_provenance(folder) if folder.is_dir() else None
+    if isinstance(record, GraftedProvenance):
+        return record
+    if settings.layer is not None:
+        raise CheckpointError(
+            "--layer",
+            f"{settings.output} is no target's folder that `draftquant graft` wrote",
+            fix="leave it out",
+        )
+    return None
+
+
+def compared_graft(
+    settings: VerifySettings, record: "GraftedProvenance", against: Reference
+) -> "GraftVerification":
+    """A target's folder with a layer in it, against the target, and the layer's own folder."""
+    from ...quantize.files.digests import algorithm_of
+    from ...quantize.verify import verify_graft
+
+    layer = None
+    if settings.layer is not None:
+        layer = resolve_draft(str(settings.layer), settings.subtree).checkpoint()
+    with settings.watch.bar("verify", None) as bar:
+        return verify_graft(
+            Path(str(settings.output)),
+            Path(str(against)),
+            record.layers,
+            layer=layer,
+            record=record,
+            algorithm=algorithm_of(record.digests),
+            on_progress=bar.advance,
+        )
 
 
 def compared(settings: VerifySettings, against: Reference) -> "VerifyReport":

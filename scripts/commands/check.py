@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..api.check import Repaired, check
 from ..console import print_json, print_table, stdout, table
+from .pair import print_pair
 from .verify import print_verification
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ def run(options: argparse.Namespace) -> int:
         return report.exit_code
     if report.repaired is not None:
         _print_repaired(report.repaired)
-    _print(report.answer)
+    if report.pair is not None:
+        print_pair(report.pair)
+    else:
+        _print(report.answer)
     if report.repaired is not None:
         before, after = (report.before.verdict, "bold"), (report.verdict, "bold")
         stdout().line("before ", before, ", after ", after)

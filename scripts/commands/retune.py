@@ -8,7 +8,7 @@ from ..api.retune import retune
 from ..console import megabytes, print_json, stdout
 
 if TYPE_CHECKING:
-    from ...quantize.files.provenance import LearnedRounding
+    from ...quantize.files.how_rounded import LearnedRounding
     from ..api.reports import RetuneReport
 
 VERB = retune

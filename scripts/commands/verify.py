@@ -7,7 +7,10 @@ from ..api.verify import verify
 from ..console import print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...quantize.files.model_signature import SignatureReport
+    from ...quantize.verify import Fault, GraftVerification
     from ...quantize.verify.folder_verification import VerifyReport
 
 VERB = verify
@@ -23,6 +26,8 @@ def run(options: argparse.Namespace) -> int:
         _print_signature(found.signature)
     if found.comparison is not None:
         print_verification(found.comparison)
+    if found.graft is not None:
+        _print_graft(found.graft)
     if (signed := found.signed) is not None:
         what = f": {len(signed.sha256)} files, by the key whose sha256 is {signed.key_sha256}"
         stdout().line(("SIGNED", "bold green"), what)
@@ -40,6 +45,33 @@ def _print_signature(report: "SignatureReport") -> None:
         return
     out.line(("WRONG", "bold red"), f": {len(report.faults)} fault(s) of the signature")
     for fault in report.faults:
+        out.line(f"  {fault}")
+
+
+def _print_graft(report: "GraftVerification") -> None:
+    out = stdout()
+    if not report.declared:
+        out.line(
+            "what the target's tool declares is not understood here: it was not compared, for each"
+            " linear, with what was declared before"
+        )
+    if report.ok:
+        out.line(
+            ("GOOD", "bold green"),
+            f": all {report.target_tensors:,} tensors of the target are unchanged,"
+            f" {report.same_file:,} of them in files that both folders have in common (links);"
+            f" {report.layer_tensors:,} tensors of {', '.join(report.layers)} are"
+            f" {'those of the layer' if report.with_layer else 'as recorded (--layer LAYER)'};"
+            f" {report.bytes_compared:,} bytes compared",
+        )
+        return
+    _print_faults(report.faults)
+
+
+def _print_faults(faults: "Sequence[Fault]") -> None:
+    out = stdout()
+    out.line(("WRONG", "bold red"), f": {len(faults)} fault(s)")
+    for fault in faults:
         out.line(f"  {fault}")
 
 
@@ -106,6 +138,4 @@ def print_verification(report: "VerifyReport") -> None:
             f" {report.bytes_compared:,} bytes compared",
         )
         return
-    out.line(("WRONG", "bold red"), f": {len(report.faults)} fault(s)")
-    for fault in report.faults:
-        out.line(f"  {fault}")
+    _print_faults(report.faults)

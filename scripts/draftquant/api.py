@@ -25,6 +25,7 @@ from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
 from .scripts.api.estimate import estimate
 from .scripts.api.gate import gate
+from .scripts.api.graft import graft
 from .scripts.api.inspect import inspect
 from .scripts.api.keywords import explain
 from .scripts.api.measure import measure
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         EstimateReport,
         Findings,
         GateReport,
+        GraftReport,
         ImportReport,
         Inspection,
         JointReport,
@@ -101,6 +103,7 @@ VERBS = (
     "dequantize",
     "estimate",
     "gate",
+    "graft",
     "inspect",
     "measure",
     "parity_divergence",
@@ -147,6 +150,7 @@ __all__ = [
     "EstimateReport",
     "Findings",
     "GateReport",
+    "GraftReport",
     "ImportReport",
     "Inspection",
     "JointReport",
@@ -184,6 +188,7 @@ __all__ = [
     "dequantize",
     "estimate",
     "gate",
+    "graft",
     "inspect",
     "measure",
     "parity_divergence",

@@ -20,10 +20,9 @@ from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
 from ...quantize.stored.declarations import declared_scheme
-from ...quantize.stored.online_head import online_label
 from ...quantize.stored.stored_draft import StoredDraft
-from ...recipes.formats import OnlineHead
 from ...recipes.schema import Rule
+from ...recipes.served_form import AS_STORED, ServedForm
 from ..errors import GateError
 from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement
@@ -122,29 +121,27 @@ class Drafts:
 def drafts_of(
     names: Sequence[str],
     folders: Sequence[DraftFolder],
-    online_heads: Sequence[OnlineHead | None] = (),
+    forms: Sequence[ServedForm] = (),
 ) -> Drafts:
     """Of folders that were read.
 
     Args:
         names: as the user gave them.
         folders: baseline, candidate, and the identically fine-tuned BF16 draft where there is one.
-        online_heads: what vLLM made of the head of each while it loaded; empty = of none.
+        forms: what an engine made of each; empty = nothing.
     """
-    heads = online_heads or [None] * len(folders)
-    baseline, candidate, *tuned = map(folder_facts, names, folders, heads)
+    served = forms or [AS_STORED] * len(folders)
+    baseline, candidate, *tuned = map(folder_facts, names, folders, served)
     return Drafts(baseline=baseline, candidate=candidate, tuned=tuned[0] if tuned else None)
 
 
-def folder_facts(
-    name: str, folder: DraftFolder, online_head: OnlineHead | None = None
-) -> DraftFacts:
+def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -> DraftFacts:
     """Of a folder that was read.
 
     Args:
         name: as the user gave it.
         folder: its tensors are hashed.
-        online_head: see `drafts_of`.
+        form: see `drafts_of`.
     """
     checkpoint = Checkpoint.open(folder.folder)
     record = folder.quantized_by
@@ -155,7 +152,7 @@ def folder_facts(
         sha256=folder.sha256,
         family=draft.family.name,
         num_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
-        quantization=online_label(declared if record is None else record.recipe.name, online_head),
+        quantization=form.label(declared if record is None else record.recipe.name),
         quantized=None if record is None else _quantization(record),
         hub_id=None if record is None else record.source.hub_id,
         revision=None if record is None else record.source.revision,

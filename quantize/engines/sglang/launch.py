@@ -25,12 +25,19 @@ def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
     return serving.line(
         f"python -m sglang.launch_server --model-path {shlex.quote(serving.target)}"
         f" --tp-size {question.tp}",
+        flag("--quantization", serving.quantization),
+        flag("--kv-cache-dtype", _spelled(serving.target_cache_dtype)),
         f"--speculative-algorithm {question.own.served_as}",
         flag("--speculative-draft-model-path", serving.draft),
         "" if blocks else steps,
         flag("--speculative-num-draft-tokens", tokens + 1 if counted else None),
         _UNQUANT,
-        flag("--speculative-draft-kv-cache-dtype", serving.cache_dtype),
+        flag("--speculative-draft-kv-cache-dtype", _spelled(serving.cache_dtype)),
         flag("--dtype", "float16" if is_float16_only(question) else serving.dtype),
         flag("--context-length", serving.context),
     )
+
+
+def _spelled(cache_dtype: str | None) -> str | None:
+    """Plain "fp8", as vLLM says for E4M3, is no choice of SGLang's."""
+    return f"{cache_dtype}_e4m3" if cache_dtype == "fp8" else cache_dtype

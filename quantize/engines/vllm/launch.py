@@ -24,7 +24,9 @@ def launch(question: Question, num_draft_tokens: int, serving: Serving) -> str:
     }
     return serving.line(
         f"vllm serve {shlex.quote(serving.target)} --tensor-parallel-size {question.tp}",
+        flag("--quantization", serving.quantization),
         flag("--dtype", serving.dtype),
+        flag("--kv-cache-dtype", serving.target_cache_dtype),
         flag("--max-model-len", serving.context),
         f"--speculative-config {shlex.quote(json.dumps(config))}",
     )

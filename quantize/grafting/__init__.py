@@ -1,0 +1,1 @@
+"""Putting an MTP layer that was quantized apart back into its target's folder."""

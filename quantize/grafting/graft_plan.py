@@ -1,0 +1,204 @@
+"""What a target's folder becomes with a layer in it. Headers are read, and of tables the bytes."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...recipes.errors import DraftQuantError
+from ..engines.contract import EngineCheck
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from ..files.hub import DraftSource
+from ..files.safetensors_header import Header, TensorInfo, read_header
+from ..files.side_files import check_no_other_weights, json_texts
+from ..files.subtree import mtp_layers
+from ..outputs import ONLY_OF_CODES
+from ..stored.declarations import HF_QUANT_CONFIG, raw_declaration
+from ..stored.stored_draft import StoredDraft
+from .conventions import merged_declaration
+from .fits import check_fits, check_free, check_numbers, check_tables, layer_prefixes
+from .grafted_config import check_one_declaration, declared_documents, index_text, with_layers
+from .grafted_layer import GraftedLayer, grafted_layer
+from .layer_names import layer_names
+from .predictions import predictions
+
+_SHARD_BYTES = 5 << 30
+_STEM = "mtp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraftPlan:
+    """What is linked, what is written anew, and what is declared.
+
+    Attributes:
+        target: the folder as it is.
+        source: the folder of the layer, and of which part of it is meant.
+        stored: the layer as its folder stores it.
+        layer: what has to be declared of it.
+        prefixes: of the layers that go in.
+        shards: new file -> the tensors of the layer's folder that it holds.
+        linked: files of the target that stay as they are.
+        rewritten: files of the target that hold replaced tensors -> what stays of each.
+        replaced: names of tensors of the target that the layer stands in the place of.
+        left_out: tables of the layer's folder that are the target's.
+        side_files: of the target, that travel.
+        documents: text of index, config.json and hf_quant_config.json.
+        checks: what each engine is predicted to do with the layer.
+    """
+
+    target: Checkpoint
+    source: DraftSource
+    stored: StoredDraft
+    layer: GraftedLayer
+    prefixes: tuple[str, ...]
+    shards: Mapping[str, tuple[TensorInfo, ...]]
+    linked: tuple[str, ...]
+    rewritten: Mapping[str, Header]
+    replaced: tuple[str, ...]
+    left_out: tuple[str, ...]
+    side_files: tuple[str, ...]
+    documents: Mapping[str, str]
+    checks: tuple[EngineCheck, ...]
+
+    @property
+    def grafted(self) -> tuple[TensorInfo, ...]:
+        """The layer's tensors that go in."""
+        return tuple(tensor for tensors in self.shards.values() for tensor in tensors)
+
+    @property
+    def written_bytes(self) -> int:
+        """Tensor bytes of the files that are written anew, headers not counted."""
+        kept = (tensor for header in self.rewritten.values() for tensor in header.tensors)
+        return sum(tensor.nbytes for tensor in (*self.grafted, *kept))
+
+    @property
+    def linked_bytes(self) -> int:
+        """Bytes of the files that are linked, which are written where nothing can be linked."""
+        return sum((self.target.folder / file).stat().st_size for file in self.linked)
+
+
+def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> GraftPlan:
+    """What a target becomes with a layer in it.
+
+    Args:
+        target: its folder.
+        source: of the layer: a folder of its own, or with `subtree` that of a whole model.
+        replace: what the target has of these layers goes.
+
+    Raises:
+        CheckpointError: a folder is not what it claims, the layer is that of another target, or the
+            target has it already.
+        LayoutError: no declaration makes an engine read each as it is stored.
+    """
+    whole = Checkpoint.open(target, is_target=True)
+    check_one_declaration(whole)
+    stored = StoredDraft.read(source.checkpoint())
+    prefixes = layer_prefixes(stored, source)
+    headers = {file: read_header(target, file) for file in whole.headers}
+    names = [tensor.name for header in headers.values() for tensor in header.tensors]
+    replaced = check_free(whole, names, prefixes, replace=replace)
+    rest = {file: header.only(set(names) - replaced) for file, header in headers.items()}
+    config = with_layers(whole.config, _count(rest, prefixes))
+    check_fits(whole, config, stored)
+    check_numbers(whole, stored, prefixes)
+    left_out = check_tables(whole, stored, prefixes)
+    grafted = [t for name, t in stored.checkpoint.tensors.items() if name not in left_out]
+    modules = {t.name.rpartition(".")[0] for header in rest.values() for t in header.tensors}
+    layer = grafted_layer(stored, layer_names(stored.draft.family, prefixes, config, modules))
+    raw = raw_declaration(whole)
+    merged = merged_declaration(raw.value if raw else None, layer)
+    declared, side = declared_documents(whole, config, raw, merged)
+    shards = _shards(grafted, [file for file, header in rest.items() if header.tensors])
+    index = index_text(
+        whole,
+        {**_files(rest), **{t.name: file for file, tensors in shards.items() for t in tensors}},
+        nbytes=sum(t.nbytes for t in (*_tensors(rest), *grafted)),
+        parameters=_parameters(whole, stored, left_out, prefixes, replaced),
+    )
+    side_files = [file for file in whole.side_files() if file not in ONLY_OF_CODES]
+    check_no_other_weights(target, side_files, travel="along", made="grafted")
+    return GraftPlan(
+        target=whole,
+        source=source,
+        stored=stored,
+        layer=layer,
+        prefixes=prefixes,
+        shards=shards,
+        linked=tuple(f for f, header in rest.items() if header == headers[f]),
+        rewritten={f: h for f, h in rest.items() if h.tensors and h != headers[f]},
+        replaced=tuple(sorted(replaced)),
+        left_out=tuple(sorted(left_out)),
+        side_files=tuple(side_files),
+        documents=_documents(index, declared, side),
+        checks=predictions(
+            whole, declared, grafted, prefixes, merged, has_side_file=side is not None
+        ),
+    )
+
+
+def _tensors(headers: Mapping[str, Header]) -> Iterator[TensorInfo]:
+    for header in headers.values():
+        yield from header.tensors
+
+
+def _files(headers: Mapping[str, Header]) -> dict[str, str]:
+    return {tensor.name: tensor.file for tensor in _tensors(headers)}
+
+
+def _count(rest: Mapping[str, Header], prefixes: Collection[str]) -> int:
+    """MTP layers of the output: what the target keeps of its own, and what goes in."""
+    kept = mtp_layers([tensor.name for tensor in _tensors(rest)])
+    return len({*kept, *prefixes})
+
+
+def _shards(
+    grafted: Sequence[TensorInfo], taken: Collection[str]
+) -> dict[str, tuple[TensorInfo, ...]]:
+    """New files for the layer, none larger than 5 GiB unless one tensor is."""
+    parts: list[list[TensorInfo]] = [[]]
+    size = 0
+    for tensor in grafted:
+        if parts[-1] and size + tensor.nbytes > _SHARD_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(tensor)
+        size += tensor.nbytes
+    stem = _STEM
+    while any(file.startswith(f"{stem}-") or file == f"{stem}.safetensors" for file in taken):
+        stem += "-grafted"
+    if len(parts) == 1:
+        return {f"{stem}.safetensors": tuple(parts[0])}
+    total = len(parts)
+    return {
+        f"{stem}-{i:05}-of-{total:05}.safetensors": tuple(part)
+        for i, part in enumerate(parts, start=1)
+    }
+
+
+def _parameters(
+    target: Checkpoint,
+    stored: StoredDraft,
+    left_out: Collection[str],
+    prefixes: Collection[str],
+    replaced: Collection[str],
+) -> int | None:
+    """How many parameters more than the target's the output has; None = not known."""
+    own = [row for row in stored.draft.rows if row.tensor.name not in left_out]
+    added = sum(row.tensor.numel for row in own)
+    if not replaced:
+        return added
+    try:
+        before = Checkpoint.open(target.folder, subtree=",".join(prefixes), is_target=True)
+        return added - sum(row.tensor.numel for row in StoredDraft.look(before).draft.rows)
+    except DraftQuantError:
+        return None
+
+
+def _documents(
+    index: str, declared: Mapping[str, Any], side: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Texts by name, in the order in which they are written."""
+    config = json.dumps(declared, indent=2, ensure_ascii=False) + "\n"
+    own = json_texts({HF_QUANT_CONFIG: side}) if side is not None else {}
+    return {**own, INDEX_FILE: index, CONFIG_FILE: config}

@@ -1,0 +1,24 @@
+"""A draft beside its target: whether the two fit, in each engine, before any server is started.
+
+`check_pair` reads both configs and headers, asks each engine's rules of the draft alone, and then
+what the engine makes of the pair. It runs no engine, needs no GPU and imports no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from ...recipes.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from .pair import EnginePair as EnginePair
+    from .pair import PairCheck as PairCheck
+    from .pair import PairFinding as PairFinding
+    from .pair_check import check_pair as check_pair
+
+_HOMES = {
+    "EnginePair": ".pair",
+    "PairCheck": ".pair",
+    "PairFinding": ".pair",
+    "check_pair": ".pair_check",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,76 @@
+"""What a draft reads of its target's hidden states: how wide, and of which layers."""
+
+from collections.abc import Iterator
+
+from ..drafts.runtime_names import target_layers_named
+from .fit import OTHER_TARGET, misfits
+from .pair import Pair, PairFinding
+
+_FAILS = "every engine ends with an error at the first forward pass: {}"
+_WHY = {
+    "hidden-size": "the draft's first linear has another number of columns",
+    "layers": "fewer layers are captured than the draft's fc reads",
+}
+
+
+def features(pair: Pair) -> Iterator[PairFinding]:
+    """A width or a layer that the target has not: arithmetic refuses it, whatever the engine."""
+    for misfit in misfits(pair.geometry, pair.target):
+        if misfit.subject in _WHY:
+            text = f"the draft does not fit: {misfit.text}; {_FAILS.format(_WHY[misfit.subject])}"
+            yield PairFinding("refused", misfit.subject, text, OTHER_TARGET)
+
+
+def depth(pair: Pair) -> Iterator[PairFinding]:
+    """A number of layers in the draft's config.json that is another target's.
+
+    Source: SGLang 0.5.23 warns of it for DFlash and goes on with the served target's
+    (`spec_aux_hidden_state.py:236`); vLLM 0.33 reads no such key.
+    """
+    named = None if pair.is_inside else target_layers_named(pair.draft.config)
+    if named is None or named == pair.target.num_layers:
+        return
+    yield PairFinding(
+        "wrong",
+        "layers",
+        f"the draft's config.json names a target of {named} decoder layers, and this one has"
+        f" {pair.target.num_layers}: the draft was trained for another target",
+        OTHER_TARGET,
+    )
+
+
+def default_layers(pair: Pair) -> Iterator[PairFinding]:
+    """A draft that leaves the layers to the engines, which guess them by the target's depth.
+
+    Source: vLLM 0.33 `interfaces.py:1751`, SGLang 0.5.23 `llama.py:936`: inputs of these layers.
+    """
+    geometry, depth = pair.geometry, pair.target.num_layers
+    if pair.is_inside or not geometry.reads_layers or geometry.aux_layer_ids is not None:
+        return
+    outputs = [1, depth // 2 - 1, depth - 4]
+    yield PairFinding(
+        "note",
+        "layers",
+        f"the draft's config.json names no layers of the target: engines hand it the outputs of"
+        f" layers {outputs}, by the target's depth, and nothing tells if it was trained on others",
+        "compare with the trainer's config; 'draftquant inspect' says where the ids are written",
+    )
+
+
+def last_layer(pair: Pair) -> Iterator[PairFinding]:
+    """SGLang captures inputs of layers, so that the last one's output has no place.
+
+    Source: `llama.py:491` of SGLang 0.5.23, where ids beyond the last layer are never met; vLLM
+    0.33 also takes the last output (`llama.py:440`). Other models of targets were not read.
+    """
+    ids = pair.geometry.aux_layer_ids if pair.geometry.reads_layers else None
+    if not ids or ids[-1] != pair.target.num_layers - 1:
+        return
+    yield PairFinding(
+        "warning",
+        "layers",
+        f"the draft reads the output of the target's last layer, {ids[-1]}, which SGLang's Llama"
+        " never captures: it captures inputs of layers. Other models of targets were not read",
+        "serve the pair with vLLM",
+        "sglang",
+    )

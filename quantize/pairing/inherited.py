@@ -1,0 +1,155 @@
+"""What a draft inherits of its target without being asked: quantization, and the KV cache's dtype.
+
+Sources: SGLang 0.5.23 `arg_groups/serving_hook.py:685` (the value of --quantization becomes the
+draft's) and `configs/model_config.py:2000` (what the draft's own declaration changes about that);
+vLLM 0.33 `model_executor/models/utils.py:985` (drafts with a folder of their own read their own
+declaration), `engine/arg_utils.py:2297` and `v1/spec_decode/llm_base_proposer.py:1293` (the KV
+cache's dtype is resolved by the target, and is the draft's too); SGLang
+`mem_cache/kv_cache_dtype.py:33`; TensorRT-LLM `modeling_speculative.py` at 00679c66.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from ..engines.contract import EngineName
+from ..engines.folder_findings import CACHE_SCALE
+from ..stored.declarations import raw_declaration
+from .pair import Pair, PairFinding
+
+_READS_FILES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "auto-round")
+"""Methods of SGLang that look for a config file of the draft, which a BF16 draft has not."""
+_KEEPS: Mapping[str, tuple[str, ...]] = {
+    "modelopt_fp8": ("modelopt",),
+    "modelopt_fp4": ("modelopt", "fp8"),
+    "modelopt_mixed": ("modelopt",),
+    "nvfp4_online": ("fp8", "modelopt_fp8"),
+    "petit_nvfp4": ("modelopt",),
+    "w8a8_int8": ("compressed-tensors", "compressed_tensors"),
+    "w8a8_fp8": ("compressed-tensors", "compressed_tensors"),
+    "auto-round-int8": ("compressed-tensors", "compressed_tensors"),
+}
+"""--quantization of the target -> what a draft may declare and is taken for it all the same."""
+_OPTION = "--speculative-draft-model-quantization"
+
+
+def quantization(pair: Pair) -> Iterator[PairFinding]:
+    """Whether the target's quantization reaches the draft, in each engine."""
+    given, declared = pair.args.quantization, pair.target.quantization
+    if given is not None and given != "unquant":
+        yield PairFinding(
+            "warning",
+            "quantization",
+            f"without {_OPTION} SGLang gives the draft the target's --quantization {given}:"
+            f" {_in_sglang(given, _declared(pair))}",
+            f"the launch line says {_OPTION} unquant, after which the draft's own declaration"
+            " decides",
+            "sglang",
+        )
+    asked = pair.args.draft_quantization
+    if asked not in (None, "unquant"):
+        yield PairFinding(
+            "warning",
+            "quantization",
+            f"--target-args says {_OPTION} {asked}: {_in_sglang(asked, _declared(pair))}",
+            f"the launch line says {_OPTION} unquant",
+            "sglang",
+        )
+    if declared is None or pair.is_mtp:
+        return
+    yield PairFinding(
+        "note",
+        "quantization",
+        f"the target's quantization ({declared}) does not reach the draft: vLLM and TensorRT-LLM"
+        " read the draft's own declaration, and SGLang hands on the value of --quantization alone",
+    )
+
+
+def _in_sglang(given: str, own: str | None) -> str:
+    if own is None and given in _READS_FILES:
+        error = f"ValueError: Cannot find the config file for {given}"
+        return f"the draft declares nothing, and SGLang ends with an error [{error}]"
+    if own is None:
+        return "the draft declares nothing, and its weights are quantized while they are loaded"
+    if own in _KEEPS.get(given, ()):
+        return f"the draft declares {own}, which SGLang calls compatible, and reads it as {given}"
+    return f"the draft declares {own}, which SGLang then takes instead"
+
+
+def quantization_in(pair: Pair, engine: EngineName) -> str | None:
+    """The method by which an engine reads the draft, if nothing stops what is inherited."""
+    own, given = _declared(pair), pair.args.quantization
+    if engine != "sglang" or given in (None, "unquant"):
+        return own
+    return given if own is None or own in _KEEPS.get(given, ()) else own
+
+
+def _declared(pair: Pair) -> str | None:
+    found = raw_declaration(pair.draft)
+    if found is None or not isinstance(found.value, dict):
+        return None
+    return str(found.value.get("quant_method"))
+
+
+def cache_in(pair: Pair, engine: EngineName) -> str | None:
+    """The quantized dtype that the draft's KV cache would inherit; None = it keeps its own."""
+    given = pair.args.cache_dtype
+    if given not in (None, "auto"):
+        return None if given in ("bf16", "bfloat16", "float16") else given
+    return None if engine == "sglang" else pair.target.cache_dtype
+
+
+def launch_cache(pair: Pair, engine: EngineName) -> str | None:
+    """What the launch line says of the draft's KV cache: as asked, else what stops the target's.
+
+    An MTP layer shares the target's layout of the cache, so of it nothing is said.
+    """
+    if pair.args.draft_cache_dtype is not None:
+        return pair.args.draft_cache_dtype
+    stopped = cache_in(pair, engine) is not None and not pair.is_mtp and not has_scales(pair)
+    return _OWN_CACHE.get(engine) if stopped else None
+
+
+_OWN_CACHE: Mapping[EngineName, str] = {"vllm": "bfloat16", "sglang": "auto"}
+"""What keeps a draft's cache in floats: vLLM as its change that added the option was tried, SGLang
+in the dtype that the draft computes in."""
+
+
+def has_scales(pair: Pair) -> bool:
+    """Whether the draft stores scales of its KV cache."""
+    return any(CACHE_SCALE.search(f".{name}") for name in pair.draft.tensors)
+
+
+def cache(pair: Pair) -> Iterator[PairFinding]:
+    """A draft whose KV cache becomes the target's FP8 without scales: both are 1 then."""
+    if has_scales(pair):
+        return
+    for engine, stops in _STOPS.items():
+        inherited = cache_in(pair, engine)
+        if inherited is None:
+            continue
+        said = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
+        scales = (
+            ", and the draft stores no scales, so engines take 1 for both"
+            if inherited.startswith("fp8")
+            else ""
+        )
+        yield PairFinding(
+            "warning",
+            "kv-cache",
+            f"the KV cache of the target is {inherited} ({said}), and the draft's becomes the"
+            f" same{scales}: others saw acceptance fall by a third with scales of 1",
+            stops
+            if not pair.is_mtp
+            else "store measured scales (recipe key kv_cache), or serve"
+            " the target's KV cache in its own dtype",
+            engine,
+        )
+
+
+_STOPS: Mapping[EngineName, str] = {
+    "vllm": 'the launch line says "kv_cache_dtype": "bfloat16" in --speculative-config, which keeps'
+    " the draft's in floats; or store measured scales (recipe key kv_cache)",
+    "sglang": "the launch line says --speculative-draft-kv-cache-dtype auto, which keeps the"
+    " draft's in floats; or store measured scales (recipe key kv_cache)",
+    "tensorrt-llm": "no option that stops it was found in its source: store measured scales (recipe"
+    " key kv_cache)",
+}

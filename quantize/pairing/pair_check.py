@@ -1,0 +1,198 @@
+"""`check_pair`: a draft, its target, and what each engine does with the two."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..drafts import read_config
+from ..drafts.config_reader import with_text_config
+from ..drafts.runtime_names import target_layers_named
+from ..engines.contract import ENGINE_NAMES, EngineCheck, EngineName
+from ..engines.engine_check import check_checkpoint
+from ..engines.serving import Serving
+from ..errors import CheckpointError
+from ..files.checkpoint import Checkpoint
+from ..stored.declarations import HF_QUANT_CONFIG
+from . import (
+    contexts,
+    dtypes,
+    features,
+    inherited,
+    mtp_layers,
+    overflow,
+    shared_tables,
+    tensor_parallel,
+    vocabularies,
+)
+from .pair import EnginePair, Pair, PairCheck, PairFinding, PairRule, in_order
+from .target import Target
+from .target_args import TargetArgs
+from .tokenizers import Tokenizer
+
+RULES: tuple[PairRule, ...] = (
+    features.features,
+    features.depth,
+    features.default_layers,
+    features.last_layer,
+    vocabularies.sizes,
+    vocabularies.proposed_tokens,
+    vocabularies.tokenizers,
+    vocabularies.special_tokens,
+    contexts.beyond_target,
+    contexts.lengths,
+    contexts.rope,
+    contexts.overrides,
+    dtypes.dtypes,
+    overflow.float16,
+    inherited.quantization,
+    inherited.cache,
+    shared_tables.quantized_head,
+    tensor_parallel.tensor_parallel,
+    mtp_layers.missing_layers,
+    mtp_layers.mixed_layer,
+)
+"""Everything that is asked of a pair."""
+
+
+def check_pair(
+    draft: Path,
+    target: Path,
+    *,
+    engine: EngineName | None = None,
+    version: str | None = None,
+    arch: str | None = None,
+    tp: int = 1,
+    target_args: str | None = None,
+    asked: str | None = None,
+    named: tuple[str, str] | None = None,
+    subtree: str | None = None,
+) -> PairCheck:
+    """Predict what engines do with a draft beside its target, and say how to serve the two.
+
+    Args:
+        draft: config.json and safetensors files, quantized or not.
+        target: config.json, and what of index, shards and tokenizer is there.
+        engine: "vllm", "sglang" or "tensorrt-llm"; None = all of them.
+        version: see `check_draft`.
+        arch: see `check_draft`.
+        tp: tensor-parallel size; `target_args` may say it instead.
+        target_args: words of the target's launch line, such as "--quantization fp8".
+        asked: see `check_draft`.
+        named: what the launch lines call draft and target; None = by their folders.
+        subtree: of a draft that lies in its target's folder, the prefix of its layer.
+
+    Raises:
+        CheckpointError: a folder cannot be read as a draft or as a target, or the words of
+            `target_args` are not understood.
+    """
+    pair, alone = _read(draft, target, tp, target_args, named, subtree)
+    findings = [finding for rule in RULES for finding in rule(pair)]
+    engines: tuple[EngineName, ...] = ENGINE_NAMES if engine is None else (engine,)
+    names = named or (str(draft), pair.target.named)
+    answers = [
+        _alone(pair, alone, each, names, version=version, arch=arch, asked=asked)
+        for each in engines
+    ]
+    return PairCheck(
+        draft=names[0],
+        target=names[1],
+        engines=tuple(_of_engine(answer, findings) for answer in answers),
+        findings=in_order(f for f in findings if f.engine in (None, *engines)),
+        tensor_parallel=tensor_parallel.sizes_of_both(pair),
+        not_compared=tuple(_not_compared(pair)),
+    )
+
+
+def _read(
+    draft: Path,
+    target: Path,
+    tp: int,
+    target_args: str | None,
+    named: tuple[str, str] | None,
+    subtree: str | None,
+) -> tuple[Pair, Checkpoint]:
+    """The pair, and the draft as engines are asked of it alone."""
+    args = TargetArgs.parse(target_args)
+    if args.tp is not None and tp not in (1, args.tp):
+        what = f"--tp is {tp}, and --target-args says {args.tp}"
+        raise CheckpointError("--tp", what, fix="leave one of the two out")
+    checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
+    family, geometry = read_config(checkpoint)
+    read = Target.read(target, named[1] if named else None)
+    pair = Pair(
+        draft=checkpoint,
+        config=with_text_config(checkpoint.config),
+        family=family,
+        geometry=geometry,
+        target=read,
+        args=args,
+        tp=args.tp or tp,
+        own_tokenizer=Tokenizer.read(draft),
+        target_tokenizer=Tokenizer.read(target),
+    )
+    return pair, checkpoint
+
+
+def _alone(
+    pair: Pair,
+    draft: Checkpoint,
+    engine: EngineName,
+    names: tuple[str, str],
+    *,
+    version: str | None,
+    arch: str | None,
+    asked: str | None,
+) -> EngineCheck:
+    """What an engine does with the draft, its layers numbered after those of this target."""
+    known = target_layers_named(draft.config) in (None, pair.target.num_layers)
+    return check_checkpoint(
+        draft,
+        engine=engine,
+        version=version,
+        arch=arch,
+        tp=pair.tp,
+        target_layers=pair.target.num_layers if known else None,
+        asked=asked,
+        has_side_file=(draft.folder / HF_QUANT_CONFIG).is_file(),
+        serving=_serving(pair, engine, names),
+    )
+
+
+def _serving(pair: Pair, engine: EngineName, names: tuple[str, str]) -> Serving:
+    longer = contexts.is_too_short(pair, engine) and engine == "sglang"
+    draft, target = names
+    return Serving(
+        draft=None if pair.is_inside else draft,
+        target=target,
+        dtype=dtypes.launch_dtype(pair, engine),
+        context=pair.args.context,
+        cache_dtype=inherited.launch_cache(pair, engine),
+        quantization=pair.args.quantization,
+        target_cache_dtype=pair.args.cache_dtype,
+        words=pair.args.words,
+        environment=(contexts.LONGER,) if longer else (),
+    )
+
+
+def _of_engine(answer: EngineCheck, findings: list[PairFinding]) -> EnginePair:
+    own = in_order(f for f in findings if f.engine in (None, answer.engine))
+    return EnginePair(answer=answer, findings=own, launch=answer.launch)
+
+
+def _not_compared(pair: Pair) -> Iterator[str]:
+    """What was not there to be held against the other."""
+    if not pair.is_inside:
+        ships = {"draft": pair.own_tokenizer, "target": pair.target_tokenizer}
+        for name, tokenizer in ships.items():
+            if tokenizer is None:
+                yield (
+                    f"tokenizers: the {name} ships no tokenizer.json, so only the sizes of the"
+                    " vocabularies were compared"
+                )
+                break
+    if pair.target.checkpoint is None:
+        yield (
+            "the target's tensors: its shards are not there, so how its head and its MTP layers are"
+            " stored is known by the names of its index alone"
+            if pair.target.names
+            else "the target's tensors: neither its shards nor its index are there"
+        )

@@ -1,0 +1,257 @@
+"""Tiny whole targets with an MTP layer, in several shards, unquantized or as a tool leaves them."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny import Stored, edit_json, read_tensors, store, values_of, write_safetensors
+from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp
+
+SIZES: Mapping[str, Any] = {"hidden": 128, "head_dim": 64, "intermediate": 256}
+LAYERS = 2
+MTP = {"glm": f"model.layers.{LAYERS}", "mimo": "model.mtp_layers.0"}
+_QUANTIZED = re.compile(r"(.*layers\.\d+\..*(?:[qkvo]|gate|up|down)_proj)\.weight")
+Form = tuple[dict[str, Any], Callable[[str, Stored], dict[str, Stored]]]
+"""A quantization_config, and what a weight becomes."""
+
+
+def tiny_target(folder: Path, kind: str, *, shards: int = 3, seed: int = 0) -> Path:
+    """Write a BF16 target of two decoder layers and an MTP layer: "glm", or "mimo" of dense layers.
+
+    Names of each layer and each table are spread over the shards in turn.
+    """
+    scratch = folder.with_name(f"{folder.name}-layer")
+    if kind == "glm":
+        tiny_glm4_moe_mtp(scratch, number=LAYERS, moe_intermediate=128, seed=seed, **SIZES)
+    else:
+        config = {"num_hidden_layers": LAYERS, "model_type": "qwen2"}
+        tiny_mimo_mtp(scratch, config=config, seed=seed, **SIZES)
+    layer, config = read_tensors(scratch), json.loads((scratch / "config.json").read_text())
+    if kind == "glm":
+        config["first_k_dense_replace"] = 0
+    rng = np.random.default_rng(seed + 1)
+    tensors = dict(layer)
+    own = [n for n in layer if n.startswith(MTP[kind]) and ("self_attn" in n or "mlp" in n)]
+    norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
+    for number in range(LAYERS):
+        for name in (*own, *(f"{MTP[kind]}.{norm}" for norm in norms)):
+            values = values_of(layer[name])
+            noise = 0.5 + rng.random(values.shape, dtype=np.float32)
+            tensors[name.replace(MTP[kind], f"model.layers.{number}")] = store(
+                values * noise, layer[name].dtype
+            )
+    tensors["model.norm.weight"] = layer[f"{MTP[kind]}.input_layernorm.weight"]
+    if kind == "glm":
+        tensors["model.embed_tokens.weight"] = layer[f"{MTP[kind]}.embed_tokens.weight"]
+        tensors["lm_head.weight"] = layer[f"{MTP[kind]}.shared_head.head.weight"]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}\n')
+    write_shards(folder, tensors, shards)
+    return folder
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Stored], shards: int) -> None:
+    """The tensors, sorted, in runs over so many files, with their index."""
+    names = sorted(tensors)
+    files: dict[str, list[str]] = {}
+    for i, name in enumerate(names):
+        number = i * shards // len(names) + 1
+        files.setdefault(f"model-{number:05}-of-{shards:05}.safetensors", []).append(name)
+    for file, members in files.items():
+        own = {name: tensors[name] for name in members}
+        write_safetensors(folder / file, own, {"format": "pt"})
+    index = {
+        "metadata": {
+            "total_size": sum(len(tensor.data) for tensor in tensors.values()),
+            "total_parameters": 12345,
+        },
+        "weight_map": {name: file for file, members in files.items() for name in members},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def quantized_target(
+    plain: Path, folder: Path, form: str, *, drops: bool = True, shards: int = 3
+) -> Path:
+    """A target as a quantizer leaves it: its decoder layers in a format, its MTP layer dropped.
+
+    Args:
+        plain: of `tiny_target`.
+        folder: to create.
+        form: of `FORMS`.
+        drops: the MTP layer is not in it; else it stays BF16.
+        shards: how many.
+    """
+    tensors = read_tensors(plain)
+    mtp = tuple(f"{prefix}." for prefix in MTP.values())
+    declared, become = FORMS[form]
+    found: dict[str, Stored] = {}
+    for name, tensor in tensors.items():
+        weight = _QUANTIZED.fullmatch(name)
+        if name.startswith(mtp) and "layers.0" not in name.replace("mtp_layers.0", ""):
+            if not drops:
+                found[name] = tensor
+        elif weight and become is not None:
+            found |= become(weight[1], tensor)
+        else:
+            found[name] = tensor
+    folder.mkdir()
+    for file in ("config.json", "tokenizer.json"):
+        (folder / file).write_bytes((plain / file).read_bytes())
+    if declared:
+        edit_json(folder / "config.json", quantization_config=declared)
+    if drops:
+        edit_json(folder / "config.json", num_nextn_predict_layers=0)
+    write_shards(folder, found, shards)
+    return folder
+
+
+def _fp8_channel(module: str, weight: Stored) -> dict[str, Stored]:
+    codes, scale = _fp8(values_of(weight), axis=1)
+    return {
+        f"{module}.weight": Stored("F8_E4M3", weight.shape, codes),
+        f"{module}.weight_scale": store(scale.reshape(-1, 1), "F32"),
+    }
+
+
+def _fp8_block(module: str, weight: Stored) -> dict[str, Stored]:
+    rows, columns = weight.shape
+    values = values_of(weight)
+    scale = np.full((-(-rows // 128), -(-columns // 128)), np.abs(values).max() / 448, np.float32)
+    return {
+        f"{module}.weight": Stored("F8_E4M3", weight.shape, _e4m3(values / scale[0, 0])),
+        f"{module}.weight_scale_inv": store(scale, "F32"),
+    }
+
+
+def _fp8_tensor(module: str, weight: Stored) -> dict[str, Stored]:
+    values = values_of(weight)
+    scale = np.float32(np.abs(values).max() / 448)
+    return {
+        f"{module}.weight": Stored("F8_E4M3", weight.shape, _e4m3(values / scale)),
+        f"{module}.weight_scale": store(np.array(scale), "F32"),
+        f"{module}.input_scale": store(np.array(0.01, np.float32), "F32"),
+    }
+
+
+def _quark_channel(module: str, weight: Stored) -> dict[str, Stored]:
+    codes, scale = _fp8(values_of(weight), axis=1)
+    return {
+        f"{module}.weight": Stored("F8_E4M3", weight.shape, codes),
+        f"{module}.weight_scale": store(scale.reshape(-1), "F32"),
+    }
+
+
+def _int4_group(module: str, weight: Stored) -> dict[str, Stored]:
+    rows, columns = weight.shape
+    values = values_of(weight).reshape(rows, -1, 128)
+    scale = np.abs(values).max(axis=2, keepdims=True) / 7.5
+    codes = (np.clip(np.rint(values / scale), -8, 7) + 8).astype(np.uint32).reshape(rows, -1, 8)
+    words = (codes << (4 * np.arange(8, dtype=np.uint32))).sum(axis=2, dtype=np.uint32)
+    shape = np.array([rows, columns], np.int64)
+    return {
+        f"{module}.weight_packed": Stored("I32", words.shape, words.tobytes()),
+        f"{module}.weight_scale": store(scale[:, :, 0], "BF16"),
+        f"{module}.weight_shape": Stored("I64", (2,), shape.tobytes()),
+    }
+
+
+def _fp8(values: Any, axis: int) -> tuple[bytes, Any]:
+    scale = (np.abs(values).max(axis=axis, keepdims=True) / 448).astype(np.float32)
+    return _e4m3(values / scale), scale
+
+
+def _e4m3(values: Any) -> bytes:
+    import torch
+
+    return bytes(
+        torch.from_numpy(np.ascontiguousarray(values, np.float32))
+        .to(torch.float8_e4m3fn)
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
+
+
+def _ct(form: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """As llm-compressor writes it: the head by name, routers by a pattern."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs,
+             "output_activations": None}  # fmt: skip
+    return {
+        "config_groups": {"group_0": group},
+        "format": form,
+        "global_compression_ratio": None,
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    }
+
+
+def _args(bits: int, kind: str, strategy: str, *, dynamic: bool = False, size: int | None = None):  # type: ignore[no-untyped-def]
+    return {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True,
+            "dynamic": dynamic, "group_size": size}  # fmt: skip
+
+
+_TOKEN = _args(8, "float", "token", dynamic=True)
+_SPEC = {"dtype": "fp8_e4m3", "is_dynamic": False, "symmetric": True, "qscheme": "per_channel",
+         "ch_axis": 0, "group_size": None, "scale_type": "float32"}  # fmt: skip
+FORMS: Mapping[str, Any] = {
+    "bf16": ({}, None),
+    "ct-fp8": (_ct("float-quantized", _args(8, "float", "channel"), _TOKEN), _fp8_channel),
+    "ct-int4": (_ct("pack-quantized", _args(4, "int", "group", size=128), None), _int4_group),
+    "fp8-block": (
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head"],
+        },
+        _fp8_block,
+    ),
+    "modelopt-fp8": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "FP8",
+            "exclude_modules": ["lm_head", "*mlp.gate"],
+            "ignore": ["lm_head", "*mlp.gate"],
+            "producer": {"name": "modelopt", "version": "0.47.0"},
+            "config_groups": {"group_0": {
+                "targets": ["Linear"],
+                "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
+                "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
+            }},
+        },
+        _fp8_tensor,
+    ),
+    "quark-fp8": (
+        {
+            "quant_method": "quark",
+            "quant_mode": "eager_mode",
+            "version": "0.13",
+            "algo_config": None,
+            "exclude": ["lm_head", "re:.*mlp.gate$"],
+            "export": {"kv_cache_group": [], "min_kv_scale": 0.0, "pack_method": "reorder",
+                       "weight_format": "real_quantized", "weight_merge_groups": None},
+            "global_quant_config": {
+                "bias": None,
+                "input_tensors": _SPEC | {"is_dynamic": True, "ch_axis": 1},
+                "output_tensors": None,
+                "target_device": None,
+                "weight": _SPEC,
+            },
+            "kv_cache_post_rope": False,
+            "kv_cache_quant_config": {},
+            "layer_quant_config": {},
+            "layer_type_quant_config": {},
+            "softmax_quant_spec": None,
+        },
+        _quark_channel,
+    ),
+}  # fmt: skip
+"""Name -> quantization_config, and what a weight becomes."""
