@@ -24,7 +24,7 @@ _SPELLINGS_OF_MTP = re.compile(
     r"model\.(mtp_layers|layers)\.\d+\.|model\.(language_model\.)?embed_tokens\.|lm_head\.|mtp\."
 )
 """Of MTP layers, under the names of their targets."""
-_OF_THE_CACHE = re.compile(
+CACHE_SCALE = re.compile(
     r"\.(?:[qkv]_scale|kv_scale|output_scale|prob_output_scale|[qkv]_zero_point)$"
 )
 """Names of scales of the KV cache, as exporters spell them."""
@@ -174,7 +174,7 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         return
     if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):
         return
-    if _OF_THE_CACHE.search(name):
+    if CACHE_SCALE.search(name):
         read = engine.tensors.cache_scale(question, tensor)
         if isinstance(read, Finding):
             yield read
