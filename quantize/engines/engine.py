@@ -206,6 +206,11 @@ class Engine:
         return (*self.archs, *self.other_archs)
 
     @property
+    def checked_gpus(self) -> tuple[str, ...]:
+        """All GPUs that `check` answers for."""
+        return (*self.gpus, *self.checked_archs)
+
+    @property
     def architectures(self) -> frozenset[str]:
         """The names in config.json for which the loading was executed."""
         of_families = (self.own(traits).architectures for traits in TRAITS)

@@ -118,7 +118,7 @@ def check_checkpoint(
         return _agreed(
             place, [_check(checkpoint, each, first, has_side_file, serving) for each in every]
         )
-    if arch not in (*known.gpus, *known.checked_archs):
+    if arch not in known.checked_gpus:
         return _never_executed(place)
     return _check(checkpoint, place, first, has_side_file, serving)
 
@@ -321,7 +321,7 @@ def _never_executed(place: _Place) -> EngineCheck:
     others = [
         f"{each.title} {each.version}"
         for each in newest_engines()
-        if place.arch in (*each.gpus, *each.checked_archs)
+        if place.arch in each.checked_gpus
     ]
     where = gpu_name(place.arch).partition(" (")[0]
     remedy = "try the server there"
