@@ -77,7 +77,7 @@ def _scheme(weight: Any, inputs: Any) -> LinearScheme:
         return linear_scheme("quark", dtype, how, None, "int8-tensor-static", "weight", _int8)
     if dtype == "fp4" and how == "group" and size == 32:
         activations = _activations(inputs)
-        return linear_scheme("quark", "mxfp4", "", size, activations, "weight", _mxfp4)
+        return linear_scheme("quark", f"mx{dtype}", "", size, activations, "weight", _mxfp4)
     if dtype != "fp8_e4m3" or how not in ("tensor", "channel"):
         not_read("weight", dict(weight))
     return _fp8(how, _activations(inputs))
@@ -89,7 +89,7 @@ def _activations(inputs: Any) -> str:
         return "none"
     said = mapping("input_tensors", inputs)
     if said.get("dtype") == "fp4" and said.get("group_size") == 32:
-        return "mxfp4"
+        return f"mx{said['dtype']}"
     if said.get("dtype") != "fp8_e4m3":
         not_read("input_tensors", dict(said))
     if said.get("qscheme") == "per_channel":

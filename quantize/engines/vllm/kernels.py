@@ -16,6 +16,9 @@ _NO_WHOLE_GROUPS = (
     "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
     " group_size={group_size}."
 )
+_WHOLE_GROUPS = "compressed-tensors "
+"""Begins signatures that ask for whole groups in each shard."""
+_OF_AWQ = "awq "
 _CHOSEN = {
     f"{layout} int{bits}{mark}"
     for layout in ("compressed-tensors", "gptq", "auto-round")
@@ -34,7 +37,7 @@ def integer_problem(
         return None
     size, remedy = scheme.group_size or columns, f"keep {module.leaf} in BF16"
     uneven = columns % size != 0
-    if scheme.layout == "compressed-tensors" and uneven:
+    if uneven and scheme.signature.startswith(_WHOLE_GROUPS):
         said = {"columns": columns, "prefix": module.prefix, "group_size": size}
         return Finding(
             "init",
@@ -45,7 +48,7 @@ def integer_problem(
         return None
     whole = columns * (question.tp if module.sharding == "row" else 1)
     group = scheme.group_size in (None, whole, *_TRITON_GROUPS)
-    four = kind.removesuffix("+").endswith("int4")
+    four = kind.removesuffix("+").endswith("4")
     if four and group and not uneven and rows % 8 == 0:
         return None
     return Finding("init", _NO_KERNEL, f"{remedy}, or quantize to FP8: recipe fp8-ptpc")
@@ -54,7 +57,7 @@ def integer_problem(
 def awq_problem(question: Question, module: Module, scheme: LinearScheme) -> Finding | None:
     """MLA takes kv_b_proj apart, on ROCm by a kernel for some groups: `awq_triton.py:308`."""
     size = scheme.group_size
-    latent = module.leaf == "kv_b_proj" and scheme.layout == "awq"
+    latent = module.leaf == "kv_b_proj" and scheme.signature.startswith(_OF_AWQ)
     if not latent or not question.arch.startswith("gfx") or size in (None, 32, 64, 128):
         return None
     text = (
@@ -79,7 +82,7 @@ def marlin_block_problem(
 
     Marlin is not asked whether it takes them. On Ampere compressed-tensors' weights are humming's.
     """
-    alone = question.arch == "sm80" and scheme.layout == "compressed-tensors"
+    alone = question.arch == "sm80" and scheme.signature.startswith(_WHOLE_GROUPS)
     if scheme.block == BLOCK or alone or question.arch not in ("sm80", "sm100"):
         return None
     text = (
