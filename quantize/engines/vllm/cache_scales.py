@@ -35,8 +35,8 @@ def cache_scale(question: Question, tensor: TensorInfo) -> bool | Finding | None
     outputs = bool(_OF_OUTPUTS.search(name)) and method in _BY_OUTPUTS
     if not outputs and not _OF_ATTENTION.search(name):
         return False
-    if outputs and not question.traits.whole_model:
-        return None if question.traits.drafts_blocks else Finding("load", _NO_DATA, _RENAME)
+    if outputs and not (question.traits.whole_model or question.traits.drafts_blocks):
+        return Finding("load", _NO_DATA, _RENAME)
     if name.endswith("_zero_point"):  # symmetric: all zero, and never used
         return True
     if method not in _BOTH:
