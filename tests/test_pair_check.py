@@ -12,6 +12,7 @@ from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.pairing import PairCheck, check_pair
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
+from tiny_dflash import tiny_dflash
 
 PAIRS = Path(__file__).parent / "pairs"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
@@ -47,7 +48,7 @@ def test_the_shipped_pairs_fit_and_their_lines_are_whole(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "subject", "level", "words"),
     [
-        ({"hidden_size": 80}, "hidden-size", "refused", "the target gives 3 x 80 = 240"),
+        ({"hidden_size": 800}, "hidden-size", "refused", "gives 3 x 800 = 2400"),
         ({"num_hidden_layers": 2}, "layers", "refused", "the target has layers 0 to 1"),
         ({"vocab_size": 4096}, "vocabulary", "wrong", "tokens, the target's 4,096"),
     ],
@@ -178,7 +179,7 @@ def test_tokens_of_d2t_and_of_the_mask_that_the_target_has_not(tmp_path: Path) -
     sizes = {"hidden_size": 64, "vocab_size": 60, "num_hidden_layers": 8}
     found = check_pair(draft, other_target(tmp_path / "target", **sizes))
     assert "d2t of the draft names token" in said(found, "d2t")[0][1]
-    mask = check_pair(DFLASH / "draft", other_target(tmp_path / "t", DFLASH, vocab_size=2))
+    mask = check_pair(tiny_dflash(tmp_path / "block"), tmp_path / "target")
     assert any("mask_token_id is" in text for _, text in said(mask, "vocabulary"))
 
 
