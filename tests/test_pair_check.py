@@ -11,6 +11,7 @@ from draftquant import api as dq
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.pairing import PairCheck, check_pair
 from draftquant.scripts.cli import main
+from said_traces import write_said
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 
@@ -106,6 +107,7 @@ def test_what_belongs_together_is_asked_for() -> None:
         ({}, r"check\(engine=\): is missing"),
         ({"engine": "vllm", "target_args": "--dtype half"}, "without target=, no pair"),
         ({"target": "no/such/folder"}, "no such folder, and no Hub id"),
+        ({"target": draft, "version": "1.0"}, "is of one engine, and all are asked"),
     ):
         with pytest.raises(dq.DraftQuantError, match=what):
             dq.check(draft, **given)  # type: ignore[arg-type]
@@ -206,3 +208,14 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
     assert said(longer, "context", "vllm")[0][0] == "refused"
     assert '"draft_tensor_parallel_size": 2' in (longer.of("vllm").launch or "")
+
+
+def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
+    draft, target = LLAMA / "draft", LLAMA / "target"
+    narrow = {"target_args": "--dtype float16", "engine": "vllm"}
+    beyond = check_pair(draft, target, largest_feature=70144.0, **narrow)  # type: ignore[arg-type]
+    assert "hidden states of the target up to 70,144" in said(beyond, "float16", "vllm")[0][1]
+    assert beyond.of("vllm").verdict == "LOADS BUT WRONG"
+    assert check_pair(draft, target, largest_feature=70144.0).of("vllm").verdict == "LOADS"
+    traces = write_said(tmp_path / "traces", prompts=2, tokens=4, hidden=4).folder
+    assert dq.check(draft, target=target, traces=traces, **narrow).verdict == "LOADS"  # type: ignore[arg-type]
