@@ -7,18 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuts import CHOICE
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.kv_cache import CacheScales
+from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales
 from draftquant.quantize.errors import CheckpointError, DraftQuantError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.measured import Measured
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes import KvCacheFormat, Recipe, load_recipe
+from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
+from draftquant.recipes import KvCacheFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.kv_cache import KvCacheScales
+from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
@@ -120,6 +125,14 @@ def test_declarations_are_those_of_the_tools(source: Path, tmp_path: Path) -> No
         assert {**linear, "output_tensors": None} == quark["global_quant_config"]
 
 
+def test_a_loaded_draft_rounds_its_cache_as_the_folder_declares(folder: Path, source: Path) -> None:
+    scales = {0: CacheScales(k=(float(np.float32(K)),), v=(V,))}
+    assert load_draft(folder).cache_scales == scales
+    assert load_draft(folder, kv_cache="fp8_e4m3").cache_scales == scales  # engines read them too
+    assert load_draft(source).cache_scales == {}
+    assert load_draft(source, kv_cache="fp8_e4m3").cache_scales == {0: UNIT}
+
+
 def test_a_folder_without_a_cache_says_nothing_of_one(source: Path, tmp_path: Path) -> None:
     out = quantized(source, OWN, tmp_path / "out")
     assert of_cache(out) == {}
@@ -204,6 +217,72 @@ def test_the_plan_says_what_it_stores_and_what_it_needs(
     assert main(["plan", str(source), "--recipe", "fp8-ptpc", "--kv-cache", "absmax"]) == 0
     said = "KV cache in fp8_e4m3: the scales of keys and values of 1 layer(s) (absmax) need"
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+# what is made of such a folder
+
+
+@pytest.mark.parametrize("layout", ["quark", "compressed-tensors"])
+def test_transcoding_carries_scales_to_another_layout_and_back(
+    layout: LayoutName, folder: Path, source: Path, tmp_path: Path
+) -> None:
+    first, out = folder, tmp_path / "out"
+    if layout == "compressed-tensors":
+        first = quantized(source, cached(RECIPES["quark"]), tmp_path / "first")
+    before = StoredDraft.read(Checkpoint.open(first)).kv_cache()
+    transcode_draft(plan_transcoding(resolve_draft(str(first)), layout), out)
+    after = StoredDraft.read(Checkpoint.open(out))
+    assert after.kv_cache() == before
+    assert after.scheme is not None
+    assert after.scheme.layout.name == layout
+    assert verify(out, source).ok
+
+
+def test_transcoding_another_tools_folder_carries_its_scales(folder: Path, tmp_path: Path) -> None:
+    foreign, out = changed(folder, tmp_path / "foreign", K), tmp_path / "out"
+    (foreign / "draftquant.json").unlink()
+    tensors = read_tensors(foreign)  # as llm-compressor spells them
+    for part in "kv":
+        scale = tensors.pop(f"midlayer.self_attn.attn.{part}_scale")
+        tensors[f"midlayer.self_attn.{part}_scale"] = scale
+    write_tensors(foreign, tensors, metadata={"format": "pt"})
+    transcode_draft(plan_transcoding(resolve_draft(str(foreign)), "quark"), out)
+    cache = StoredDraft.read(Checkpoint.open(out)).kv_cache()
+    assert cache == StoredDraft.read(Checkpoint.open(foreign)).kv_cache()
+    assert "midlayer.self_attn.attn.v_scale" in of_cache(out)
+
+
+def test_transcoding_to_a_layout_without_a_cache_is_refused(source: Path, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(
+        load_recipe("int4-group128"),
+        kv_cache=KvCacheFormat(dtype="fp8_e4m3", scales="unit"),
+        weights=WeightFormat(dtype="int4", granularity="group", group_size=32, symmetric=True),
+    )
+    out = quantized(source, recipe, tmp_path / "out")
+    with pytest.raises(DraftQuantError, match="layout awq: declares no KV cache"):
+        plan_transcoding(resolve_draft(str(out)), "awq")
+
+
+def test_dequantizing_drops_scales_by_name(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["dequantize", str(folder), "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 scale(s) of the KV cache are dropped" in said
+    assert "midlayer.self_attn.attn.k_scale" in said
+    assert of_cache(out) == {}
+    assert "quantization_config" not in read_json(out / "config.json")
+
+
+def test_a_cut_vocabulary_keeps_scales(folder: Path, source: Path, tmp_path: Path) -> None:
+    ids, out = list(range(0, 96, 2)), tmp_path / "out"
+    cut_vocabulary(resolve_draft(str(folder)), out, target_ids=ids, choice=CHOICE)
+    assert of_cache(out) == of_cache(folder)
+    cache = StoredDraft.read(Checkpoint.open(out)).kv_cache()
+    assert cache == StoredDraft.read(Checkpoint.open(folder)).kv_cache()
+    assert verify(out, folder).ok
+    assert verify(out, source).ok
 
 
 # verification

@@ -152,6 +152,8 @@ COMMANDS = (
         Row("--vocab-size", "8,9", "vocab_sizes", (8, 9), "scripts.api.estimate.make_estimate"),
         Row("--head-online", "nvfp4,fp8", "heads", ("nvfp4", "fp8"),
             "scripts.api.estimate.make_estimate"),
+        Row("--kv-cache-dtype", "fp8_e4m3", "kv_cache", "fp8_e4m3",
+            "scripts.api.estimate.make_estimate"),
         Row("--num-draft-tokens", "5", "asked", 5,
             "scripts.api.estimate.checked_num_draft_tokens"),
         Row("--context", "77", "context", 77, "scripts.api.estimate.make_estimate"),

@@ -33,7 +33,8 @@ CALIBRATION = (
     ("plot_file", "server_client", "traces"),
     ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
-    ("dumps", "kv_cache", "vllm", "rounding"),
+    ("kv_cache",),
+    ("dumps", "vllm", "rounding"),
 )
 VALIDATE = (
     ("charts", "errors"),
