@@ -76,6 +76,7 @@ def load_draft(
     shared: Mapping[str, Tensor] | None = None,
     rope_theta: float | None = None,
     online_head: OnlineHead | None = None,
+    subtree: str | None = None,
 ) -> LoadedDraft:
     """Load a BF16 folder, or a quantized one of any layout that `declared` understands.
 
@@ -95,6 +96,7 @@ def load_draft(
         rope_theta: base of the rotary frequencies instead of the config's, which engines use: some
             trainers used another one, and acceptance shows which.
         online_head: what vLLM makes of the head while it loads the draft, see `online_heads`.
+        subtree: the draft is this layer of a target's folder, see `Checkpoint`.
 
     Raises:
         CheckpointError: the folder is not a draft, a stored tensor is not as declared, or an
@@ -102,7 +104,7 @@ def load_draft(
             no `online_head` of this draft's.
         VerifyError: its quantization_config is not understood.
     """
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint.open(folder, subtree=subtree)
     stored = StoredDraft.read(checkpoint)
     draft = stored.draft
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
