@@ -11,7 +11,7 @@ import numpy as np
 from tiny import Stored, edit_json, read_tensors, store, values_of, write_safetensors
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp
 
-SIZES: Mapping[str, Any] = {"hidden": 128, "head_dim": 64, "intermediate": 256}
+SIZES: Mapping[str, Any] = {"hidden": 256, "head_dim": 64, "intermediate": 256}
 LAYERS = 2
 MTP = {"glm": f"model.layers.{LAYERS}", "mimo": "model.mtp_layers.0"}
 _FC = ("eh_proj", "input_proj")
