@@ -17,7 +17,12 @@ from .layer_linears import layer_linears
 from .name_patterns import scheme_of
 
 EXPERTS_LOADED = frozenset(
-    {"compressed-tensors fp8 channel token-dynamic", "compressed-tensors int4 group128 none"}
+    {
+        "compressed-tensors fp8 channel token-dynamic",
+        "compressed-tensors int4 group128 none",
+        "fp8 fp8 block group-dynamic",
+        "quark fp8 channel token-dynamic",
+    }
 )
 """Signatures of which both engines loaded routed experts, on H200."""
 ROUTED = ".experts."
