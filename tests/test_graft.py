@@ -97,6 +97,7 @@ def test_target_and_layer_each_in_its_own_format(
     assert schemes[0] == schemes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropped_layer_comes_back_unquantized_from_the_original(
     kind: str, folders: Path, tmp_path: Path
@@ -162,6 +163,7 @@ def test_other_ways_of_linking(how: str, folders: Path, tmp_path: Path) -> None:
     assert main(["verify", str(out), "--against", str(target), "--layer", str(layer)]) == 0
 
 
+@pytest.mark.slow
 def test_disk_without_hard_links_gets_copies(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ def test_disk_without_hard_links_gets_copies(
     assert report.bytes_written > plan.linked_bytes
 
 
+@pytest.mark.slow
 def test_snapshot_of_the_hub_is_linked_by_its_blobs(folders: Path, tmp_path: Path) -> None:
     source, repository = folders / "mimo-ct-fp8", tmp_path / "models--a--b"
     snapshot, blobs = repository / "snapshots" / "1", repository / "blobs"
@@ -268,6 +271,7 @@ BAD: dict[Callable[[Path, Path], list[str]], str] = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("make", BAD, ids=lambda make: str(make.__name__))
 def test_bad_input_is_refused_by_name(
     make: Callable[[Path, Path], list[str]],
@@ -284,6 +288,7 @@ def test_bad_input_is_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_outputs_that_exist_or_lie_inside_are_refused(folders: Path, tmp_path: Path) -> None:
     target, layer = folders / "mimo-ct-fp8", folders / "mimo-int4"
     plan = plan_graft(target, resolve_draft(str(layer)))
@@ -357,6 +362,7 @@ def exclude(out: Path, pattern: str) -> None:
     edit_json(out / "config.json", quantization_config=declared)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_verify_finds(wrong: str, folders: Path, tmp_path: Path) -> None:
     target, layer, out = folders / "mimo-ct-fp8", folders / "mimo-int4", tmp_path / "out"
