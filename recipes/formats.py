@@ -11,8 +11,11 @@ from typing import Literal
 
 WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
 ActivationDtype = Literal["fp8_e4m3", "nvfp4", "mxfp4"]
-KvCacheDtype = Literal["fp8_e4m3"]
 """Formats that the input of a linear may be rounded to."""
+KvCacheDtype = Literal["fp8_e4m3"]
+FP8_CACHE: KvCacheDtype = "fp8_e4m3"
+KvCacheChoice = Literal["auto", "fp8_e4m3"]
+"""As engines' options have it; auto = what a folder declares."""
 GroupedActivations = Literal["nvfp4", "mxfp4"]
 """Those of them whose scales are those of groups alone: a declaration names them so."""
 Precision = Literal["bf16", "fp8", "nvfp4", "mxfp4"]

@@ -23,6 +23,8 @@ from .seen_prompts import SeenPrompts
 
 BackendName = Literal["torch", "quark", "modelopt"]
 LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
+StoredLayoutName = Literal[LayoutName, "gptq", "auto-round"]
+"""Those besides that are only read: folders of other tools."""
 Action = Literal["quantize", "keep", "drop"]
 
 

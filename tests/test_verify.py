@@ -186,7 +186,7 @@ def test_a_config_that_declares_another_scheme(
 
 def test_a_declaration_that_is_not_understood(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
-    edit_declaration(out, lambda d: d.update(quant_method="gptq"))
+    edit_declaration(out, lambda d: d.update(quant_method="other"))
     assert_only_fault(verify(out, source, foreign=True), "config.json", "understood are 'quark' or")
 
 

@@ -6,8 +6,9 @@ not store are 1: `vllm/model_executor/layers/quantization/kv_cache.py:143` of vL
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import CheckpointError
 
@@ -32,6 +33,15 @@ class CacheScales:
 
 UNIT = CacheScales(k=(1.0,), v=(1.0,))
 """What engines take where a folder stores no scales."""
+
+CacheScaleOrigin = Literal["unit", "stored"]
+
+
+def scale_origin(scales: Mapping[int, CacheScales]) -> CacheScaleOrigin | None:
+    """Whether a folder stores any other than 1; None = of no cache in FP8."""
+    if not scales:
+        return None
+    return "unit" if all(one == UNIT for one in scales.values()) else "stored"
 
 
 def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:

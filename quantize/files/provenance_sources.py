@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...recipes.schema import LayoutName, WeightFormat
+from ...recipes.schema import StoredLayoutName, WeightFormat
 
 
 class Digested:
@@ -68,7 +68,7 @@ class TranscodedFrom(Digested, SourceFolder):
         scale_dtype: safetensors dtype to which the scales were rounded then.
     """
 
-    layout: LayoutName
+    layout: StoredLayoutName
     weights: WeightFormat
     scale_dtype: str
     tensor_digests: Mapping[str, str] = field(default_factory=dict)

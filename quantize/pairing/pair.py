@@ -11,8 +11,10 @@ from ..drafts import Family
 from ..drafts.geometry import Geometry
 from ..engines.contract import TITLES, EngineCheck, EngineName, Verdict
 from ..files.checkpoint import Checkpoint
+from .rotation import Rotation
 from .target import Target
 from .target_args import TargetArgs
+from .tokenizers import Tokenizer
 
 Level = Literal["refused", "wrong", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("refused", "wrong", "warning", "note")
@@ -51,6 +53,8 @@ class Pair:
         target: what is known of it.
         args: what its launch line says.
         tp: tensor-parallel size.
+        own_tokenizer, target_tokenizer: of the two folders; None where one has none.
+        largest_feature: magnitude among recorded hidden states of the target; None = none given.
     """
 
     draft: Checkpoint
@@ -60,6 +64,14 @@ class Pair:
     target: Target
     args: TargetArgs
     tp: int
+    own_tokenizer: Tokenizer | None = None
+    target_tokenizer: Tokenizer | None = None
+    largest_feature: float | None = None
+
+    @property
+    def rotation(self) -> Rotation:
+        """How the draft rotates positions, and how many it is made for."""
+        return Rotation.of(self.config)
 
     @property
     def is_mtp(self) -> bool:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import get_args
 
-from ...recipes.formats import GroupedActivations
+from ...recipes.formats import NUMBER_FORMATS, GroupedActivations
 from ...recipes.schema import ActivationFormat, WeightFormat
 from ..errors import LayoutError
 from .layouts.scheme import Activations, DeclaredScheme
+from .layouts.stored_dtypes import is_of_recipes
 from .parts import scale_suffix
 from .stored_draft import StoredDraft
 
@@ -33,8 +34,22 @@ def declared_activations(activations: ActivationFormat | None) -> Activations:
 
 
 def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
-    """The declared format of the weights; `scale_dtype` says that INT4 scales are float16."""
+    """The declared format of the weights; `scale_dtype` says that INT4 scales are float16.
+
+    Raises:
+        LayoutError: recipes have no name for it.
+    """
     int4 = scheme.number.is_integer and scheme.first_stage is None
+    sizes = NUMBER_FORMATS[scheme.weight_dtype].sizes if is_of_recipes(scheme.weight_dtype) else {}
+    size = (scheme.group_size,) if scheme.group_size else ()
+    known = scheme.granularity in sizes and set(size) <= set(sizes[scheme.granularity])
+    if not is_of_recipes(scheme.weight_dtype) or not known:
+        size_of = f" of {scheme.group_size}" if scheme.group_size else ""
+        raise LayoutError(
+            f"weights {scheme.weight_dtype} per {scheme.granularity}{size_of}",
+            "no layout that draftquant writes has this format",
+            fix="`draftquant dequantize` the folder, and quantize the weights with a recipe",
+        )
     return WeightFormat(
         dtype=scheme.weight_dtype,
         granularity=scheme.granularity,

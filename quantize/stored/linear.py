@@ -6,24 +6,21 @@ In numpy, a block of rows at a time, sharing no code with what wrote it.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ...recipes.formats import NUMBER_FORMATS
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
+from .columns import Columns, input_groups, zero_points
 from .decoded_numbers import (
-    DECODERS,
     Bytes,
     Floats,
     Nibbles,
+    decoder,
     floats,
     read_rows,
     read_whole,
     scale_values,
-    unpack_int4_columns,
 )
 from .layouts import DeclaredScheme
-from .layouts.scheme import NIBBLES_PER_WORD
 from .parts import scale_suffix, weight_suffix
 
 INVERSE_SCALE = "weight_global_scale"
@@ -70,6 +67,11 @@ class StoredLinear:
         codes_tensor: the tensor with the codes.
         scale: [out_features, groups] or [1, 1] float32, that of a first stage included.
         first_scale: of a first stage of two; None where there is one.
+        zero: [out_features, groups] float32, what codes count from; None where it is 0 everywhere.
+        order: inputs by group, where groups are no neighbours; else None.
+
+    Raises:
+        CheckpointError: the stored groups of inputs or zero points are none.
     """
 
     def __init__(
@@ -80,20 +82,21 @@ class StoredLinear:
         self._in_features = in_features
         self._nibbles = Nibbles(scheme.pack_method, scheme.layout.nibble_offset)
         self.codes_tensor = checkpoint.tensors[f"{module}.{weight_suffix(scheme)}"]
-        self._words: npt.NDArray[np.int32] | None = None
-        out_features = self.codes_tensor.shape[0]
+        rows, self._columns = self.codes_tensor.shape[0], None
         if scheme.transposed:
-            words = read_whole(checkpoint, self.codes_tensor).view(np.int32)
-            self._words = words.reshape(self.codes_tensor.shape)
-            out_features = self.codes_tensor.shape[1] * NIBBLES_PER_WORD
-        self.out_features = out_features
-        self.scale = _scale(checkpoint, scheme, module, out_features)
+            self._columns = Columns(checkpoint, self.codes_tensor, scheme)
+            rows = self._columns.out_features
+        self.out_features = rows
+        self.scale = _scale(checkpoint, scheme, module, rows)
         self.first_scale = global_scale(checkpoint, module) if scheme.first_stage else None
+        self.zero = zero_points(checkpoint, scheme, module, rows)
+        self._group_of = input_groups(checkpoint, scheme, module, in_features)
+        self.order = None if self._group_of is None else np.argsort(self._group_of, kind="stable")
 
     def bytes_of(self, rows: range) -> Bytes:
         """The stored bytes of some rows; all bytes where codes are transposed."""
-        if self._words is not None:
-            return self._words.reshape(-1).view(np.uint8)
+        if self._columns is not None:
+            return self._columns.stored
         return read_rows(self._checkpoint, self.codes_tensor, rows.start, rows.stop)
 
     def codes(self, rows: range, stored: Bytes, *, out: Floats | None = None) -> Floats:
@@ -101,18 +104,29 @@ class StoredLinear:
 
         `out`, if given, is a contiguous array of that shape; it is used where it can be.
         """
-        if self._words is not None:
-            first, last = rows.start // NIBBLES_PER_WORD, -(-rows.stop // NIBBLES_PER_WORD)
-            method, offset = self._nibbles
-            columns = unpack_int4_columns(self._words[:, first:last], str(method), offset=offset)
-            start = rows.start - first * NIBBLES_PER_WORD
-            return columns[start : start + len(rows)]
+        levels = self.levels(rows, stored, out=out)
+        if self.zero is None:
+            return levels
+        counted: Floats = levels - self._of_inputs(self.zero[rows.start : rows.stop])
+        return counted
+
+    def levels(self, rows: range, stored: Bytes, *, out: Floats | None = None) -> Floats:
+        """The same, counted from the middle of their range whatever the zero points are."""
+        if self._columns is not None:
+            return self._columns.codes(rows)[:, : self._in_features]
         by_row = stored.reshape(len(rows), -1)
-        bits = NUMBER_FORMATS[self._scheme.weight_dtype].bits
-        padded = by_row.shape[1] * 8 != self._in_features * bits
-        decode = DECODERS[self._scheme.weight_dtype]
+        padded = by_row.shape[1] * 8 != self._in_features * self._scheme.number.bits
+        decode = decoder(self._scheme.number)
         codes = decode(by_row, self._nibbles, None if padded else out)
         return codes[:, : self._in_features]
+
+    def ends(self, bits: int, rows: range) -> tuple[Floats | float, Floats | float]:
+        """The smallest and the largest code of each place, inputs in the order of groups."""
+        half = float(2 ** (bits - 1))
+        if self.zero is None:
+            return -half, half - 1
+        zero = spread(self.zero[rows.start : rows.stop], self._scheme.group_size, self._in_features)
+        return -half - zero, half - 1 - zero
 
     def scale_of(self, rows: range) -> Floats:
         """[rows, groups], or [1, 1] for one scale per tensor."""
@@ -123,13 +137,20 @@ class StoredLinear:
         )
 
     def decoded(self, rows: range | None = None) -> DecodedWeight:
-        """Decode some rows, or all."""
+        """Decode some rows, or all; where groups are no neighbours, each input has a scale."""
         rows = range(self.out_features) if rows is None else rows
+        scale = self.scale_of(rows)
         return DecodedWeight(
             codes=self.codes(rows, self.bytes_of(rows)),
-            scale=self.scale_of(rows),
-            group_size=self._scheme.group_size,
+            scale=scale if self._group_of is None else scale[:, self._group_of],
+            group_size=self._scheme.group_size if self._group_of is None else 1,
         )
+
+    def _of_inputs(self, values: Floats) -> Floats:
+        """Values of groups -> of inputs; [rows, 1] where all share one."""
+        if self._group_of is not None:
+            return values[:, self._group_of]
+        return spread(values, self._scheme.group_size, self._in_features)
 
 
 def _scale(

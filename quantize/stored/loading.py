@@ -7,23 +7,27 @@ stores; it shares no code with the side that wrote it.
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...recipes.formats import OnlineHead
+from ...recipes.formats import KvCacheDtype, OnlineHead
 from ...recipes.roles import LAYER_ROLES
+from ...recipes.served_form import ServedForm
 from ..drafts import Draft, Family, Row
+from ..drafts.cache_rounding import CacheRounding
 from ..drafts.forward import DraftForward, OnInput
+from ..drafts.kv_cache import UNIT, CacheScales, cached_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from .activations import STATIC, InputRounding, kernel_scale
 from .decoded_numbers import floats, read_whole
+from .kv_cache import cache_scales
 from .layouts.scheme import Activations
-from .online_head import ONLINE_ACTIVATIONS, online_heads, online_label
+from .online_head import ONLINE_ACTIVATIONS, online_heads
 from .parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .stored_draft import StoredDraft
 from .table_names import EMBEDDING, HEAD
@@ -43,7 +47,9 @@ class LoadedDraft:
         quantized: canonical module names of the linears served quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear: fc and the head are none.
         activations: how the input of each quantized linear is rounded.
-        forward: the maths over `weights`, rounding activations as the folder declares.
+        cache_scales: of its FP8 KV cache, by layer; empty where keys and values are kept as they
+            are computed.
+        forward: the maths over `weights`, rounding activations and cache as the folder declares.
         fusion_sha256: over fc and the norms around it, which fused features depend on.
     """
 
@@ -54,6 +60,7 @@ class LoadedDraft:
     quantized: tuple[str, ...]
     linears: tuple[str, ...]
     activations: Mapping[str, Activations]
+    cache_scales: Mapping[int, CacheScales] = field(default_factory=dict)
     forward: DraftForward
     fusion_sha256: str
     dtype: torch.dtype
@@ -63,6 +70,11 @@ class LoadedDraft:
     def rounds_alone(self) -> bool:
         """A token's inputs are rounded whatever other tokens go through the draft with it."""
         return "tensor-dynamic" not in self.activations.values()
+
+    def with_cache(self, scales: Mapping[int, CacheScales]) -> "LoadedDraft":
+        """The same draft with its keys and values kept in FP8 under these scales."""
+        forward = self.forward.caching(CacheRounding(scales))
+        return dataclasses.replace(self, cache_scales=scales, forward=forward)
 
 
 def load_draft(
@@ -76,6 +88,7 @@ def load_draft(
     shared: Mapping[str, Tensor] | None = None,
     rope_theta: float | None = None,
     online_head: OnlineHead | None = None,
+    kv_cache: KvCacheDtype | None = None,
     subtree: str | None = None,
 ) -> LoadedDraft:
     """Load a BF16 folder, or a quantized one of any layout that `declared` understands.
@@ -96,12 +109,14 @@ def load_draft(
         rope_theta: base of the rotary frequencies instead of the config's, which engines use: some
             trainers used another one, and acceptance shows which.
         online_head: what vLLM makes of the head while it loads the draft, see `online_heads`.
+        kv_cache: of an engine's option for the draft's KV cache: FP8, under scales of 1 where the
+            folder stores none; None = as the folder declares.
         subtree: the draft is this layer of a target's folder, see `Checkpoint`.
 
     Raises:
         CheckpointError: the folder is not a draft, a stored tensor is not as declared, or an
             embedding or head is neither stored nor given, or `rope_theta` is no base, or vLLM makes
-            no `online_head` of this draft's.
+            no `online_head` of this draft's, or a `kv_cache` is asked of a draft without one.
         VerifyError: its quantization_config is not understood.
     """
     checkpoint = Checkpoint.open(folder, subtree=subtree)
@@ -143,8 +158,8 @@ def load_draft(
     if online_head is not None:
         activations |= dict.fromkeys(map(_module, online), ONLINE_ACTIVATIONS[online_head])
     rounding = InputRounding(activations, scales, on_input)
-    return LoadedDraft(
-        name=online_label(folder.name, online_head),
+    loaded = LoadedDraft(
+        name=ServedForm(online_head=online_head, kv_cache=kv_cache).label(folder.name),
         family=draft.family,
         geometry=geometry,
         weights=weights,
@@ -156,6 +171,18 @@ def load_draft(
         dtype=dtype,
         device=device,
     )
+    cache = _cache_scales(stored, kv_cache)
+    return loaded.with_cache(cache) if cache else loaded
+
+
+def _cache_scales(stored: StoredDraft, kv_cache: KvCacheDtype | None) -> Mapping[int, CacheScales]:
+    """Of every layer, 1 where none is stored; empty where keys and values are not rounded."""
+    declared = stored.scheme.kv_cache if stored.scheme else None
+    if declared is None and kv_cache is None:
+        return {}
+    layers = cached_layers((row.canonical for row in stored.draft.rows), stored.checkpoint.folder)
+    found = cache_scales(stored.checkpoint, stored.draft.family)
+    return {layer: found.get(layer, UNIT) for layer in layers}
 
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:

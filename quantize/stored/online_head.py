@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ...recipes.formats import NUMBER_FORMATS, OnlineHead
+from ...recipes.formats import OnlineHead
 from ..drafts import Draft, Row
 from ..errors import CheckpointError
 from .activations import FP4_MAX, FP8_MAX
@@ -32,11 +32,6 @@ _INSTEAD = (
     "leave --head-online out; a head of the draft's own is quantized in the folder: 'draftquant"
     " quantize' with a recipe that has a rule for the role 'head'"
 )
-
-
-def online_label(name: str, how: OnlineHead | None) -> str:
-    """The name of a draft as reports have it: one with such a head is another draft."""
-    return name if how is None else f"{name}, head {how} online"
 
 
 def online_heads(
@@ -178,8 +173,7 @@ def _check_method(draft: Draft, how: OnlineHead) -> None:
 def _check_not_quantized(stored: StoredDraft, row: Row, how: OnlineHead) -> None:
     scheme = stored.scheme_of(row)
     if scheme is not None:
-        number = NUMBER_FORMATS[scheme.weight_dtype]
-        what = f"{row.module} is stored quantized already, in {number.bits} bits"
+        what = f"{row.module} is stored quantized already, in {scheme.number.bits} bits"
         raise _not_shared(stored.draft, how, what)
 
 

@@ -6,7 +6,7 @@ It knows names and shapes, not bytes; shares no code with the writing side.
 from collections.abc import Iterable, Mapping
 
 from ..files.safetensors_header import TensorInfo
-from .layouts import LAYOUTS, DeclaredScheme
+from .layouts import READ_LAYOUTS, DeclaredScheme
 from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Part, Parts
 
 __all__ = [
@@ -19,16 +19,17 @@ __all__ = [
     "WORDS_OF_CODES",
     "ZERO_POINTS",
     "Part",
+    "beside_codes",
     "quantized_looking",
     "scale_suffix",
     "stored_parts",
     "weight_suffix",
 ]
 
-COMPANIONS: frozenset[str] = frozenset().union(*(each.companions for each in LAYOUTS.values()))
+COMPANIONS: frozenset[str] = frozenset().union(*(each.companions for each in READ_LAYOUTS.values()))
 """Suffixes that only a quantized linear has."""
 ZERO_POINTS: Mapping[str, int] = {
-    suffix: byte for each in LAYOUTS.values() for suffix, byte in each.zero_points.items()
+    suffix: byte for each in READ_LAYOUTS.values() for suffix, byte in each.zero_points.items()
 }
 """Every byte of the zero points of symmetric codes; AWQ's are two nibbles of 8."""
 INVERSE_INPUT_SCALE = "input_global_scale"
@@ -59,6 +60,12 @@ def stored_parts(
     """
     scale_dtypes = tuple(dict.fromkeys((*source_dtypes, "F16")))
     return scheme.layout.parts(scheme, out_features, in_features, scale_dtypes)
+
+
+def beside_codes(scheme: DeclaredScheme) -> frozenset[str]:
+    """What its codes are decoded without."""
+    zeros = scheme.layout.zeros(scheme)
+    return BESIDE_CODES - ({zeros.suffix} if zeros else set())
 
 
 def weight_suffix(scheme: DeclaredScheme) -> str:

@@ -15,10 +15,10 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .declarations import DeclaredScheme, declared_scheme
 from .decoded_numbers import read_whole
+from .kv_cache import CacheTensor, StoredKvCache, cache_scales, cache_tensors
 from .linear import StoredLinear
 from .parts import (
     FLOAT_DTYPES,
-    ZERO_POINTS,
     quantized_looking,
     scale_suffix,
     stored_parts,
@@ -55,7 +55,7 @@ class StoredDraft:
         if scheme is None:
             return cls._of(checkpoint, None, frozenset(), checkpoint.tensors)
         modules = frozenset(quantized_looking(checkpoint.tensors.values()))
-        declared = _declared_tensors(checkpoint, scheme, modules)
+        declared = _declared_tensors(checkpoint, scheme, modules) | _of_cache(checkpoint)
         return cls._of(checkpoint, scheme, modules, checkpoint.tensors.keys() - declared)
 
     @classmethod
@@ -71,7 +71,7 @@ class StoredDraft:
             name
             for name in checkpoint.tensors
             if name.rpartition(".")[0] not in modules or name in biases
-        }
+        } - (_of_cache(checkpoint) if modules else frozenset())
         return cls._of(checkpoint, scheme, modules, plain)
 
     @classmethod
@@ -87,6 +87,22 @@ class StoredDraft:
         return cls(checkpoint=checkpoint, scheme=scheme, modules=modules, draft=draft)
 
     @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """The stored scales of the KV cache."""
+        return tuple(cache_tensors(self.checkpoint, self.draft.family))
+
+    def kv_cache(self) -> StoredKvCache | None:
+        """The KV cache that is declared, with its scales; None where none is.
+
+        Raises:
+            CheckpointError: a scale is not a positive number, or stored twice.
+        """
+        if self.scheme is None or self.scheme.kv_cache is None:
+            return None
+        scales = cache_scales(self.checkpoint, self.draft.family)
+        return StoredKvCache(dtype=self.scheme.kv_cache, scales=scales)
+
+    @property
     def canonical(self) -> frozenset[str]:
         """The canonical names of `modules`."""
         return frozenset(self.draft.family.canonical_name(module) for module in self.modules)
@@ -100,18 +116,20 @@ class StoredDraft:
         module = row.module
         rows, columns = row.tensor.shape
         names = stored_parts(self._needed_scheme(row), rows, columns)
-        return {suffix: self.checkpoint.tensors[f"{module}.{suffix}"] for suffix in names}
+        stored = {suffix: self.checkpoint.tensors.get(f"{module}.{suffix}") for suffix in names}
+        return {suffix: tensor for suffix, tensor in stored.items() if tensor is not None}
 
     def linear(self, row: Row) -> StoredLinear:
         """A quantized row, ready to decode: its scales and zero points are read and checked.
 
         Raises:
-            CheckpointError: a scale is not a positive number, or a zero point is not the constant
-                one of symmetric codes.
+            CheckpointError: a scale is not a positive number, a zero point is not the constant one
+                of symmetric codes, or the groups of inputs are none.
         """
         module, scheme = row.module, self._needed_scheme(row)
+        constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
         for suffix, part in self.parts(row).items():
-            expected = ZERO_POINTS.get(suffix)
+            expected = constant.get(suffix)
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
                 raise CheckpointError(
                     self.checkpoint.folder,
@@ -169,7 +187,7 @@ def _declared_tensors(
             )
         for suffix, part in stored_parts(own, *shape).items():
             tensor = checkpoint.tensors.get(f"{module}.{suffix}")
-            if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
+            if not part.fits(tensor):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
                 raise CheckpointError(
                     checkpoint.folder,
@@ -177,7 +195,7 @@ def _declared_tensors(
                     f" {list(part.shape)}, got {got}",
                     fix="run `draftquant verify`, then quantize the draft again",
                 )
-            names.add(tensor.name)
+            names |= {tensor.name} if tensor else set()
     return names
 
 
@@ -222,6 +240,16 @@ def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         if spec is not None:
             shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
     return shapes
+
+
+def _of_cache(checkpoint: Checkpoint) -> frozenset[str]:
+    """Names of the scales of the KV cache.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    family, _ = read_config(checkpoint)
+    return frozenset(tensor.name for _, _, tensor in cache_tensors(checkpoint, family))
 
 
 def _biases(checkpoint: Checkpoint) -> frozenset[str]:

@@ -11,6 +11,7 @@ from ..drafts import Row
 from ..errors import CheckpointError, LayoutError
 from ..layouts import rows_of_block
 from ..numerics.quantized_weight import QuantizedWeight, carried
+from ..stored.columns import input_groups, zero_points
 from ..stored.decoded_numbers import stored_scalar
 from ..stored.linear import StoredLinear, global_scale, stored_scales
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
@@ -35,6 +36,29 @@ def check_one_format(source: StoredDraft) -> None:
             f" {source.scheme}",
             fix="quantize the BF16 draft with a recipe of the wanted layout",
         )
+
+
+def check_counts_from_the_middle(source: StoredDraft) -> None:
+    """Fail for codes that no layout of this package holds, naming the first linear that has such.
+
+    Raises:
+        LayoutError: codes count from other zero points than the middle of their range, or inputs
+            of a group are no neighbours.
+        CheckpointError: zero points or groups of inputs are none.
+    """
+    for row in source.draft.rows:
+        scheme = source.scheme_of(row)
+        if scheme is None:
+            continue
+        (rows, columns), of = row.tensor.shape, (source.checkpoint, scheme, row.module)
+        asymmetric = zero_points(*of, rows) is not None
+        if asymmetric or input_groups(*of, columns) is not None:
+            what = "asymmetric codes" if asymmetric else "inputs in the order of their activations"
+            raise LayoutError(
+                f"{row.module}: {what}",
+                "no layout that draftquant writes holds them",
+                fix="`draftquant dequantize` the folder, and quantize the weights with a recipe",
+            )
 
 
 def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:

@@ -3,7 +3,8 @@
 No weight is rounded anew and no source is needed: what was judged is written for another engine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,6 @@ from typing import Literal
 from typing_extensions import override
 
 from ...recipes.algorithm import Algorithm
-from ...recipes.brief import Brief, megabytes
 from ...recipes.expectations import Expectation, GateChoice
 from ...recipes.schema import LayoutName, Recipe, Rule, WeightFormat
 from ..drafts import Row
@@ -36,9 +36,17 @@ from ..stored.declared_formats import activation_format, weight_format
 from ..stored.parts import FLOAT_DTYPES, scale_suffix
 from ..stored.stored_draft import StoredDraft
 from ..verify import TranscodedReport, verify_transcoded
-from .recode import check_one_format, recoded_blocks, stored_input_scale
+from .recode import (
+    check_counts_from_the_middle,
+    check_one_format,
+    recoded_blocks,
+    stored_input_scale,
+)
+from .recode_cache import RecodedCache, declared_cache, recoded_cache
+from .transcode_report import TranscodeReport
 
 CarrierChoice = Literal["fp8_e4m3", "none"]
+LAYOUT_NAMES: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,7 @@ class TranscodePlan:
         recipe: whose formats and layout the output has.
         origin: the formats in which the codes were found, for provenance.
         outputs: by name of the weight.
+        cache: the scales of its KV cache.
         excludes: modules that stay floating-point.
         record: draftquant.json of the source; None where it has none.
     """
@@ -58,46 +67,14 @@ class TranscodePlan:
     recipe: Recipe
     origin: TranscodedFrom
     outputs: tuple[OutputTensors, ...]
+    cache: RecodedCache
     excludes: tuple[str, ...]
     record: Provenance | None
 
     @property
     def bytes_after(self) -> int:
         """Tensor bytes of the output, headers not counted."""
-        return bytes_of(self.outputs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TranscodeReport(Brief):
-    """A quantized draft, stored in another layout or dtype.
-
-    Attributes:
-        out: the folder that was written.
-        before: what the source declares.
-        after: what the new folder declares.
-        linears: number of quantized linears.
-        kept: number of tensors that were copied byte for byte.
-        bytes_before: bytes of the tensors of the source.
-        bytes_after: bytes of the tensors that were written.
-    """
-
-    out: Path
-    before: str
-    after: str
-    linears: int
-    kept: int
-    bytes_before: int
-    bytes_after: int
-
-    @override
-    def brief(self) -> Mapping[str, object]:
-        return {
-            "out": self.out,
-            "from": self.before,
-            "to": self.after,
-            "linears": self.linears,
-            "size": f"{megabytes(self.bytes_before)} -> {megabytes(self.bytes_after)}",
-        }
+        return bytes_of((*self.outputs, *self.cache.outputs))
 
 
 def plan_transcoding(
@@ -107,7 +84,9 @@ def plan_transcoding(
     *,
     target_layers: int | None = None,
 ) -> TranscodePlan:
-    """What a quantized folder becomes in another layout or carrier. Reads headers only.
+    """What a quantized folder becomes in another layout or carrier.
+
+    Reads headers, and of codes in other tools' layouts zero points and groups of inputs.
 
     Args:
         source: the quantized folder.
@@ -137,7 +116,8 @@ def plan_transcoding(
             f"its vocabulary was cut after it had been quantized ({record.cut})",
             fix="transcode first, then cut",
         )
-    found = _recipe(stored, record)
+    found = _recipe(stored, record, layout)
+    check_counts_from_the_middle(stored)
     origin = _origin(record, found, stored, source)
     recipe = _wanted(found, origin, layout or found.layout, carrier)
     check_layout(recipe)
@@ -152,13 +132,17 @@ def plan_transcoding(
         recipe=recipe,
         origin=origin,
         outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
+        cache=recoded_cache(stored, recipe),
         excludes=names,
         record=record,
     )
 
 
-def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
-    """The recipe of the folder; of another tool's, one that says no more than its formats."""
+def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName | None) -> Recipe:
+    """The recipe of the folder; of another tool's, one that says no more than its formats.
+
+    Such a folder may have a layout that is only read: then it is of the wanted `layout` at once.
+    """
     scheme = stored.scheme
     if scheme is None or not stored.modules:
         raise CheckpointError(
@@ -170,6 +154,13 @@ def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
     if isinstance(record, QuantizedProvenance):
         return record.recipe
     weights = weight_format(stored, scheme)
+    own = next((name for name in LAYOUT_NAMES if name == scheme.layout.name), layout)
+    if own is None:
+        raise LayoutError(
+            stored.checkpoint.folder,
+            f"its layout {scheme.layout.name} is read, but not written",
+            fix="name the layout of the output, for example --layout compressed-tensors",
+        )
     if isinstance(record, RepairedProvenance) and record.transcoded_from is not None:
         first = record.transcoded_from.weights
         if first.dtype != weights.dtype:  # its codes are carried by what is declared
@@ -180,10 +171,11 @@ def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
         summary="the formats of a folder that another tool made",
         loads_on=(),
         backend="torch",
-        layout=scheme.layout.name,
+        layout=own,
         weights=weights,
         activations=activation_format(scheme),
         algorithm=Algorithm(scale="absmax", rounding="nearest"),
+        kv_cache=declared_cache(stored),
         rules=(Rule(role=("attention", "mlp"), action="quantize"),),
         expect=Expectation(quantized_per_layer=7),
         gate=GateChoice(policy="release"),
@@ -216,7 +208,7 @@ def _origin(
     return TranscodedFrom(
         hub_id=source.hub_id,
         revision=source.revision,
-        layout=found.layout,
+        layout=stored.scheme.layout.name if stored.scheme else found.layout,
         weights=before.weights if before else found.weights,
         scale_dtype=before.scale_dtype if before else _scale_dtype(stored, found.weights),
     )
@@ -302,16 +294,17 @@ class _Transcoding(Rewrite[TranscodedReport]):
 
     @override
     def write_tensors(self, staging: Path) -> None:
-        source = self.plan.source.checkpoint
-        write_outputs(
-            source, staging, self.plan.outputs, self._write_linear, on_progress=self.on_progress
-        )
+        plan = self.plan
+        source, outputs = plan.source.checkpoint, (*plan.outputs, *plan.cache.outputs)
+        write_outputs(source, staging, outputs, self._write, on_progress=self.on_progress)
 
-    def _write_linear(self, output: OutputTensors, file: SafetensorsFile) -> None:
+    def _write(self, output: OutputTensors, file: SafetensorsFile) -> None:
         plan, row = self.plan, output.row
+        if output in plan.cache.outputs:
+            return plan.cache.write(output, file)
         blocks = recoded_blocks(plan.source, row, plan.recipe)
         input_scale = stored_input_scale(plan.source, row, plan.recipe)
-        store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
+        return store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
 
     @override
     def verify(self, staging: Path) -> TranscodedReport:
@@ -347,4 +340,5 @@ def _documents(plan: TranscodePlan) -> dict[str, str]:
     declared = layout.declare(plan.recipe.stored, plan.excludes, heads)
     own = json_texts(layout.side_files(declared))
     config = {**checkpoint.config, "quantization_config": declared}
-    return own | config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)
+    files = files_of((*plan.outputs, *plan.cache.outputs))
+    return own | config_and_index(checkpoint, config, files, plan.bytes_after)

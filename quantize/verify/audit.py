@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ...recipes.roles import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..drafts.speculators_layout import is_speculators
+from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import CutProvenance, QuantizedProvenance, RepairedProvenance
 from ..files.provenance_file import read_provenance
@@ -22,7 +23,7 @@ from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
 from ..stored.decoded_numbers import stored_scalar
-from ..stored.parts import BESIDE_CODES, INPUT_SCALES, stored_parts
+from ..stored.parts import INPUT_SCALES, beside_codes, stored_parts
 from ..stored.stored_draft import StoredDraft
 from .exclude_list_faults import exclude_faults
 from .headers import (
@@ -185,10 +186,14 @@ def _look(
         faults += found + [
             _too_much(tensors[suffix]) for suffix in sorted(tensors.keys() - parts.keys())
         ]
-        right = {suffix: tensors[suffix] for suffix in parts if suffix not in wrong}
-        faults += companion_faults(checkpoint, row.tensor, right)
-        if wrong <= BESIDE_CODES:
-            codes, more = code_statistics(checkpoint, own, row, concat=row.canonical in concat)
+        right = {suffix: tensors[suffix] for suffix in parts if suffix in tensors.keys() - wrong}
+        ours = isinstance(read_provenance(checkpoint.folder), QuantizedProvenance)
+        faults += companion_faults(checkpoint, own, row.tensor, right, symmetric=ours)
+        if wrong <= beside_codes(own):
+            try:
+                codes, more = code_statistics(checkpoint, own, row, concat=row.canonical in concat)
+            except CheckpointError as exc:
+                more = [Fault(where=module, expected="what is declared", got=exc.what)]
             faults += more
         static = [tensor for suffix, tensor in right.items() if suffix in INPUT_SCALES]
         input_scale = stored_scalar(checkpoint, static[0]) if static else None

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...recipes.formats import WeightDtype
 from ..drafts import Draft
+from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest
 from ..files.safetensors_header import TensorInfo
@@ -22,8 +23,8 @@ from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
 from ..stored.parts import scale_suffix
 from .code_judge import Block, Buffers, CarriedNumbers, Judge, Numbers
 from .compensated_codes import Near
-from .foreign_codes import MOST_COMPENSATED, AboutNearest, NearestOrCompensated
-from .foreign_scales import about_absmax_faults, int4_scale_rule
+from .foreign_codes import foreign_judge
+from .foreign_scales import about_absmax_faults, integer_scale_rule
 from .magnitudes import Bits, group_absmax, magnitudes, values_of
 from .nearest_codes import Nearest
 from .retuned_codes import Retuned
@@ -103,7 +104,11 @@ def compare_linear(
     """
     module, rule = tensor.name.removesuffix(".weight"), expected.rule
     found = Compared()
-    linear = StoredLinear(output, scheme, module, in_features=_width(tensor, scheme, rule))
+    try:
+        linear = StoredLinear(output, scheme, module, in_features=_width(tensor, scheme, rule))
+    except CheckpointError as exc:
+        found.faults.append(Fault(where=module, expected="what is declared", got=exc.what))
+        return found
     # What the codes are, whatever carries them.
     own = replace(scheme, weight_dtype=expected.carried) if expected.carried else scheme
     bad = _no_scales(linear.scale, own)
@@ -138,12 +143,15 @@ def compare_linear(
     found.output_digests[stored] = str(digests[1])
     if bad is None:  # otherwise every element would be reported once more
         found.faults += judge.faults(stored) + errors.padding_faults(stored)
-        found.faults += _scale_faults(output, own, module, linear, errors.absmax, expected, whole)
+        compensated = judge.max_error is None
+        found.faults += _scale_faults(
+            output, own, module, linear, errors.absmax, expected, whole, compensated=compensated
+        )
         found.linear = errors.finding(module)
         if rule.scales == "about-absmax" and scheme.number.is_integer:
             name = f"{module}.{scale_suffix(scheme)}"
             scales = _scale_rule(output.tensors[name], scheme, linear, errors.absmax)
-            codes = "compensating" if judge.max_error is None else "nearest"
+            codes = "compensating" if compensated else "nearest"
             found.linear = replace(found.linear, found=f"scales {scales}, {codes} codes")
         found.absmax = float(errors.absmax.max())
     return found
@@ -186,7 +194,7 @@ def _judge(
 ) -> Judge:
     rule, carried = expected.rule, expected.carried is not None
     if rule.codes == "about-nearest":
-        return _foreign_judge(scheme, linear, buffers)
+        return foreign_judge(scheme, linear, buffers)
     numbers = CarriedNumbers() if carried else Numbers()
     if rule.codes == "retuned":
         return Retuned(numbers, linear, scheme.group_size, buffers)
@@ -201,15 +209,6 @@ def _judge(
     return Near(numbers, nearest, linear, scheme.group_size, buffers)
 
 
-def _foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> Judge:
-    about = AboutNearest(scheme, linear, buffers)
-    if not scheme.number.is_integer or scheme.first_stage is not None:
-        return about
-    nearest = Nearest(scheme, linear.scale, None, buffers)
-    size, most = scheme.group_size, MOST_COMPENSATED
-    return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))
-
-
 def _scale_faults(
     output: Checkpoint,
     scheme: DeclaredScheme,
@@ -218,13 +217,16 @@ def _scale_faults(
     largest: Floats,
     expected: Expected,
     whole: np.float32 | None,
+    *,
+    compensated: bool,
 ) -> list[Fault]:
     """Scales of rows, groups or blocks that the rule does not give."""
     rule = expected.rule
     if rule.scales == "positive" or scheme.granularity == "tensor":
         return []
     if rule.scales == "about-absmax":
-        return about_absmax_faults(output, scheme, module, linear.scale, largest)
+        sides = output, scheme, module, linear.scale, largest
+        return about_absmax_faults(*sides, compensated=compensated)
     dtype = expected.scale_dtype if scheme.number.is_integer and whole is None else None
     return scale_faults(output, scheme, module, largest, whole, rule.scales, dtype=dtype)
 
@@ -232,11 +234,18 @@ def _scale_faults(
 def _scale_rule(
     tensor: TensorInfo, scheme: DeclaredScheme, linear: StoredLinear, largest: Floats
 ) -> str:
-    return "of two stages" if scheme.first_stage else int4_scale_rule(tensor, linear.scale, largest)
+    return (
+        "of two stages"
+        if scheme.first_stage
+        else integer_scale_rule(tensor, scheme, linear.scale, largest)
+    )
 
 
 class _Pass:
-    """One pass over the blocks of rows of a linear: largest magnitudes and the error."""
+    """One pass over the blocks of rows of a linear: largest magnitudes and the error.
+
+    Where groups of inputs are no neighbours, all is in the order of groups.
+    """
 
     def __init__(
         self,
@@ -252,6 +261,7 @@ class _Pass:
         self._dtype = tensor.dtype
         self._linear, self._judge, self._buffers = linear, judge, buffers
         self._exponent = expected.exponent
+        self._order = linear.order
         self._group_size = scheme.group_size
         # That of a whole matrix was looked for before, where it is demanded exactly.
         self._needs_absmax = expected.largest is None or scheme.granularity != "tensor"
@@ -266,13 +276,15 @@ class _Pass:
         """One block of rows, as the bytes on both sides."""
         shape = len(rows), self._columns
         w = floats(source, self._dtype, out=self._buffers.get("w", shape))
+        if self._order is not None:
+            w = np.ascontiguousarray(w[:, self._order])
         if self._exponent:
             half = w[:, : self._columns // 2]
             np.multiply(half, np.float32(2.0**self._exponent), out=half)
         with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
             if self._needs_absmax:
                 bits: Bits = w.view(np.uint32)
-                if not self._exponent and self._dtype != "F32":
+                if not self._exponent and self._dtype != "F32" and self._order is None:
                     bits = source.view(np.uint16).reshape(shape)
                 self.absmax[rows.start : rows.stop] = self._absmax_of(rows, bits)
             block = Block(rows.start, w, stored, partial(self._codes, rows, stored))
@@ -302,6 +314,8 @@ class _Pass:
         """The codes without the padding of packed words, which is counted where it is not zero."""
         wide = self._buffers.get("codes", (len(rows), self._width))
         decoded = self._linear.codes(rows, stored, out=wide)
+        if self._order is not None:
+            return np.ascontiguousarray(decoded[:, self._order])
         if self._width == self._columns:
             return decoded
         self._padding += int(np.count_nonzero(decoded[:, self._columns :]))

@@ -55,6 +55,8 @@ def _is_asked_for(row: Row, scheme: DeclaredScheme) -> bool:
     """An embedding never is: vLLM 0.33 and SGLang 0.5.23 build it without a quantization."""
     if row.role == "head":
         return scheme.asks_for_head(row.module)
+    if scheme.layout.lists_layers_only and not _in_layer(row):
+        return False
     return row.role != "embedding"
 
 

@@ -3,23 +3,27 @@
 Each weight / scale may lie a little beyond half a step from its code: how far is said here.
 """
 
+from functools import partial
+
 import numpy as np
 from typing_extensions import override
 
 from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import Floats
 from ..stored.linear import StoredLinear, spread
-from .code_judge import Block, Buffers, Judge
+from .code_judge import Block, Buffers, Judge, Numbers
 from .compensated_codes import Near
+from .nearest_codes import Nearest
 from .rounded_values import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
 from .verify_report import Fault
 
-INT4_MIN, INT4_MAX = -8.0, 7.0
 # w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. Of two
 # stages it is computed with three here, since s2 is s / s1: five in all, still less than 2^-18.
 INT4_BOUND = 0.5 + 2.0**-18
 # compressed-tensors 0.20 rounds w/s to the dtype of w: half an ulp of BF16 in [4, 8).
 INT4_ROUNDED_QUOTIENT = 2.0**-6
+# GPTQ's and AWQ's codes are those under scales that were rounded to float16 later.
+LATER_ROUNDED = 2.0**-11
 # w/s is computed with one rounding of the scale's inverse and one of the product, there a division.
 FP4_SLACK = np.float32(2.0**-21)
 # One rounding of w/s to bfloat16 before the one to FP8 is tolerated: half an ulp of 8 bits.
@@ -48,7 +52,11 @@ class AboutNearest(Judge):
         self._buffers = buffers
         rounded = scheme.layout.foreign_quotients_rounded(scheme)
         one_stage = rounded and scheme.first_stage is None
-        self._int4_bound = INT4_BOUND + (INT4_ROUNDED_QUOTIENT if one_stage else 0)
+        wider = 2.0 ** (scheme.number.bits - 4)
+        self._int4_bound = 0.5 + (INT4_BOUND - 0.5) * max(wider, 1)
+        self._int4_bound += INT4_ROUNDED_QUOTIENT * wider if one_stage else 0
+        if scheme.layout.zeros(scheme) is not None:
+            self._int4_bound += LATER_ROUNDED * (16 * wider if scheme.asymmetric else 8 * wider)
         self._first_slack = FP8_SLACK if rounded else 0.0
         self._largest = 0.0
         self._worst = (0, 0, 0.0, 0.0)  # row, column, w/scale, code
@@ -64,7 +72,10 @@ class AboutNearest(Judge):
             second = None if first is None else self._second_quotient(w, first, scale, codes)
             np.multiply(w, np.float32(1) / scale, out=x)
             if self._scheme.number.is_integer:
-                self._int4_errors(x if second is None else second, codes, error)
+                ends = self._linear.ends(
+                    self._scheme.number.bits, range(first_row, first_row + len(w))
+                )
+                self._int4_errors(x if second is None else second, codes, ends, error)
             elif self._scheme.number.is_fp8:
                 self._fp8_errors(x, codes, error)
             else:
@@ -84,9 +95,11 @@ class AboutNearest(Judge):
         )
         return np.clip(codes, np.minimum(low, high), np.maximum(low, high))
 
-    def _int4_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
-        """|clamp(x, -8, 7) - code| / bound, where x = w / scale."""
-        np.clip(x, INT4_MIN, INT4_MAX, out=out)
+    def _int4_errors(
+        self, x: Floats, codes: Floats, ends: tuple[Floats | float, Floats | float], out: Floats
+    ) -> None:
+        """|clamp(x, -8, 7) - code| / bound, where x = w / scale; other integers have other ends."""
+        np.clip(x, *ends, out=out)
         np.subtract(out, codes, out=out)
         np.abs(out, out=out)
         np.multiply(out, np.float32(1 / self._int4_bound), out=out)
@@ -174,3 +187,14 @@ class NearestOrCompensated(Judge):
     @override
     def faults(self, name: str) -> list[Fault]:
         return [] if self.compensated else self._nearest.faults(name)
+
+
+def foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> Judge:
+    """What judges the codes of another tool."""
+    about = AboutNearest(scheme, linear, buffers)
+    if not scheme.number.is_integer or scheme.first_stage is not None:
+        return about
+    bits = scheme.number.bits
+    nearest = Nearest(scheme, linear.scale, None, buffers, ends=partial(linear.ends, bits))
+    size, most = scheme.group_size, MOST_COMPENSATED
+    return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))

@@ -14,9 +14,9 @@ from ..stored.parts import scale_suffix
 from .rounded_values import e4m3_rounded
 from .verify_report import Fault
 
-INT4_HALF_RANGE = 7.5  # scale = absmax / 7.5, of Quark and compressed-tensors
-INT4_DIVISORS = (7.5, 7.0, 8.0)
-"""Of symmetric INT4: besides, the largest code (AutoAWQ, GPTQ, ModelOpt), and the smallest."""
+INT4_HALF_RANGE = 7.5
+MOST_BEYOND_COMPENSATED = 1.5
+"""GPTQ takes the scales of a group after the weights before it were made up for in it."""
 INT4_LEAST_OF_ABSMAX = 1 / 4
 """Searched scales clip the largest weights; below this, rows are not clipped but cut off."""
 _ODD_ONES = 1 / 8
@@ -37,7 +37,13 @@ Doubles = npt.NDArray[np.float64]
 
 
 def about_absmax_faults(
-    output: Checkpoint, scheme: DeclaredScheme, module: str, scale: Floats, absmax: Floats
+    output: Checkpoint,
+    scheme: DeclaredScheme,
+    module: str,
+    scale: Floats,
+    absmax: Floats,
+    *,
+    compensated: bool = False,
 ) -> list[Fault]:
     """Scales that absmax does not give; what is all zero may have any FP8 or FP4 scale.
 
@@ -49,6 +55,7 @@ def about_absmax_faults(
         module: on-disk name of the linear.
         scale: [out_features, groups] or [1, 1], as stored, finite and positive.
         absmax: [out_features, groups] of the source weight.
+        compensated: codes are not the nearest, but make up for the errors of others.
     """
     if scheme.granularity == "tensor":
         return []
@@ -65,45 +72,75 @@ def about_absmax_faults(
         wrong = ~((ratio >= 3.5) & (ratio < 7)) & (largest > 0) & (wide > 2.0**-127)
         return _faults(name, wrong, wide, largest / 4, "2^(floor(log2(absmax)) - 2), rounded")
     if scheme.number.is_integer:
-        return _int4_faults(output.tensors[name], wide, largest)
+        return _integer_faults(output.tensors[name], scheme, wide, largest, compensated=compensated)
     expected = largest / FP8_MAX
     wrong = ~_fits(wide, expected, output.tensors[name].dtype) & (largest > 0)
     return _faults(name, wrong, wide, expected, f"absmax / {FP8_MAX:g}")
 
 
-def int4_scale_rule(tensor: TensorInfo, scale: Floats, absmax: Floats) -> str:
-    """What the scales of INT4 codes are, in words; of searched ones, from where to where.
+def integer_scale_rule(
+    tensor: TensorInfo, scheme: DeclaredScheme, scale: Floats, absmax: Floats
+) -> str:
+    """What the scales of integer codes are, in words; of searched ones, from where to where.
 
     Args:
         tensor: where they are stored.
+        scheme: what is declared.
         scale: see `about_absmax_faults`.
         absmax: likewise.
     """
-    divisor, wrong, _ = _int4_rule(tensor, scale.astype(np.float64), absmax.astype(np.float64))
-    if not wrong.any():
+    sides = scale.astype(np.float64), absmax.astype(np.float64)
+    divisor, wrong, _ = _integer_rule(tensor, scheme, *sides)
+    if not wrong.any() and not scheme.asymmetric:
         return f"absmax / {divisor:g}"
-    share = scale[absmax > 0] * INT4_HALF_RANGE / absmax[absmax > 0]
-    return f"searched, {share.min():.2f} to {share.max():.2f} of absmax / {INT4_HALF_RANGE:g}"
+    half_range = _divisors(scheme)[0]
+    share = scale[absmax > 0] * half_range / absmax[absmax > 0]
+    how = "of ranges" if scheme.asymmetric else "searched"
+    ends = f"{share.min():.2f} to {share.max():.2f}" if share.size else "any"
+    return f"{how}, {ends} of absmax / {half_range:g}"
 
 
-def _int4_faults(tensor: TensorInfo, scale: Doubles, absmax: Doubles) -> list[Fault]:
-    """Scales of one of the rules; or searched ones, which are of none and only have their ends."""
-    divisor, wrong, expected = _int4_rule(tensor, scale, absmax)
-    if wrong.mean() < _ODD_ONES:
+def _divisors(scheme: DeclaredScheme) -> tuple[float, float, float]:
+    """What absmax is divided by: half the range, the largest code, or the smallest.
+
+    So do Quark and compressed-tensors; AutoAWQ, GPTQ and ModelOpt; and others.
+    """
+    half = 2.0 ** (scheme.number.bits - 1)
+    return half - 0.5, half - 1, half
+
+
+def _integer_faults(
+    tensor: TensorInfo,
+    scheme: DeclaredScheme,
+    scale: Doubles,
+    absmax: Doubles,
+    *,
+    compensated: bool,
+) -> list[Fault]:
+    """Scales of one of the rules; or searched ones, which are of none and only have their ends.
+
+    Those of a range from the smallest to the largest weight are half of these where all weights
+    have one sign.
+    """
+    divisor, wrong, expected = _integer_rule(tensor, scheme, scale, absmax)
+    if wrong.mean() < _ODD_ONES and not scheme.asymmetric:
         return _faults(tensor.name, wrong, scale, expected, f"absmax / {divisor:g}")
-    most = np.maximum(absmax / min(INT4_DIVISORS), INT4_SMALLEST_SCALE)
-    least = absmax / max(INT4_DIVISORS) * INT4_LEAST_OF_ABSMAX
-    beyond = ~((scale <= most * (1 + 2 * _SLACK[tensor.dtype])) & (scale >= least))
-    what = f"1/4 to 1 of absmax / {min(INT4_DIVISORS):g}"
-    return _faults(tensor.name, beyond, scale, most, what)
+    _, fewest, many = _divisors(scheme)
+    beyond = MOST_BEYOND_COMPENSATED if compensated else 1.0
+    most = np.maximum(absmax / fewest * beyond, INT4_SMALLEST_SCALE)
+    least = absmax / (2 * many if scheme.asymmetric else many) * INT4_LEAST_OF_ABSMAX
+    slack = 2 * _SLACK[tensor.dtype]
+    wrong = ~((scale <= most * (1 + slack)) & (scale >= least)) & (absmax > 0)
+    what = f"1/4 to {beyond:g} of absmax / {fewest:g}"
+    return _faults(tensor.name, wrong, scale, most, what)
 
 
-def _int4_rule(
-    tensor: TensorInfo, scale: Doubles, absmax: Doubles
+def _integer_rule(
+    tensor: TensorInfo, scheme: DeclaredScheme, scale: Doubles, absmax: Doubles
 ) -> tuple[float, npt.NDArray[np.bool_], Doubles]:
     """The divisor that most scales have, the scales that do not, and what they should be."""
     found = []
-    for divisor in INT4_DIVISORS:
+    for divisor in _divisors(scheme):
         expected = np.maximum(absmax / divisor, INT4_SMALLEST_SCALE)
         found.append((divisor, ~_fits(scale, expected, tensor.dtype), expected))
     return min(found, key=lambda one: int(one[1].sum()))

@@ -1,6 +1,6 @@
 """What verification says from headers, configs and small values, without comparing tensor data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import stored_scalar
-from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
+from ..stored.parts import INPUT_SCALES, Part, beside_codes, quantized_looking, stored_parts
 from .demands import Demand
 from .method import own_parts
 from .verify_report import Fault
@@ -50,7 +50,12 @@ class Sorting:
     faults: tuple[Fault, ...]
 
 
-def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]) -> Sorting:
+def sort_tensors(
+    draft: Draft,
+    output: Checkpoint,
+    demands: Mapping[str, Demand],
+    beside: Collection[str] = (),
+) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round.
 
     Args:
@@ -58,11 +63,12 @@ def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]
         output: the quantized folder.
         demands: of the matrices of the source. Where there is no recipe, something else may have
             stored INT4 scales in another dtype.
+        beside: tensors of the output that belong to no tensor of the source.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
     faults: list[Fault] = []
-    claimed: set[str] = set()
+    claimed: set[str] = set(beside)
     for row in draft.rows:
         module = row.module
         if module not in modules:
@@ -94,7 +100,7 @@ def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]
         absent = {fault.where.rpartition(".")[2] for fault in wrong}
         if not absent:
             complete.add(module)
-        if absent <= BESIDE_CODES:
+        if absent <= beside_codes(scheme):
             linears.append((row, {s: t for s, t in found.items() if t and s not in absent}))
     for name in sorted(output.tensors.keys() - claimed):
         faults.append(Fault(where=name, expected="no such tensor", got=form(output.tensors[name])))
@@ -221,7 +227,7 @@ def wrong_parts(
     faults = []
     for suffix, part in parts.items():
         tensor = found[suffix]
-        if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
+        if not part.fits(tensor):
             expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
             got = form(tensor) if tensor else "none"
             faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))

@@ -3,6 +3,8 @@
 Weight / scale is one float32 division; INT4 multiplies by the rounded inverse, as AMD Quark does.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
@@ -24,6 +26,9 @@ _SIGN_BITS = np.uint32(0x88888888)
 """Of the eight nibbles of a word: flipping them adds 8 to each."""
 
 
+Ends = Callable[[range], tuple[Floats | float, Floats | float]]
+
+
 class Nearest(Judge):
     """Codes against the nearest ones.
 
@@ -34,6 +39,7 @@ class Nearest(Judge):
         first_scale: of a first stage of two, else None.
         buffers: shared with the caller, which may use "x" between two blocks.
         carried: INT4 codes are stored as F8_E4M3, where -0 is no code.
+        ends: of some rows of other integers the smallest and the largest code; see `StoredLinear`.
     """
 
     def __init__(
@@ -44,8 +50,10 @@ class Nearest(Judge):
         buffers: Buffers,
         *,
         carried: bool = False,
+        ends: Ends | None = None,
     ) -> None:
         self._carried = carried
+        self._ends = ends
         self._scheme = scheme
         self._first_scale = first_scale
         with np.errstate(all="ignore"):  # scales that are no scales are faults of their own
@@ -89,7 +97,7 @@ class Nearest(Judge):
         """
         scheme = self._scheme
         packed = scheme.number.is_integer and not self._carried and not scheme.transposed
-        if not packed or nearest.shape[1] % 8 or np.isnan(nearest.max()):
+        if not packed or self._ends is not None or nearest.shape[1] % 8 or np.isnan(nearest.max()):
             return False
         words = int4_words(nearest, self._buffers.get("codes", nearest.shape))
         stored = ordered(block.stored.view(np.uint32), str(scheme.pack_method))
@@ -134,7 +142,9 @@ class Nearest(Judge):
             if self._first_scale is not None:
                 w = e4m3_rounded(np.divide(w, self._first_scale, out=x), out=x, step=step)
             np.rint(np.multiply(w, scale, out=x), out=x)
-            return np.clip(x, INT4_MIN, INT4_MAX, out=x)
+            rows = range(first_row, first_row + len(w))
+            low, high = self._ends(rows) if self._ends else (INT4_MIN, INT4_MAX)
+            return np.clip(x, low, high, out=x)
         np.divide(w, scale, out=x)
         rounded = e4m3_rounded if scheme.number.is_fp8 else e2m1_rounded
         return rounded(x, out=x, step=step)

@@ -9,7 +9,7 @@ from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import Floats, floats, read_rows, read_whole, stored_scalar
 from ..stored.linear import INVERSE_SCALE, matrix_scale, stored_scales
-from ..stored.parts import INPUT_SCALES, ZERO_POINTS, scale_suffix
+from ..stored.parts import INPUT_SCALES, scale_suffix
 from .rules import ScaleRule
 from .scales_by_absmax import (
     absmax_scales,
@@ -138,17 +138,30 @@ def _words(scheme: DeclaredScheme) -> str:
 
 
 def companion_faults(
-    output: Checkpoint, tensor: TensorInfo, values: Mapping[str, TensorInfo]
+    output: Checkpoint,
+    scheme: DeclaredScheme,
+    tensor: TensorInfo,
+    values: Mapping[str, TensorInfo],
+    *,
+    symmetric: bool,
 ) -> list[Fault]:
-    """Zero points, stored shape and input scale of a linear; `values` by suffix."""
+    """Zero points, stored shape and input scale of a linear.
+
+    Args:
+        output: the quantized folder.
+        scheme: what it declares.
+        tensor: the weight that the codes stand for.
+        values: the stored tensors of the linear, by suffix.
+        symmetric: codes count from the middle of their range, also where others could be stored.
+    """
     faults = []
-    for suffix in ("weight_zero_point", "weight_zero_point_2"):
-        if suffix in values and read_whole(output, values[suffix]).any():
-            where, got = values[suffix].name, "a non-zero zero point"
-            faults.append(Fault(where=where, expected="all zero (symmetric)", got=got))
-    if "qzeros" in values and (read_whole(output, values["qzeros"]) != ZERO_POINTS["qzeros"]).any():
-        faults.append(Fault(where=values["qzeros"].name, expected="8 in every nibble (symmetric)",
-                            got="another zero point"))  # fmt: skip
+    constant = symmetric or not scheme.layout.zeros(scheme)
+    for suffix, byte in scheme.layout.zero_points.items() if constant else ():
+        if suffix in values and (read_whole(output, values[suffix]) != byte).any():
+            what = f"{byte & 15} in every nibble" if byte else "all zero"
+            got = "another zero point" if byte else "a non-zero zero point"
+            where = values[suffix].name
+            faults.append(Fault(where=where, expected=f"{what} (symmetric)", got=got))
     if "weight_shape" in values:
         shape = read_whole(output, values["weight_shape"]).view(np.int64).tolist()
         if shape != list(tensor.shape):

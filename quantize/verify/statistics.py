@@ -20,7 +20,6 @@ from .dequantized_verification import row_blocks
 from .magnitudes import group_absmax
 from .verify_report import Fault
 
-_INT4: Floats = np.arange(-8, 8, dtype=np.float32)
 _TOP_UNDER_POWERS = 4.0
 """Code that the largest weight under an absmax scale gets at least: powers of two put it at 4 or 6.
 
@@ -44,7 +43,8 @@ class CodeStatistics:
         num_scales: stored ones; the one over NVFP4's group scales is not counted.
         smallest_scale: of the finite ones, as multiplier of the codes; None if there are none.
         largest_scale: likewise.
-        saturated: share of the codes at an end of the range: -8 and 7, ±448, ±6.
+        saturated: share of the codes at an end of the range: -8 and 7, ±448, ±6. Asymmetric codes
+            count from the middle of their range here, whatever their zero points are.
         zero: share of the codes that are zero.
         zero_halves: the same in the embedding half and in the hidden half of a concat input; None
             for other linears.
@@ -97,7 +97,7 @@ def code_statistics(
 
 def _values(number: NumberFormat) -> Floats:
     if number.is_integer:
-        return _INT4
+        return np.arange(-(2 ** (number.bits - 1)), 2 ** (number.bits - 1), dtype=np.float32)
     return E4M3 if number.is_fp8 else E2M1
 
 
@@ -117,9 +117,9 @@ class _Codes:
         self._in_features = shape[1]
         self._group = scheme.group_size or shape[1]
         self._values = _values(scheme.number)
-        # The twofold values of INT4 and FP4 are whole numbers in [-16, 14].
-        fp8 = scheme.number.is_fp8
-        self._bins = E4M3 if fp8 else (np.arange(_BINS, dtype=np.float32) - 16) / 2
+        # The twofold values of FP4 are whole numbers in [-16, 14].
+        fp4 = scheme.number.is_fp4
+        self._bins = (np.arange(_BINS, dtype=np.float32) - 16) / 2 if fp4 else self._values
         self._counts: Counts = np.zeros(len(self._bins), np.int64)
         self._zeros: Counts = np.zeros(2, np.int64)
         self._first_nan: tuple[int, int] | None = None
@@ -127,13 +127,17 @@ class _Codes:
 
     def add(self, rows: range, linear: StoredLinear, stored: Bytes) -> None:
         """One block of rows, decoded and as stored."""
-        codes = linear.codes(rows, stored)
-        fp8 = self._number.is_fp8
-        index = stored if fp8 else (codes * 2 + 16).astype(np.uint8).reshape(-1)
+        codes = linear.levels(rows, stored)
+        if self._number.is_fp8:
+            index = stored
+        else:
+            step = np.float32(2 if self._number.is_fp4 else 1)
+            index = ((codes - self._bins[0]) * step).astype(np.uint8).reshape(-1)
         self._counts += np.bincount(index, minlength=len(self._bins))
         half = self._in_features // 2
         self._zeros += [np.count_nonzero(part == 0) for part in (codes[:, :half], codes[:, half:])]
-        bits = group_absmax(codes.view(np.uint32), self._group)
+        by_group = codes if linear.order is None else codes[:, linear.order]
+        bits = group_absmax(by_group.view(np.uint32), self._group)
         peaks = self.peaks[rows.start : rows.stop] = bits.view(np.float32)
         if self._first_nan is None and np.isnan(peaks).any():
             row, column = map(int, np.argwhere(np.isnan(codes))[0])

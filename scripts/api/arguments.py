@@ -8,8 +8,10 @@ from ...recipes.algorithm import ALGORITHMS, InputCorrection
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
-from ...recipes.formats import OnlineHead
+from ...recipes.formats import KvCacheChoice, OnlineHead
+from ...recipes.kv_cache import KvCacheScales
 from ...recipes.schema import BackendName
+from ...recipes.served_form import ServedForm
 from ...validate.counting.estimand import DraftSampling
 from .option import Argument, Option
 from .references import AnyRecipe, Reference
@@ -67,6 +69,13 @@ InputCorrectionChoice = Annotated[
         "(where they are rounded to four bits; default with --algorithm), or off"
     ),
 ]
+KvCacheScalesChoice = Annotated[
+    KvCacheScales | None,
+    Option(
+        "declare an FP8 KV cache (kv_cache of the recipe), and where its scales come from: unit "
+        "(1.0), or absmax and measured, which need --traces"
+    ),
+]
 TargetLayers = Annotated[
     int | None,
     Option(
@@ -112,11 +121,20 @@ HeadsOnline = Annotated[
         " has no such option), every draft but the first of several"
     ),
 ]
+KvCaches = Annotated[
+    KvCacheChoice,
+    Option(
+        "KV cache: auto (what each folder declares; default), or fp8_e4m3 by the engines' option,"
+        " every draft but the first of several"
+    ),
+]
+KvCache = Annotated[
+    KvCacheChoice,
+    Option("KV cache of QUANT (default: auto, as it declares)"),
+]
 HeadOnline = Annotated[
     OnlineHead | None,
-    Option(
-        "judge QUANT, or BF16 itself, with the head that vLLM makes by draft_lm_head_quantization"
-    ),
+    Option("judge QUANT with vLLM's draft_lm_head_quantization"),
 ]
 BatchSize = Annotated[
     int | None,
@@ -180,3 +198,9 @@ AllowZeroRows = Annotated[
     bool, Option("accept all-zero rows in weights (default: they are refused)")
 ]
 Overwrite = Annotated[bool, Option("replace report files that exist already")]
+
+
+def served_form(head_online: OnlineHead | None, kv_cache_dtype: KvCacheChoice) -> ServedForm:
+    """Of the options by which an engine makes another draft of a folder."""
+    kv_cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
+    return ServedForm(online_head=head_online, kv_cache=kv_cache)

@@ -90,10 +90,7 @@ class GateSettings(GateOnTracesSettings, Pages):
     ] = False
     unrecorded: Annotated[
         bool,
-        Option(
-            "accept a QUANT without draftquant.json, made by another tool; you assert"
-            " that it was not calibrated on these prompts"
-        ),
+        Option("another tool made QUANT; you assert that it was not calibrated on these prompts"),
     ] = False
     look: Annotated[
         str | None,
@@ -304,7 +301,7 @@ def _judged_drafts(
 
     if replayed is not None:
         names = [str(name) for name in settings.references]
-        drafts = drafts_of(names, replayed.folders, settings.online_heads(len(names)))
+        drafts = drafts_of(names, replayed.folders, settings.served_forms(len(names)))
         return drafts, engine_facts(replayed.folders[1].folder, drafts.candidate.name)
     assert measured.runs is not None  # or there is nothing to judge, see `GateSettings.check`
     baseline, candidate = map(measured_facts, measured.runs)

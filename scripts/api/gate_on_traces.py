@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...recipes.library import aliases, built_in_recipes
+from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments
 from .confidence_heads import heads_of_gate
 from .option import Argument, Option
@@ -19,7 +20,6 @@ from .replay import OnTracesSettings, load_for_replay, replay_loaded
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.files.provenance import QuantizedProvenance
-    from ...recipes.formats import OnlineHead
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder
@@ -68,10 +68,16 @@ class GateOnTracesSettings(OnTracesSettings):
     ] = None
 
     head_online: arguments.HeadOnline = None
+    kv_cache_dtype: arguments.KvCache = "auto"
 
     @override
-    def online_heads(self, count: int) -> "list[OnlineHead | None]":
-        return [None, self.head_online, *[None] * (count - 2)]
+    def served_forms(self, count: int) -> list[ServedForm]:
+        return [AS_STORED, self.served, *[AS_STORED] * (count - 2)]
+
+    @property
+    def served(self) -> ServedForm:
+        """What an engine makes of the candidate."""
+        return arguments.served_form(self.head_online, self.kv_cache_dtype)
 
     @property
     def references(self) -> list[Reference]:
@@ -114,7 +120,7 @@ def judge_on_traces(
     unrelated, drafts = settings.unrelated, settings.references
     baseline, candidate, *controls = (DraftFolder.read(folder_of(name)) for name in drafts)
     tuned = controls[0] if controls else None
-    same = settings.head_online is not None and candidate.sha256 == baseline.sha256
+    same = settings.served.changes and candidate.sha256 == baseline.sha256
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces = TraceFolder.open(Path(settings.traces))
@@ -125,7 +131,7 @@ def judge_on_traces(
         warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
     warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
-    warnings += _online_warnings(settings.head_online)
+    warnings += _served_warnings(settings.served)
     heads = heads_of_gate(
         loaded.drafts,
         traces,
@@ -168,15 +174,22 @@ def other_policy_warnings(candidate: "QuantizedProvenance | None", policy: str) 
     return (f"the candidate's recipe asks for the policy {asked!r}, but {policy!r} was used",)
 
 
-def _online_warnings(head: "OnlineHead | None") -> tuple[str, ...]:
+def _served_warnings(form: ServedForm) -> tuple[str, ...]:
     """The folder alone is not what was judged."""
-    if head is None:
-        return ()
-    return (
-        f"the candidate was judged with the head that vLLM makes of it while it loads"
-        f' ("draft_lm_head_quantization": "{head}" in --speculative-config): served without that'
-        " key, or by SGLang, which has no such option, it is another draft",
-    )
+    found = []
+    if form.online_head is not None:
+        found.append(
+            "the candidate was judged with the head that vLLM makes of it while it loads"
+            f' ("draft_lm_head_quantization": "{form.online_head}" in --speculative-config): served'
+            " without that key, or by SGLang, which has no such option, it is another draft"
+        )
+    if form.kv_cache is not None:
+        found.append(
+            f'the candidate was judged with a KV cache in FP8 ("kv_cache_dtype": "{form.kv_cache}"'
+            " in vLLM's --speculative-config, --speculative-draft-kv-cache-dtype"
+            f" {form.kv_cache} of SGLang): served without that option it is another draft"
+        )
+    return tuple(found)
 
 
 def algorithm_to_try(candidate: "QuantizedProvenance | None") -> str | None:

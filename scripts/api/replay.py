@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
 
+from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments, reports
 from .confidence_heads import confidence_question
 from .opening import shared_tables
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ...calibration.traces.target_tables import SharedTables
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
-    from ...recipes.formats import OnlineHead
     from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import ReplayCache
@@ -45,9 +45,9 @@ class PassesSettings(Settings):
         """Instead of that of config.json."""
         return None
 
-    def online_heads(self, count: int) -> "list[OnlineHead | None]":
-        """What vLLM makes of the head of each of so many drafts while it loads them."""
-        return [None] * count
+    def served_forms(self, count: int) -> list[ServedForm]:
+        """What an engine makes of each of so many drafts."""
+        return [AS_STORED] * count
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class ReplaySettings(OnTracesSettings):
         ),
     ] = None
     head_online: arguments.HeadsOnline = None
+    kv_cache_dtype: arguments.KvCaches = "auto"
 
     @property
     @override
@@ -99,10 +100,11 @@ class ReplaySettings(OnTracesSettings):
         return self.rope_theta
 
     @override
-    def online_heads(self, count: int) -> "list[OnlineHead | None]":
+    def served_forms(self, count: int) -> list[ServedForm]:
         # The first of several is the reference.
         as_stored = min(1, count - 1)
-        return [None] * as_stored + [self.head_online] * (count - as_stored)
+        served = arguments.served_form(self.head_online, self.kv_cache_dtype)
+        return [AS_STORED] * as_stored + [served] * (count - as_stored)
 
 
 @verb(ReplaySettings)
@@ -182,7 +184,7 @@ def load_for_replay(
 
     device, dtype = resolve_device(settings.device), getattr(torch, settings.dtype)
     folders = [folder_of(reference) for reference in references]
-    heads = settings.online_heads(len(folders))
+    forms = settings.served_forms(len(folders))
     estimate = estimate_replay(
         folders,
         traces,
@@ -190,13 +192,13 @@ def load_for_replay(
         device=device,
         num_draft_tokens=settings.num_draft_tokens,
         batch_size=settings.batch_size,
-        online_heads=heads,
+        online_heads=[form.online_head for form in forms],
     )
     estimate.check()
     settings.watch.note(estimate.line())
     tables = shared_tables(traces, optional_path(settings.target), device)
     drafts: list[LoadedDraft] = []
-    for folder, head in zip(folders, heads, strict=True):
+    for folder, form in zip(folders, forms, strict=True):
         draft = load_draft(
             folder,
             dtype=dtype,
@@ -205,7 +207,8 @@ def load_for_replay(
             like=drafts[0] if drafts else None,
             shared=tables,
             rope_theta=settings.rotary_base,
-            online_head=head,
+            online_head=form.online_head,
+            kv_cache=form.kv_cache,
         )
         drafts.append(draft)
     return LoadedForReplay(

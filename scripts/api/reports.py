@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...quantize.files.unpickle_draft import Unpickled as Unpickled
     from ...quantize.grafting.graft_layer import GraftReport as GraftReport
     from ...quantize.quantize_draft import QuantizeReport as QuantizeReport
-    from ...quantize.transcoding.transcode_draft import TranscodeReport as TranscodeReport
+    from ...quantize.transcoding.transcode_report import TranscodeReport as TranscodeReport
     from ...quantize.verify.folder_verification import VerifyReport as VerifyReport
     from ...validate.acceptance.acceptance import Acceptance as Acceptance
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
@@ -74,7 +74,7 @@ _HOMES = {
     "TaskSamples": "validate.parity.lm_eval_samples",
     "TraceFolder": "calibration.traces.trace_folder",
     "TraceInfo": "calibration.traces.info",
-    "TranscodeReport": "quantize.transcoding.transcode_draft",
+    "TranscodeReport": "quantize.transcoding.transcode_report",
     "TuneReport": "validate.tuning.tune_draft",
     "Unpickled": "quantize.files.unpickle_draft",
     "Verification": "scripts.api.verify",

@@ -21,10 +21,10 @@ def run(options: argparse.Namespace) -> int:
         from ...validate.comparison.replay_file import ReplayedDraft
 
         rope_theta, dtype = settings.rope_theta, settings.dtype
-        heads, rule = settings.online_heads(len(replays)), _rule_name(settings.confidence)
+        forms, rule = settings.served_forms(len(replays)), _rule_name(settings.confidence)
         found = [
-            ReplayedDraft.of(one, rope_theta=rope_theta, dtype=dtype, head_online=head, rule=rule)
-            for one, head in zip(replays, heads, strict=True)
+            ReplayedDraft.of(one, rope_theta=rope_theta, dtype=dtype, served=form, rule=rule)
+            for one, form in zip(replays, forms, strict=True)
         ]
         print_json([one.to_mapping() for one in found])
     else:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...quantize.drafts.kv_cache import CacheScaleOrigin
 from ...recipes.decode import encode
-from ...recipes.formats import OnlineHead
+from ...recipes.formats import FP8_CACHE, KvCacheDtype, OnlineHead
 from ...recipes.regular_file import read_text
+from ...recipes.served_form import AS_STORED, ServedForm
 from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..confidence.head_calibration import BOUNDS, HeadCalibration
 from ..counting.acceptance_counts import AcceptanceCounts
@@ -85,6 +87,8 @@ class ReplayedDraft(DraftFigures):
         family: of the draft; "" in what 0.2 printed.
         draft_vocab_size, quantized: as in `DraftReplay`; None in what 0.2 printed.
         head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
+        kv_cache: of its KV cache; None = BF16, or what 0.2 printed. cache_scales: whether its
+            scales are the folder's, or 1.
         confidence_head, shortened: where its confidence head was asked.
     """
 
@@ -100,6 +104,8 @@ class ReplayedDraft(DraftFigures):
     draft_vocab_size: int | None = None
     quantized: bool | None = None
     head_online: OnlineHead | None = None
+    kv_cache: KvCacheDtype | None = None
+    cache_scales: CacheScaleOrigin | None = None
     confidence_head: HeadCalibration | None = None
     shortened: ShortenedFigures | None = None
 
@@ -110,7 +116,7 @@ class ReplayedDraft(DraftFigures):
         *,
         rope_theta: float | None,
         dtype: str,
-        head_online: OnlineHead | None = None,
+        served: ServedForm = AS_STORED,
         rule: str = "",
     ) -> "ReplayedDraft":
         """Of a replay that was made with these settings; `rule` shortened its verify steps."""
@@ -131,7 +137,9 @@ class ReplayedDraft(DraftFigures):
             family=replay.family,
             draft_vocab_size=replay.draft_vocab_size,
             quantized=replay.quantized,
-            head_online=head_online,
+            head_online=served.online_head,
+            kv_cache=None if replay.cache_scales is None else FP8_CACHE,
+            cache_scales=replay.cache_scales,
             confidence_head=head_calibration(replay.prompts, BOUNDS) if asked else None,
             shortened=None
             if steps is None

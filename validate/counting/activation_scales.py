@@ -106,4 +106,5 @@ def _rounded(draft: LoadedDraft, scales: Mapping[str, float]) -> LoadedDraft:
 
 def _with(draft: LoadedDraft, rounding: InputRounding) -> LoadedDraft:
     forward = draft.family.forward(draft.geometry, draft.weights, rounding)
-    return dataclasses.replace(draft, forward=forward)
+    rounded = dataclasses.replace(draft, forward=forward)
+    return rounded.with_cache(draft.cache_scales) if draft.cache_scales else rounded

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import Sampling, TargetIdentity
+from ...quantize.drafts.kv_cache import CacheScaleOrigin
 from ...recipes.brief import Brief
 from ..confidence.shortened import ShortenedCounts
 from .acceptance_counts import AcceptanceCounts, pooled
@@ -103,6 +104,7 @@ class DraftReplay(Brief):
         family: of the draft; "" = not known.
         draft_vocab_size: rows of its head; None = not known.
         quantized: whether any linear of it is; None = not known.
+        cache_scales: of its KV cache in FP8; None = it is not in FP8.
     """
 
     name: str
@@ -114,6 +116,7 @@ class DraftReplay(Brief):
     family: str = ""
     draft_vocab_size: int | None = None
     quantized: bool | None = None
+    cache_scales: CacheScaleOrigin | None = None
 
     @property
     def text(self) -> TextFigures:

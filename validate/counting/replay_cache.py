@@ -144,6 +144,7 @@ def draft_identity(draft: LoadedDraft) -> str:
         "family": draft.family.name,
         "geometry": dataclasses.asdict(draft.geometry),
         "activations": dict(draft.activations),
+        "cache": {layer: dataclasses.asdict(one) for layer, one in draft.cache_scales.items()},
         "dtype": str(draft.dtype),
     }
     names = [f"{name} {one.dtype} {list(one.shape)}" for name, one in draft.weights.items()]

@@ -33,6 +33,7 @@ from ...calibration.traces.near_duplicates import (
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.geometry import usual_draft_tokens
+from ...quantize.drafts.kv_cache import scale_origin
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.bounds import AT_LEAST_1
 from ..errors import ReplayError
@@ -186,6 +187,7 @@ class _Tally:
         self._name, self._family = draft.name, draft.family.name
         self._vocabulary = draft.geometry.draft_vocab_size
         self._quantized = bool(draft.quantized)
+        self._cache_scales = scale_origin(draft.cache_scales)
         self._position, self._asked = i, asked
         self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
@@ -231,6 +233,7 @@ class _Tally:
             family=self._family,
             draft_vocab_size=self._vocabulary,
             quantized=self._quantized,
+            cache_scales=self._cache_scales,
         )
 
 

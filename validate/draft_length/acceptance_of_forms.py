@@ -88,6 +88,8 @@ def _check_as_it_is(recorded: RecordedDraft, draft: Draft) -> None:
     rows, own = recorded.draft_vocab_size, draft.geometry.draft_vocab_size
     if recorded.head_online is not None:
         what = f"with the head that vLLM makes of it ({recorded.head_online})"
+    elif recorded.kv_cache is not None:
+        what = f"with its KV cache in {recorded.kv_cache}"
     elif recorded.quantized:
         what = "which is quantized"
     elif rows not in (None, own):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...recipes.formats import OnlineHead
+from ...recipes.formats import KvCacheDtype, OnlineHead
 from ..comparison.replay_file import ReplayedDraft, read_replays
 from ..comparison.sources import contestant_of, kind_of, num_draft_tokens_of, replayed_comparison
 from ..counting.acceptance_counts import AcceptanceCounts
@@ -41,7 +41,8 @@ class RecordedDraft:
         text: identity of what was continued.
         family: of the draft; "" = the file does not say.
         vocab_size: of the target; None = the file does not say.
-        head_online: what vLLM made of its head while it loaded; None = nothing.
+        head_online: what vLLM made of its head while it loaded; None = nothing. kv_cache: the
+            format of its KV cache; None = BF16.
         draft_vocab_size: rows of its head. quantized: whether a linear is. None = not said.
     """
 
@@ -53,6 +54,7 @@ class RecordedDraft:
     vocab_size: int | None
     lengths: tuple[RecordedLength, ...]
     head_online: OnlineHead | None = None
+    kv_cache: KvCacheDtype | None = None
     draft_vocab_size: int | None = None
     quantized: bool | None = None
 
@@ -121,6 +123,7 @@ def _of_replay(one: ReplayedDraft, path: Path, *, blocks: bool) -> RecordedDraft
         quantized=one.quantized,
         lengths=tuple(sorted(lengths, key=lambda one: one.num_draft_tokens)),
         head_online=one.head_online,
+        kv_cache=one.kv_cache,
     )
 
 

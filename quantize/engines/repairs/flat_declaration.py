@@ -31,8 +31,8 @@ class Understood(NamedTuple):
 
     @property
     def layout(self) -> LayoutName:
-        """The name of its layout."""
-        return self.scheme.layout.name
+        """The name of its layout, which is one of `LAYOUTS`."""
+        return next(name for name in _LAYOUTS if name == self.scheme.layout.name)
 
 
 def understood(checkpoint: Checkpoint) -> Understood | None:

@@ -7,9 +7,9 @@ error, never a guess. This package knows JSON, but no tensors and no layouts.
 import dataclasses
 
 from ...files.checkpoint import Checkpoint
-from ..layouts import HF_QUANT_CONFIG, LAYOUTS, DeclaredScheme, StoredLayout, Strictness
+from ..layouts import HF_QUANT_CONFIG, READ_LAYOUTS, DeclaredScheme, StoredLayout, Strictness
+from ..layouts.name_matching import check_patterns
 from ..layouts.reader import ObjectReader
-from ..layouts.scheme import check_patterns
 from .raw import Form, RawDeclaration, raw_declaration
 
 __all__ = [
@@ -57,7 +57,7 @@ def read_scheme(
     """
     keys = ObjectReader.of(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
     if layout is None:
-        layout = LAYOUTS[keys.choice("quant_method", *LAYOUTS)]
+        layout = READ_LAYOUTS[keys.choice("quant_method", *READ_LAYOUTS)]
     keys.skip("quant_method")
     scheme = layout.read(keys)
     if strictness == "codes":

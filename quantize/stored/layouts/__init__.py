@@ -11,6 +11,7 @@ from .scheme import DeclaredScheme, Part, SideFile, StoredLayout
 from .stored_awq import StoredAwq
 from .stored_compressed_tensors import StoredCompressedTensors
 from .stored_fp8 import StoredFp8
+from .stored_gptq import StoredGptq
 from .stored_modelopt import HF_QUANT_CONFIG, StoredModelOpt
 from .stored_quark import StoredQuark
 
@@ -22,11 +23,14 @@ _ALL: tuple[StoredLayout, ...] = (
     StoredAwq(),
 )
 LAYOUTS: Mapping[str, StoredLayout] = {each.name: each for each in _ALL}
-"""By quant_method, which is the name of the layout."""
+"""By quant_method, which is the name of the layout: those that this package writes too."""
+READ_LAYOUTS: Mapping[str, StoredLayout] = {**LAYOUTS, "gptq": StoredGptq()}
+"""By quant_method, all that are read."""
 
 __all__ = [
     "HF_QUANT_CONFIG",
     "LAYOUTS",
+    "READ_LAYOUTS",
     "DeclaredScheme",
     "Part",
     "SideFile",

@@ -96,6 +96,25 @@ class ObjectReader:
         """All keys."""
         return tuple(self._value)
 
+    def as_it_is(self, key: str) -> object:
+        """What stands there, whatever it is; None where nothing does."""
+        self._seen.add(key)
+        return self._value.get(key)
+
+    def plain(self, key: str) -> dict[str, Any]:
+        """A nested object as it is, which its own reader is to understand; {} where none is."""
+        value = self._value.get(key)
+        return value if isinstance(value, dict) else {}
+
+    def named(self, key: str) -> "dict[str, ObjectReader]":
+        """A nested object of objects, by names or patterns; a missing key gives none."""
+        if not self.has(key):
+            return {}
+        found = self.section(key)
+        if problem := _too_many(list(found.names())):
+            raise not_understood(self.where, self._path(key), (problem,), self._value[key])
+        return {name: found.section(name) for name in found.names()}
+
     def section(self, key: str, ignored: Collection[str] = ()) -> "ObjectReader":
         """A nested object that must be there."""
         self._seen.add(key)
@@ -121,6 +140,10 @@ class ObjectReader:
             if type(got) is type(value) and got == value:
                 return value
         raise not_understood(self.where, self._path(key), [repr(v) for v in understood], got)
+
+    def value(self, key: str, default: ChoiceT, *understood: ChoiceT) -> ChoiceT:
+        """A value that is one of `understood`, or missing or null: then the default."""
+        return self.choice(key, *understood) if self.has(key) else default
 
     def optional(self, key: str, *understood: str | int | bool | None) -> None:
         """A value that may be missing, else is one of `understood`."""

@@ -12,13 +12,13 @@ from ....recipes.formats import (
     NUMBER_FORMATS,
     Granularity,
     GroupedActivations,
+    KvCacheDtype,
     NumberFormat,
-    WeightDtype,
 )
-from ....recipes.schema import LayoutName, Recipe
-from ...errors import VerifyError
-from ..patterns import PatternProblem, matches, understood
-from .reader import ObjectReader, not_understood
+from ....recipes.schema import Recipe, StoredLayoutName
+from ...files.safetensors_header import TensorInfo
+from .reader import ObjectReader
+from .stored_dtypes import StoredDtype, number_format
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 FP8_DTYPE = "F8_E4M3"
@@ -76,20 +76,28 @@ class DeclaredScheme:
         activations: how the input of these linears is rounded at run time: to FP8 per token, per
             tensor (stored or computed) or per 128 inputs, to NVFP4 or MXFP4.
         excludes: the patterns as written.
+        kv_cache: the format of the KV cache, under stored scales; None = nothing is said of it.
         targets: linears that it is for: names, patterns of names, or `EVERY_LINEAR`.
         others: the same declaration's for other linears, in order; without any of their own.
+        asymmetric: codes count from stored zero points, not from the middle of their range.
+        ordered: which group an input belongs to is stored: see `input_groups`.
+        version: of a layout that has several, where it changes what stored numbers mean.
     """
 
     layout: "StoredLayout"
-    weight_dtype: WeightDtype
+    weight_dtype: StoredDtype
     granularity: Granularity
     pack_method: PackMethod | None
     activations: Activations
     excludes: tuple[str, ...] = ()
+    kv_cache: KvCacheDtype | None = None
     group_size: int | None = None
     first_stage: Literal["fp8_e4m3"] | None = None
     targets: tuple[str, ...] = EVERY_LINEAR
     others: tuple["DeclaredScheme", ...] = ()
+    asymmetric: bool = False
+    ordered: bool = False
+    version: str | None = None
 
     def of(self, module: str) -> "DeclaredScheme | None":
         """How the linear of this name is stored; None where no target means it.
@@ -108,17 +116,17 @@ class DeclaredScheme:
     @property
     def number(self) -> NumberFormat:
         """The facts of the number format of the weights."""
-        return NUMBER_FORMATS[self.weight_dtype]
+        return number_format(self.weight_dtype)
 
     @property
     def transposed(self) -> bool:
-        """True if codes and scales are stored [in, out / 8] and [groups, out]."""
+        """True if scales are stored [groups, out], and codes likewise."""
         return self.layout.transposed(self)
 
     @property
     def scales_whole_matrix(self) -> bool:
         """True if one stored number scales the whole weight."""
-        whole = self.granularity == "tensor" or NUMBER_FORMATS[self.weight_dtype].global_scale
+        whole = self.granularity == "tensor" or self.number.global_scale
         return whole or self.first_stage is not None
 
     def is_excluded(self, module: str) -> bool:
@@ -136,6 +144,9 @@ class DeclaredScheme:
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         said["layout"] = self.layout.name
         del said["targets"], said["others"]
+        for key in ("kv_cache", "asymmetric", "ordered", "version"):
+            if not said[key]:
+                del said[key]
         if not self.others:
             return said
         others = [{**each.to_mapping(), "targets": each.targets} for each in self.others]
@@ -145,17 +156,31 @@ class DeclaredScheme:
         size = f" of {self.group_size}" if self.group_size else ""
         packing = f" ({self.pack_method})" if self.pack_method else ""
         of = f" of {self.first_stage} per tensor" if self.first_stage else ""
-        weights = f"{self.weight_dtype} per {self.granularity}{size}{of}{packing}"
-        one = f"{self.layout.name} {weights}, activations {self.activations}"
+        zeros = ", asymmetric" if self.asymmetric else ""
+        order = ", inputs ordered by activation" if self.ordered else ""
+        weights = f"{self.weight_dtype} per {self.granularity}{size}{of}{packing}{zeros}{order}"
+        cache = f", KV cache {self.kv_cache}" if self.kv_cache else ""
+        one = f"{self.layout.name} {weights}, activations {self.activations}{cache}"
         more = (f"; {' '.join(each.targets)}: {each}" for each in self.others)
         return one + "".join(more)
 
 
 class Part(NamedTuple):
-    """One stored tensor of a quantized linear; any one of `dtypes` is right."""
+    """One stored tensor of a quantized linear; any one of `dtypes` is right.
+
+    Attributes:
+        optional: it may be missing.
+    """
 
     dtypes: tuple[str, ...]
     shape: tuple[int, ...]
+    optional: bool = False
+
+    def fits(self, tensor: TensorInfo | None) -> bool:
+        """True if this tensor, or none, is what there is to be."""
+        if tensor is None:
+            return self.optional
+        return tensor.dtype in self.dtypes and tensor.shape == self.shape
 
 
 Parts = dict[str, Part]
@@ -188,6 +213,19 @@ class SideFile(NamedTuple):
     complete: Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
+class Zeros(NamedTuple):
+    """Stored zero points: integers packed along the outputs.
+
+    Attributes:
+        suffix: last part of the name of the tensor. plus: what is added to what is stored.
+        outputs_first: [outputs, groups] instead of [groups, outputs].
+    """
+
+    suffix: str
+    plus: int = 0
+    outputs_first: bool = False
+
+
 class StoredLayout(ABC):
     """All that reading one layout needs. It shares no code with `quantize.layouts`, which writes.
 
@@ -195,24 +233,30 @@ class StoredLayout(ABC):
         exclude_keys: of a declaration, each with the same list of excludes.
         companions: suffixes that only a quantized linear has.
         zero_points: suffix -> every byte of the zero points of symmetric codes.
+        codes_along_inputs: transposed codes are packed along the inputs, not along the outputs.
         nibble_offset: what an INT4 nibble stores is code + this: 0 for two's complement.
         declares_pack_order: a declaration says it, and may be wrong; otherwise there is only one.
         foreign_scale_dtypes: of INT4 scales that other writers store, whatever the weight's is.
         side_file: None where config.json alone declares.
         names_heads: engines take a head for a quantized one only where a target names it.
         heads_are_linears: they take it for one unless it is excluded. With neither they never do.
+        declares_symmetry: a declaration says whether zero points are constant.
+        lists_layers_only: only linears of decoder layers are quantized and excluded by name.
     """
 
-    name: LayoutName
+    name: StoredLayoutName
     exclude_keys: tuple[str, ...]
     companions: frozenset[str]
     zero_points: Mapping[str, int] = MappingProxyType({})
     nibble_offset: int = 0
+    codes_along_inputs: bool = False
     declares_pack_order: bool = False
     foreign_scale_dtypes: tuple[str, ...] = ()
     side_file: SideFile | None = None
     names_heads: bool = False
     heads_are_linears: bool = False
+    declares_symmetry: bool = False
+    lists_layers_only: bool = False
 
     @abstractmethod
     def read(self, keys: ObjectReader) -> DeclaredScheme:
@@ -231,9 +275,11 @@ class StoredLayout(ABC):
         (key,) = self.exclude_keys
         return keys.strings(key)
 
-    @abstractmethod
     def complete(
-        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+        self,
+        recipe: Recipe,
+        excludes: list[str],  # noqa: ARG002
+        own: Sequence[OwnFormat] = (),  # noqa: ARG002
     ) -> dict[str, Any]:
         """The whole `quantization_config` that this package has for a recipe.
 
@@ -241,7 +287,11 @@ class StoredLayout(ABC):
             recipe: of one format, as it is stored.
             excludes: as they are to stand there.
             own: linears with another one.
+
+        Raises:
+            ValueError: this package writes no such layout.
         """
+        raise ValueError(f"{recipe.name}: no recipe has layout {self.name}")
 
     @abstractmethod
     def excludes_module(self, pattern: str, module: str) -> bool:
@@ -262,8 +312,12 @@ class StoredLayout(ABC):
         return "weight_scale"
 
     def transposed(self, scheme: DeclaredScheme) -> bool:  # noqa: ARG002
-        """True if a row of codes is an input: the tensor has the shape [in, out / 8]."""
+        """True if a row of codes is an input, or a word of some: scales are [groups, out]."""
         return False
+
+    def zeros(self, scheme: DeclaredScheme) -> "Zeros | None":  # noqa: ARG002
+        """Where zero points are stored; None where there are none, or only constant ones."""
+        return None
 
     def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:  # noqa: ARG002
         """True if other writers round weight / scale to the weight's dtype before it is a code."""
@@ -284,34 +338,3 @@ def group_count(scheme: DeclaredScheme, columns: int) -> int:
 def words(count: int) -> int:
     """Words of 32 bits that hold `count` INT4 numbers."""
     return -(-count // NIBBLES_PER_WORD)
-
-
-def is_regex_match(pattern: str, module: str) -> bool:
-    """True if an exclude `re:...` matches from the start of a module's name.
-
-    Raises:
-        VerifyError: it is not understood, or not decided for this name.
-    """
-    try:
-        return matches(pattern.removeprefix("re:"), module)
-    except PatternProblem as exc:
-        raise _no_pattern("the excludes", module, pattern, exc) from exc
-
-
-def check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
-    """Every `re:` pattern of excludes and targets is understood.
-
-    Raises:
-        VerifyError: one is not.
-    """
-    targets = (target for each in (scheme, *scheme.others) for target in each.targets)
-    for pattern in (*scheme.excludes, *targets):
-        if pattern.startswith("re:"):
-            try:
-                understood(pattern[3:])
-            except PatternProblem as exc:
-                raise _no_pattern(keys.where, keys.key, pattern, exc) from exc
-
-
-def _no_pattern(where: object, key: str, pattern: str, exc: PatternProblem) -> VerifyError:
-    return not_understood(where, key, (f"a regular expression ({exc})",), pattern)

@@ -7,15 +7,15 @@ from typing import Any
 from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS
-from ....recipes.schema import LayoutName, Recipe
+from ....recipes.schema import Recipe, StoredLayoutName
 from .reader import ObjectReader
-from .scheme import DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, group_count, words
+from .scheme import DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, Zeros, group_count, words
 
 
 class StoredAwq(StoredLayout):
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out] float16."""
 
-    name: LayoutName = "awq"
+    name: StoredLayoutName = "awq"
     exclude_keys = ("modules_to_not_convert",)
     companions = frozenset({"qweight", "qzeros", "scales"})
     zero_points = MappingProxyType({"qzeros": 0x88})  # two nibbles of 8
@@ -74,6 +74,10 @@ class StoredAwq(StoredLayout):
     @override
     def scale_suffix(self, scheme: DeclaredScheme) -> str:
         return "scales"
+
+    @override
+    def zeros(self, scheme: DeclaredScheme) -> Zeros | None:
+        return Zeros("qzeros")
 
     @override
     def transposed(self, scheme: DeclaredScheme) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS
-from ....recipes.schema import LayoutName, Recipe
+from ....recipes.schema import Recipe, StoredLayoutName
+from .declared_cache import STATIC, of_fp8
 from .reader import ObjectReader, not_understood
 from .scheme import Activations, DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, stored_codes
 
@@ -16,7 +17,7 @@ from .scheme import Activations, DeclaredScheme, OwnFormat, Part, Parts, StoredL
 class StoredFp8(StoredLayout):
     """`weight`; `weight_scale` [] and `input_scale` [], or `weight_scale_inv` per block."""
 
-    name: LayoutName = "fp8"
+    name: StoredLayoutName = "fp8"
     exclude_keys = ("ignored_layers", "modules_to_not_convert")
     companions = frozenset({"weight_scale", "weight_scale_inv", "input_scale"})
 
@@ -24,7 +25,7 @@ class StoredFp8(StoredLayout):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         dynamic = keys.choice("activation_scheme", "dynamic", "static") == "dynamic"
         keys.optional("fmt", "e4m3", None)
-        keys.absent("kv_cache_scheme")
+        cache = of_fp8(keys)
         blocks = keys.has("weight_block_size")
         if blocks:
             keys.numbers("weight_block_size", BLOCK, BLOCK)
@@ -36,6 +37,7 @@ class StoredFp8(StoredLayout):
             group_size=BLOCK if blocks else None,
             pack_method=None,
             activations="group-dynamic" if blocks else whole,
+            kv_cache=cache,
         )
 
     @override
@@ -61,6 +63,8 @@ class StoredFp8(StoredLayout):
         }
         if recipe.weights.granularity == "block":
             whole |= {"fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+        if recipe.kv_cache is not None:
+            whole["kv_cache_scheme"] = STATIC
         return whole | dict.fromkeys(self.exclude_keys, excludes)
 
     @override

@@ -1,0 +1,127 @@
+"""GPTQ folders through every verb that reads: verified, dequantized, transcoded, audited, run."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draftquant.quantize.dequantize_draft import dequantize_draft
+from draftquant.quantize.errors import LayoutError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
+from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.audit import audit
+from handmade_gptq import gptq_folder
+from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
+
+UP = "midlayer.mlp.up_proj"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden": 64, "intermediate": 96, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("gptq") / "source", **sizes)
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"sym": False, "desc_act": True},
+    {"sym": False, "group_size": -1, "checkpoint_format": "gptq_v2"},
+    {"bits": 3, "desc_act": True},
+    {"bits": 8, "sym": False},
+    {"bits": 2, "sym": False, "checkpoint_format": "gptq_v2"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["-".join(map(str, kind.values())) for kind in KINDS])
+def test_a_sound_folder(kind: dict[str, Any], source: Path, tmp_path: Path) -> None:
+    out = gptq_folder(source, tmp_path / "out", **kind)
+    assert verify(out, source, foreign=True).faults == ()
+    assert audit(Checkpoint.open(out)).faults == ()
+    plain = tmp_path / "plain"
+    dequantize_draft(DraftSource(folder=out), plain, dtype="F32")
+    weights, loaded = read_tensors(plain), load_draft(out).weights
+    name = f"{UP}.weight"
+    assert np.array_equal(loaded["layers.0.mlp.up_proj.weight"].numpy(), values_of(weights[name]))
+    lost = values_of(weights[name]) - values_of(read_tensors(source)[name])
+    assert np.abs(lost).max() < np.abs(values_of(weights[name])).max() / (
+        2 ** kind.get("bits", 4) - 2
+    )
+
+
+def changed(out: Path, suffix: str, change: Any) -> Path:
+    tensors = read_tensors(out)
+    tensor = tensors[f"{UP}.{suffix}"]
+    dtype = {"I32": "<i4", "F16": "<f2"}[tensor.dtype]
+    array = np.frombuffer(tensor.data, dtype).reshape(tensor.shape).copy()
+    change(array)
+    tensors[f"{UP}.{suffix}"] = Stored(tensor.dtype, tensor.shape, array.tobytes())
+    write_tensors(out, tensors, metadata={"format": "pt"})
+    return out
+
+
+def _flip(words: Any) -> None:
+    words[0, 0] ^= 4
+
+
+def _double(scales: Any) -> None:
+    scales[:] *= 4
+
+
+def _next(groups: Any) -> None:
+    groups[:] = np.roll(groups, 1)
+
+
+def _other(words: Any) -> None:
+    words[:] = words[:, ::-1]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change"),
+    [("qweight", _flip), ("scales", _double), ("g_idx", _next), ("qzeros", _other)],
+)
+def test_a_damaged_folder(suffix: str, change: Any, source: Path, tmp_path: Path) -> None:
+    out = gptq_folder(source, tmp_path / "out", sym=False, desc_act=True)
+    faults = verify(changed(out, suffix, change), source, foreign=True).faults
+    assert faults
+    assert all(fault.where.startswith(UP) for fault in faults)
+
+
+def test_what_tools_would_read_in_two_ways_is_a_fault(source: Path, tmp_path: Path) -> None:
+    out = gptq_folder(source, tmp_path / "out", sym=False)
+    changed(out, "qzeros", lambda words: words.__setitem__((0, 0), -1))
+    for found in (verify(out, source, foreign=True).faults, audit(Checkpoint.open(out)).faults):
+        assert [
+            (fault.where, "zero point(s) are stored as 15" in fault.got) for fault in found
+        ] == [(UP, True)]
+
+
+def test_symmetric_codes_are_written_for_other_engines(source: Path, tmp_path: Path) -> None:
+    out = gptq_folder(source, tmp_path / "out")
+    for layout in ("compressed-tensors", "awq", "quark"):
+        plan = plan_transcoding(DraftSource(folder=out), layout, target_layers=4)
+        report = transcode_draft(plan, tmp_path / layout)
+        assert report.linears == 7
+        first, second = (load_draft(folder).weights for folder in (out, tmp_path / layout))
+        assert all((first[name] == second[name]).all() for name in first)
+        assert verify(tmp_path / layout, source, foreign=True).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "message"),
+    [
+        ({}, None, "its layout gptq is read, but not written\n  fix: name the layout"),
+        ({"sym": False}, "compressed-tensors", "_proj: asymmetric codes: no layout"),
+        ({"desc_act": True}, "awq", "_proj: inputs in the order of their activations: no layout"),
+        ({"bits": 8}, "compressed-tensors", "int8 per group of 32: no layout that draftquant"),
+        ({"group_size": 16}, "compressed-tensors", "int4 per group of 16: no layout"),
+    ],
+)
+def test_what_no_layout_holds(
+    kind: dict[str, Any], layout: Any, message: str, source: Path, tmp_path: Path
+) -> None:
+    out = gptq_folder(source, tmp_path / "out", **kind)
+    with pytest.raises(LayoutError, match=message):
+        plan_transcoding(DraftSource(folder=out), layout, target_layers=4)
