@@ -10,21 +10,21 @@ from draftquant.quantize.engines.contract import EngineName
 
 HERE = Path(__file__).parent / "engines"
 sys.path[:0] = [str(HERE), str(HERE / "foreign")]
-import kv_cache  # noqa: E402
+import cache_scales  # noqa: E402
 
-SAID = json.loads(kv_cache.OUT.read_text(encoding="utf-8"))
+SAID = json.loads(cache_scales.OUT.read_text(encoding="utf-8"))
 OFTEN = ("e3 compressed-tensors", "lm modelopt", "mimo quark", "qwen3 fp8")
 
 
 def _cases() -> list[object]:
     return [
         case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow)
-        for case in kv_cache.CASES
+        for case in cache_scales.CASES
     ]
 
 
 def test_every_case_was_asked_of_both_engines() -> None:
-    assert SAID.keys() == {f"{e} {case}" for e in ("vllm", "sglang") for case in kv_cache.CASES}
+    assert SAID.keys() == {f"{e} {case}" for e in ("vllm", "sglang") for case in cache_scales.CASES}
     drafts = ("e3", "dflash", "dspark")
     loads = {name for name, row in SAID.items() if row["verdict"] == "LOADS"}
     assert {n for n in SAID if n.split()[1] in drafts} <= loads  # both read every scale
@@ -32,10 +32,10 @@ def test_every_case_was_asked_of_both_engines() -> None:
 
 @pytest.mark.parametrize("case", _cases())
 def test_check_says_what_the_engines_do(case: str, tmp_path: Path) -> None:
-    folder = kv_cache.write(case, tmp_path)
+    folder = cache_scales.write(case, tmp_path)
     engines: tuple[EngineName, ...] = ("vllm", "sglang")
     for engine in engines:
-        answer = check_draft(folder, engine=engine, arch=kv_cache.ARCH, target_layers=None)
+        answer = check_draft(folder, engine=engine, arch=cache_scales.ARCH, target_layers=None)
         row = SAID[f"{engine} {case}"]
         assert answer.verdict == row["verdict"], (engine, answer.error, row)
         if answer.verdict == "LOADS BUT WRONG":
@@ -43,7 +43,7 @@ def test_check_says_what_the_engines_do(case: str, tmp_path: Path) -> None:
 
 
 def test_launch_lines_turn_the_cache_on(tmp_path: Path) -> None:
-    folder = kv_cache.write("e3 compressed-tensors", tmp_path)
+    folder = cache_scales.write("e3 compressed-tensors", tmp_path)
     vllm = check_draft(folder, engine="vllm", arch="sm90").launch
     sglang = check_draft(folder, engine="sglang", arch="sm90").launch
     assert '"kv_cache_dtype": "fp8"' in str(vllm)

@@ -1,82 +1,98 @@
-"""What each engine's own loader makes of folders that store scales of a KV cache: `kv_cache.json`.
+"""What engines' own code keeps of keys and values in an FP8 cache: kv_cache.json.
 
-Usage: `.venv/bin/python tests/engines/kv_cache.py .venv-engines/bin/python`. The folders are those
-of `quantize --kv-cache unit`, in each layout that declares a cache; `tests/test_cache_engines.py`
-holds `check` against what is said of them.
+Usage: `VENV/bin/python kv_cache.py sglang` in the environment of `setup`, and `VENV/bin/python
+kv_cache.py vllm-cpu` in that of `../served/setup`.
+
+SGLang's two pools write on a CPU by torch's own operations, as they stand. vLLM's CPU backend has a
+kernel of its own (`cpu_attn_reshape_and_cache`). Kept is the E4M3 code of every number under every
+scale.
 """
 
-import dataclasses
 import json
-import shutil
 import sys
-import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "foreign")]
+import torch
+from torch import Tensor
 
-from draftquant.quantize.drafts import read_draft  # noqa: E402
-from draftquant.quantize.files.checkpoint import Checkpoint  # noqa: E402
-from draftquant.quantize.files.hub import resolve_draft  # noqa: E402
-from draftquant.quantize.measured import Measured  # noqa: E402
-from draftquant.quantize.quantization_plan import make_plan  # noqa: E402
-from draftquant.quantize.quantize_draft import quantize_draft  # noqa: E402
-from draftquant.recipes import KvCacheFormat, load_recipe  # noqa: E402
-from drafts import TARGET_FOLDER, write_target  # noqa: E402
-from kinds import DRAFTS, ask  # noqa: E402
-from tiny_mtp import tiny_mimo_mtp  # noqa: E402
-
-OUT = HERE / "kv_cache.json"
-ARCH = "sm90"
-FAMILIES = ("e3", "dflash", "dspark", "lm", "qwen3", "mimo")
-_RECIPES = {
-    "compressed-tensors": load_recipe("fp8-ptpc"),
-    "quark": load_recipe("mi325x-fp8"),
-    "modelopt": load_recipe("blackwell-fp8"),
-    "fp8": dataclasses.replace(load_recipe("blackwell-fp8"), layout="fp8"),
-}
-CASES = tuple(f"{family} {layout}" for family in FAMILIES for layout in _RECIPES)
-_LAYERS = 24
+HERE = Path(__file__).parent
+RESULTS = HERE / "kv_cache.json"
+SCALES = (1.0, 2.0**-6, 0.25, 8.0, 0.0123, 0.3)
 
 
-def write(case: str, work: Path) -> Path:
-    """One folder, beside a folder with its target's config.json."""
-    family, layout = case.split()
-    place = work / case.replace(" ", "-")
-    plain, out = place / "plain", place / "draft"
-    place.mkdir(parents=True)
-    if family == "mimo":
-        tiny_mimo_mtp(plain, tables=False, config={"model_type": "qwen2"})
-        (place / TARGET_FOLDER).mkdir()
-        shutil.copy(plain / "config.json", place / TARGET_FOLDER)
-    else:
-        build, arguments = DRAFTS[family]
-        build(plain, **arguments)
-        write_target(place / TARGET_FOLDER, 256, 512)
-    cache = KvCacheFormat(dtype="fp8_e4m3", scales="unit")
-    recipe = dataclasses.replace(_RECIPES[layout], kv_cache=cache)
-    layers = None if family in ("dflash", "dspark") else _LAYERS  # which name theirs themselves
-    plan = make_plan(recipe, read_draft(Checkpoint.open(plain)), target_layers=layers)
-    needed = {step.row.module: 0.01 for step in plan.quantized if recipe.needs_input_scales}
-    source, measured = resolve_draft(str(plain)), Measured(input_scales=needed)
-    quantize_draft(plan, out, source=source, measured=measured)
-    return out
+def numbers() -> Tensor:
+    """BF16 numbers of every kind: ties, subnormal ones, those beyond the range. No random ones."""
+    steps = ((torch.arange(384) * 7919) % 1009 - 504).float()
+    some = [
+        steps / 60,
+        steps * 1.5,
+        steps * 2.0**-17,
+        torch.tensor([0.0, 17.0, 19.0, 448.0, 464.0, 465.0, 480.0, 1e4, -1e4, 2**-9, 2**-10]),
+        torch.tensor([1.5 * 2**-10, 2.5 * 2**-9, 3.5 * 2**-9, -(2**-6), 1.0625, 1.1875, -240.0]),
+    ]
+    return torch.cat(some).to(torch.bfloat16)
 
 
-def main() -> int:
-    """See the module."""
-    rows = {}
-    with tempfile.TemporaryDirectory() as made:
-        folders = [write(case, Path(made)) for case in CASES]
-        for engine in ("vllm", "sglang"):
-            said = ask(Path(sys.argv[1]), folders, engine, ARCH)
-            for case, outcome in zip(CASES, said, strict=True):
-                kept = {key: outcome[key] for key in ("verdict", "stage", "error", "unread")}
-                rows[f"{engine} {case}"] = kept
-    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    OUT.write_text("{\n" + text + "\n}\n", encoding="utf-8")
-    return 0
+def of_sglang(scale: float) -> dict[str, list[int]]:
+    """By the pool of keys and values, scaled as its backends do, and by that of latents."""
+    import sglang_platform
+
+    sglang_platform.install("sm90")
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+    x, fp8 = numbers(), torch.float8_e4m3fn
+    where = torch.arange(len(x))
+    k, v = (torch.zeros((len(x), 1, 1, 1), dtype=torch.uint8) for _ in range(2))
+    pool = SimpleNamespace(  # of two widths, so that no kernel copies what was rounded
+        size=len(x), page_size=1, start_layer=0, k_buffer=[k], v_buffer=[v], dtype=fp8,
+        store_dtype=torch.uint8, is_quantized_kv_cache=False, use_hnd=True, head_dim=1,
+        v_head_dim=2, _check_physical_write_loc=lambda *_: None,
+    )  # fmt: skip
+    layer = SimpleNamespace(layer_id=0)
+    keys, values = x.clone()[:, None, None], x.clone()[:, None, None]
+    MHATokenToKVPool.set_kv_buffer(
+        pool, layer, where, keys, values, torch.tensor(scale), torch.tensor(scale)
+    )
+    assert torch.equal(k, v)
+    found = {"sglang": k.flatten().tolist()}
+    if scale == 1:  # the pool of latents takes no scale
+        latents = torch.zeros((len(x), 1, 1), dtype=torch.uint8)
+        pool = SimpleNamespace(**vars(pool) | {
+            "kv_buffer": [latents], "dsa_kv_cache_store_fp8": False, "dcp_replicated": True,
+            "write_loc_is_dcp_resolved": True,
+        })  # fmt: skip
+        MLATokenToKVPool.set_kv_buffer(pool, layer, where, x.clone()[:, None, None], None)
+        found["sglang-latent"] = latents.flatten().tolist()
+    return found
+
+
+def of_vllm(scale: float) -> dict[str, list[int]]:
+    """By vLLM's kernel for CPUs, one number at a time: its layout is its own."""
+    from vllm import _custom_ops as ops
+
+    width, found = 32, []
+    for one in numbers():
+        x = torch.zeros((1, 1, width), dtype=torch.bfloat16)
+        x[0, 0, 0] = one
+        k, v = torch.zeros((1, 1, 2 * width, width), dtype=torch.uint8).chunk(2, dim=2)
+        ops.cpu_attn_reshape_and_cache(
+            x, x, k, v, torch.tensor([0]), "vec", scale, scale, "fp8_e4m3"
+        )
+        codes = k[k % 128 != 0].tolist()  # zeros have a sign
+        assert len(codes) <= 1
+        found.append(codes[0] if codes else 0)
+    return {"vllm-cpu": found}
+
+
+def main() -> None:
+    """Write the codes of one engine beside those of the other."""
+    of = {"sglang": of_sglang, "vllm-cpu": of_vllm}[sys.argv[1]]
+    table = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    for scale in SCALES:
+        table.setdefault(str(scale), {}).update(of(scale))
+    RESULTS.write_text(json.dumps(table) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,7 +13,6 @@ from ...drafts.engine_traits import Biases, Finding, Stage
 from ..config_rules import transformers_problem
 from ..contract import Question
 from ..engine import TRAITS
-from ..folder_findings import CACHE_SCALE
 
 ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
@@ -43,8 +42,6 @@ _NOT_EXECUTED = frozenset(
 )
 """Other names of drafts that are registered."""
 _PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
-_WITH_CACHE_SCALES = frozenset({"fp8", "compressed-tensors", "modelopt", "quark"})
-"""Each quant_method with which scales of the KV cache were loaded."""
 _OF_DRAFTS = re.compile(
     r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
 )
@@ -60,6 +57,13 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     if str(model_type).startswith("speculator"):
         text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
         return Finding("config", f"{text} but Transformers does not recognize this", _PLAIN)
+    section = config.get("text_config")
+    if isinstance(section, Mapping) and "num_attention_heads" not in section:
+        error = (
+            "AssertionError: sglang/srt/utils/hf_transformers/common.py:605: assert"
+            ' hasattr(config.text_config, "num_attention_heads")'
+        )
+        return Finding("config", error, "move what stands in text_config one level up")
     return transformers_problem(config, "ValueError: {}") or config
 
 
@@ -141,28 +145,6 @@ def biases(question: Question) -> Biases:
     ordinary = question.traits.drafts_blocks or question.traits.whole_model
     latent = question.is_latent and not ordinary
     return (None, None) if latent else question.own.biases(question)
-
-
-def reads_cache_scale(question: Question, name: str) -> bool | None:
-    """`maybe_remap_kv_scale_name` of whole models; drafts take the runtime's own name alone.
-
-    With compressed-tensors and ModelOpt attention has scales only where a KV cache is declared.
-    """
-    found, declaration = CACHE_SCALE.search(name), question.declaration
-    declares = declaration is not None and declaration.cache_dtype is not None
-    mtp = question.own.mtp
-    if question.method is None and mtp is None:
-        return False
-    if found is None or question.is_latent or question.method not in _WITH_CACHE_SCALES:
-        return None
-    if mtp is not None:
-        return mtp.cache_scales if found["attn"] or mtp.cache_scales is False else None
-    if question.method in ("compressed-tensors", "modelopt") and not declares:
-        return False
-    if question.traits.whole_model:
-        dropping = question.traits.sglang.drops_cache_scales
-        return not (found["attn"] or declared_architecture(question.config) in dropping)
-    return bool(found["attn"])
 
 
 def unshared_head(question: Question) -> Finding | None:
