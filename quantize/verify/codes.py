@@ -266,7 +266,7 @@ class _Pass:
         # That of a whole matrix was looked for before, where it is demanded exactly.
         self._needs_absmax = expected.largest is None or scheme.granularity != "tensor"
         self._group = scheme.group_size or self._columns
-        self._square_rows = self._group if scheme.granularity == "block" else 0
+        self._square_rows = scheme.rows_of_scale if scheme.granularity == "block" else 0
         self.absmax = np.zeros((rows, -(-self._columns // self._group)), np.float32)
         self._padding = 0
         self._square_error = 0.0

@@ -24,9 +24,11 @@ _ODD_ONES = 1 / 8
 INT4_SMALLEST_SCALE = 2.0**-23
 FP8_MAX = 448.0
 FP4_MAX = 6.0
+POWERS_OF_TWO = "ue8m0"
+"""What a declaration calls FP8 scales that are the next power of two."""
 E4M3_SMALLEST = 2.0**-9
 # scale = absmax / divisor, rounded to the scale's dtype: half an ulp, and one float32 division.
-_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8}
+_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8, "F8_E8M0": 0.0}
 _BF16_HALF_STEP = 2.0**-8
 _GLOBAL_SLACK = 2.0**-20  # a few float32 roundings, and those of an inverse
 _F16_SMALLEST_STEP = 2.0**-24
@@ -74,7 +76,11 @@ def about_absmax_faults(
     if scheme.number.is_integer:
         return _integer_faults(output.tensors[name], scheme, wide, largest, compensated=compensated)
     expected = largest / FP8_MAX
-    wrong = ~_fits(wide, expected, output.tensors[name].dtype) & (largest > 0)
+    dtype = output.tensors[name].dtype
+    wrong = ~_fits(wide, expected, dtype) & (largest > 0)
+    if scheme.version == POWERS_OF_TWO:
+        next_power = (np.frexp(wide)[0] == 0.5) & (wide >= expected) & (wide < 2 * expected)
+        wrong &= ~next_power
     return _faults(name, wrong, wide, expected, f"absmax / {FP8_MAX:g}")
 
 
@@ -157,7 +163,7 @@ def _covered(absmax: Doubles, scheme: DeclaredScheme) -> Doubles:
     """Largest magnitude that each scale covers, in the shape of the scales."""
     if scheme.granularity != "block":
         return absmax
-    size = scheme.group_size or 1
+    size = scheme.rows_of_scale
     blocks = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
     return np.repeat(blocks, size, axis=0)[: len(absmax)]
 

@@ -25,6 +25,7 @@ Activations = Literal[
     "tensor-static",
     "tensor-dynamic",
     "group-dynamic",
+    "group-dynamic-64",
     GroupedActivations,
 ]
 GROUPS: Mapping[str, int] = {
@@ -75,6 +76,7 @@ class DeclaredScheme:
         asymmetric: codes count from stored zero points, not from the middle of their range.
         ordered: which group an input belongs to is stored: see `input_groups`.
         version: of a layout that has several, where it changes what stored numbers mean.
+        block_rows: of a block that is no square; None: as many as inputs.
     """
 
     layout: "StoredLayout"
@@ -90,6 +92,7 @@ class DeclaredScheme:
     asymmetric: bool = False
     ordered: bool = False
     version: str | None = None
+    block_rows: int | None = None
 
     def of(self, module: str) -> "DeclaredScheme | None":
         """How the linear of this name is stored; None where no target means it.
@@ -109,6 +112,11 @@ class DeclaredScheme:
     def number(self) -> NumberFormat:
         """The facts of the number format of the weights."""
         return number_format(self.weight_dtype)
+
+    @property
+    def rows_of_scale(self) -> int:
+        """Rows that share a scale; 1 for all but blocks."""
+        return (self.block_rows or self.group_size or 1) if self.granularity == "block" else 1
 
     @property
     def transposed(self) -> bool:
@@ -136,7 +144,12 @@ class DeclaredScheme:
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         said["layout"] = self.layout.name
         del said["targets"], said["others"]
-        for key in ("asymmetric", "ordered", "version"):  # that only other tools' folders have
+        for key in (
+            "asymmetric",
+            "ordered",
+            "version",
+            "block_rows",
+        ):  # that only other tools' folders have
             if not said[key]:
                 del said[key]
         if not self.others:
@@ -146,6 +159,7 @@ class DeclaredScheme:
 
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
+        size = f" of {self.block_rows}x{self.group_size}" if self.block_rows else size
         packing = f" ({self.pack_method})" if self.pack_method else ""
         of = f" of {self.first_stage} per tensor" if self.first_stage else ""
         zeros = ", asymmetric" if self.asymmetric else ""
@@ -161,17 +175,19 @@ class Part(NamedTuple):
 
     Attributes:
         optional: it may be missing.
+        or_shape: another shape that is right too; None = no other.
     """
 
     dtypes: tuple[str, ...]
     shape: tuple[int, ...]
     optional: bool = False
+    or_shape: tuple[int, ...] | None = None
 
     def fits(self, tensor: TensorInfo | None) -> bool:
         """True if this tensor, or none, is what there is to be."""
         if tensor is None:
             return self.optional
-        return tensor.dtype in self.dtypes and tensor.shape == self.shape
+        return tensor.dtype in self.dtypes and tensor.shape in (self.shape, self.or_shape)
 
 
 Parts = dict[str, Part]
