@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from draftquant.api import accept
-from draftquant.quantize.engines.contract import EngineCheck
+from draftquant.quantize.engines.contract import EngineCheck, EngineName
 from draftquant.quantize.errors import CheckpointError, OutputError
+from draftquant.quantize.pairing import EnginePair, PairCheck, PairFinding
+from draftquant.quantize.pairing.pair import Level
 from draftquant.scripts.api import accept as verb
 from draftquant.scripts.api import accept_found, accept_parity, accept_steps
 from draftquant.scripts.api.accept_inputs import Given, hash_of
@@ -176,28 +178,50 @@ def answer(**changes: Any) -> EngineCheck:
     return EngineCheck(**(given | changes))
 
 
+def pair(*levels: Level, engine: EngineName | None = "vllm") -> PairCheck:
+    """What both engines make of a pair with these findings."""
+    found = tuple(PairFinding(level=level, subject="x", text=f"{level} it", remedy="mend it",
+                              engine=engine) for level in levels)  # fmt: skip
+    engines = tuple(
+        EnginePair(
+            answer=answer(engine=each),
+            findings=tuple(one for one in found if one.engine in (None, each)),
+            launch=f"start {each}",
+        )
+        for each in ("vllm", "sglang")
+    )
+    return PairCheck(draft="d", target="m", engines=engines, findings=found, tensor_parallel=(1,))
+
+
 REFUSED = answer(verdict="REFUSED", error="no kernel", remedy="take another recipe")
+WRONG = answer(verdict="LOADS BUT WRONG", error="wrong scales", remedy="repair them")
 UNKNOWN = answer(verdict="UNKNOWN", error="not executed", remedy="try it", engine="sglang")
 
 
 @pytest.mark.parametrize(
-    ("answers", "outcome", "said"),
+    ("answers", "beside", "outcome", "said"),
     [
-        ([REFUSED, answer()], "PASS", "It loads in vLLM 0.33.0 on H200 (sm90)."),
-        ([REFUSED, UNKNOWN], "INCONCLUSIVE", "SGLang 0.33.0: not executed"),
-        ([REFUSED], "FAIL", "vLLM 0.33.0: no kernel"),
-        (
-            [answer(verdict="LOADS BUT WRONG", error="wrong scales", remedy="x")],
-            "FAIL",
-            "wrong scales",
-        ),
-        ([], "INCONCLUSIVE", "not known what any engine does"),
+        ([REFUSED, answer()], pair(), "PASS", "loads beside this target in vLLM 0.33.0 on H200"),
+        ([answer()], pair("warning", "note"), "PASS", "It loads"),
+        ([REFUSED, UNKNOWN], pair(), "INCONCLUSIVE", "SGLang 0.33.0: not executed"),
+        ([REFUSED], pair(), "FAIL", "vLLM 0.33.0: no kernel"),
+        ([WRONG], pair(), "FAIL", "wrong scales"),
+        ([], pair(), "INCONCLUSIVE", "not known what any engine does"),
+        ([answer()], pair("refused"), "FAIL", "Draft and target do not fit: refused it."),
+        ([answer()], pair("wrong", engine=None), "FAIL", "do not fit: wrong it."),
+        ([answer(), answer(engine="sglang")], pair("wrong"), "PASS", "SGLang 0.33.0 on H200"),
+        ([answer(), UNKNOWN], pair("refused"), "FAIL", "do not fit: refused it."),
     ],
 )
-def test_what_engines_say(answers: list[EngineCheck], outcome: str, said: str) -> None:
-    found = accept_found.checked(answers, "check.json")
-    assert (found.outcome, said in found.said) == (outcome, True)
+def test_what_engines_say_of_the_draft_and_of_the_pair(
+    answers: list[EngineCheck], beside: PairCheck, outcome: str, said: str
+) -> None:
+    found = accept_found.checked(answers, beside, "check.json")
+    assert (found.outcome, said in found.said) == (outcome, True), found.said
     assert (found.action is None) == (outcome == "PASS")
+    shown = {one.level: any(one.text in line for line in found.details) for one in beside.findings}
+    assert shown == {level: level != "note" for level in shown}
+    assert ("vLLM 0.33.0: start vllm" in found.details) == (beside.of("vllm").verdict == "LOADS")
 
 
 def test_a_wrong_byte_fails() -> None:

@@ -114,6 +114,27 @@ def test_prompts_that_calibrated_it_are_refused(
     assert not (out / "acceptance.html").exists()
 
 
+def test_a_target_of_another_tokenizer_is_refused_before_anything_is_recorded(work: Path) -> None:
+    draft, target, int4 = work / "told", work / "other", str(work / "told-int4")
+    shutil.copytree(DRAFT, draft)
+    shutil.copytree(TARGET, target)
+    shutil.copy(target / "tokenizer.json", draft)
+    tokenizer = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
+    words = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = dict(zip(words, reversed(words.values()), strict=True))
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", int4]) == 0
+    out = work / "refused"
+    given = ["--target", str(target), "--prompts", str(work / "gate.jsonl"), "--out", str(out)]
+    assert main(["accept", str(draft), int4, *given]) == 1
+    report = json.loads((out / "acceptance.json").read_text(encoding="utf-8"))
+    first, *others = report["steps"]
+    assert first["outcome"] == "FAIL"
+    assert "tokenizer" in first["said"]
+    assert {step["outcome"] for step in others} == {"NOT RUN"}
+    assert not (out / "traces").exists()
+
+
 def test_a_draft_with_a_wrong_byte_fails_before_anything_is_recorded(work: Path) -> None:
     shutil.copytree(work / "int4", work / "mixed")
     path = next((work / "mixed").glob("*.safetensors"))

@@ -490,6 +490,7 @@ COMMANDS = (
         Row("--engine", "sglang", "given.settings.engine", "sglang"),
         Row("--arch", "h200", "given.settings.arch", "h200"),
         Row("--tp", "4", "given.settings.tp", 4),
+        Row("--target-args", "'--dtype half'", "given.settings.target_args", "--dtype half"),
         Row("--num-draft-tokens", "5", "given.settings.num_draft_tokens", 5),
         Row("--max-new-tokens", "9", "given.settings.max_new_tokens", 9),
         Row("--policy", "screening", "given.settings.policy", "screening"),

@@ -18,18 +18,19 @@ def served_length(pair: Pair, engine: EngineName) -> int | None:
 
 def is_too_short(pair: Pair, engine: EngineName) -> bool:
     """Whether the draft is made for fewer positions than are served."""
-    served, own = served_length(pair, engine), _derived(Rotation.of(pair.config), engine)
+    served, own = served_length(pair, engine), _derived(pair.rotation, engine)
     return not pair.is_inside and served is not None and own is not None and own < served
 
 
 def lengths(pair: Pair) -> Iterator[PairFinding]:
     """A draft of fewer positions than are served.
 
-    Sources: vLLM 0.33 `config/speculative.py:1807` and `config/vllm.py:3025`; SGLang 0.5.23
+    Sources: vLLM 0.33 `config/speculative.py:1807`, `config/vllm.py:3025` and, of its V1 runner,
+    `v1/worker/gpu_model_runner.py:678,4266`; SGLang 0.5.23
     `configs/model_config.py:1291`, for whose draft `eagle_worker_v2.py:229` and
     `draft_worker_common.py:100` ask for the target's length.
     """
-    rotation = Rotation.of(pair.config)
+    rotation = pair.rotation
     if is_too_short(pair, "vllm"):
         yield _in_vllm(pair, rotation, served_length(pair, "vllm"))
     if is_too_short(pair, "sglang"):
@@ -49,7 +50,8 @@ def _in_vllm(pair: Pair, rotation: Rotation, served: int | None) -> PairFinding:
             "note",
             "context",
             f"{made}: vLLM enlarges the draft's table of angles, so nothing breaks, and the draft"
-            " proposes at positions that it was not trained on",
+            " proposes at positions that it was not trained on; the V1 model runner proposes"
+            " nothing beyond the draft's",
             "measure acceptance at your lengths, or serve fewer: --max-model-len",
             "vllm",
         )
@@ -96,7 +98,7 @@ def _in_sglang(rotation: Rotation, served: int | None) -> PairFinding:
 
 def rope(pair: Pair) -> Iterator[PairFinding]:
     """Each model rotates by its own config in every engine: a difference is worth a sentence."""
-    own, theirs = Rotation.of(pair.config), pair.target.rotation
+    own, theirs = pair.rotation, pair.target.rotation
     if pair.geometry.rope is None or pair.is_inside or own.in_words == theirs.in_words:
         return
     yield PairFinding(

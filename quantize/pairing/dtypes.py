@@ -6,6 +6,7 @@ it of each config.json unless --dtype is given, and takes float16 where none is 
 (`_torch/models/modeling_speculative.py` at 00679c66).
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from ..engines.contract import EngineName
@@ -13,6 +14,7 @@ from .pair import Pair, PairFinding
 from .target import declared_dtype
 
 _HALVES = ("float16", "bfloat16")
+_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def dtype_in(pair: Pair, engine: EngineName) -> str | None:
@@ -41,7 +43,7 @@ def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
 
 def dtypes(pair: Pair) -> Iterator[PairFinding]:
     """Two dtypes where an engine wants one, and casts that engines do without a question."""
-    own, theirs = _draft_dtype(pair), pair.target.dtype
+    own, theirs = stored_dtype(pair), pair.target.dtype
     cast = dtype_in(pair, "vllm")
     if own in _HALVES and cast in _HALVES and own != cast:
         yield PairFinding(
@@ -53,7 +55,8 @@ def dtypes(pair: Pair) -> Iterator[PairFinding]:
         )
     given = launch_dtype(pair, "sglang")
     if given is not None and pair.args.dtype is None and not pair.is_inside:
-        said = f"names {own}" if own else "names none, which SGLang takes for float16"
+        named = _draft_dtype(pair)
+        said = f"names {named}" if named else "names none, which SGLang takes for float16"
         yield PairFinding(
             "warning",
             "dtype",
@@ -81,6 +84,15 @@ def _wide_or_narrow(cast: str) -> str:
         "serve the target in --dtype bfloat16, or make sure that weights and activations stay below"
         " 65,504, where float16 ends"
     )
+
+
+def stored_dtype(pair: Pair) -> str | None:
+    """The dtype of the draft's floats: as config.json names it, else that of most of its bytes."""
+    sizes: Counter[str] = Counter()
+    for tensor in pair.draft.tensors.values():
+        if tensor.dtype in _FLOATS:
+            sizes[_FLOATS[tensor.dtype]] += tensor.nbytes
+    return _draft_dtype(pair) or next((dtype for dtype, _ in sizes.most_common(1)), None)
 
 
 def _draft_dtype(pair: Pair) -> str | None:

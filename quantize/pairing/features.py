@@ -39,6 +39,24 @@ def depth(pair: Pair) -> Iterator[PairFinding]:
     )
 
 
+def default_layers(pair: Pair) -> Iterator[PairFinding]:
+    """A draft that leaves the layers to the engines, which guess them by the target's depth.
+
+    Source: vLLM 0.33 `interfaces.py:1751`, SGLang 0.5.23 `llama.py:936`: inputs of these layers.
+    """
+    geometry, depth = pair.geometry, pair.target.num_layers
+    if pair.is_inside or not geometry.reads_layers or geometry.aux_layer_ids is not None:
+        return
+    outputs = [1, depth // 2 - 1, depth - 4]
+    yield PairFinding(
+        "note",
+        "layers",
+        f"the draft's config.json names no layers of the target: engines hand it the outputs of"
+        f" layers {outputs}, by the target's depth, and nothing tells if it was trained on others",
+        "compare with the trainer's config; 'draftquant inspect' says where the ids are written",
+    )
+
+
 def last_layer(pair: Pair) -> Iterator[PairFinding]:
     """SGLang captures inputs of layers, so that the last one's output has no place.
 

@@ -74,6 +74,14 @@ def _in_sglang(given: str, own: str | None) -> str:
     return f"the draft declares {own}, which SGLang then takes instead"
 
 
+def quantization_in(pair: Pair, engine: EngineName) -> str | None:
+    """The method by which an engine reads the draft, if nothing stops what is inherited."""
+    own, given = _declared(pair), pair.args.quantization
+    if engine != "sglang" or given in (None, "unquant"):
+        return own
+    return given if own is None or own in _KEEPS.get(given, ()) else own
+
+
 def _declared(pair: Pair) -> str | None:
     found = raw_declaration(pair.draft)
     if found is None or not isinstance(found.value, dict):
@@ -97,7 +105,12 @@ def launch_cache(pair: Pair, engine: EngineName) -> str | None:
     if pair.args.draft_cache_dtype is not None:
         return pair.args.draft_cache_dtype
     stopped = cache_in(pair, engine) is not None and not pair.is_mtp and not has_scales(pair)
-    return "auto" if stopped and engine != "tensorrt-llm" else None
+    return _OWN_CACHE.get(engine) if stopped else None
+
+
+_OWN_CACHE: Mapping[EngineName, str] = {"vllm": "bfloat16", "sglang": "auto"}
+"""What keeps a draft's cache in floats: vLLM as its change that added the option was tried, SGLang
+in the dtype that the draft computes in."""
 
 
 def has_scales(pair: Pair) -> bool:
@@ -133,10 +146,10 @@ def cache(pair: Pair) -> Iterator[PairFinding]:
 
 
 _STOPS: Mapping[EngineName, str] = {
-    "vllm": 'the launch line says "kv_cache_dtype": "auto" in --speculative-config, which keeps the'
-    " draft's in its own dtype; or store measured scales (recipe key kv_cache)",
+    "vllm": 'the launch line says "kv_cache_dtype": "bfloat16" in --speculative-config, which keeps'
+    " the draft's in floats; or store measured scales (recipe key kv_cache)",
     "sglang": "the launch line says --speculative-draft-kv-cache-dtype auto, which keeps the"
-    " draft's in its own dtype; or store measured scales (recipe key kv_cache)",
+    " draft's in floats; or store measured scales (recipe key kv_cache)",
     "tensorrt-llm": "no option that stops it was found in its source: store measured scales (recipe"
     " key kv_cache)",
 }

@@ -12,9 +12,8 @@ from ..engines.contract import ENGINE_NAMES, TITLES, EngineName
 from ..files.checkpoint import Checkpoint, byte_blocks
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats
-from .dtypes import dtype_in, launch_dtype
+from .dtypes import dtype_in, launch_dtype, stored_dtype
 from .pair import Pair, PairFinding
-from .target import declared_dtype
 
 _FIRST_OVERFLOW = 65520.0
 """The smallest value that rounds to infinity in float16."""
@@ -59,7 +58,7 @@ def float16(pair: Pair) -> Iterator[PairFinding]:
         CheckpointError: a file shrank or vanished.
     """
     narrow = [engine for engine in ENGINE_NAMES if _is_narrow(pair, engine)]
-    found = list(overflows(pair.draft)) if narrow and declared_dtype(pair.config) != _NARROW else []
+    found = list(overflows(pair.draft)) if narrow and stored_dtype(pair) != _NARROW else []
     if not found:
         return
     worst = max(found, key=lambda each: each.largest)

@@ -11,6 +11,7 @@ from ..drafts import Family
 from ..drafts.geometry import Geometry
 from ..engines.contract import TITLES, EngineCheck, EngineName, Verdict
 from ..files.checkpoint import Checkpoint
+from .rotation import Rotation
 from .target import Target
 from .target_args import TargetArgs
 
@@ -60,6 +61,11 @@ class Pair:
     target: Target
     args: TargetArgs
     tp: int
+
+    @property
+    def rotation(self) -> Rotation:
+        """How the draft rotates positions, and how many it is made for."""
+        return Rotation.of(self.config)
 
     @property
     def is_mtp(self) -> bool:

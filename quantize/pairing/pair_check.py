@@ -31,6 +31,7 @@ from .tokenizers import Tokenizer
 RULES: tuple[PairRule, ...] = (
     features.features,
     features.depth,
+    features.default_layers,
     features.last_layer,
     vocabularies.sizes,
     vocabularies.proposed_tokens,

@@ -1,17 +1,18 @@
 """What the outputs of an acceptance's steps say; each is read again, whoever wrote it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.engines.contract import loading_places
+from ...quantize.engines.contract import TITLES, EngineName, loading_places
 from ...recipes.brief import counted
 from ...validate.judging.verdict import worst
 from .engine_verdicts import verdict_lines
 
 if TYPE_CHECKING:
     from ...quantize.engines.contract import EngineCheck
+    from ...quantize.pairing import PairCheck, PairFinding
     from ...validate.acceptance.acceptance import StepFound
     from .verify import Verification
 
@@ -19,23 +20,54 @@ _SHOWN = 5
 """Faults of a verification, of which its file has all."""
 
 
-def checked(answers: "Sequence[EngineCheck]", output: str) -> "StepFound":
-    """It passes if one engine on one GPU of those that were asked loads it."""
+def checked(answers: "Sequence[EngineCheck]", pair: "PairCheck", output: str) -> "StepFound":
+    """It passes if one engine of those that were asked loads it on one GPU, beside this target.
+
+    Args:
+        answers: of engines, about the draft alone, on each GPU.
+        pair: what the same engines make of the draft and its target.
+        output: where all of it stands.
+    """
     from ...validate.acceptance.acceptance import StepFound
 
-    step = partial(StepFound, name="check", output=output, details=tuple(verdict_lines(answers)))
-    if where := loading_places(answers):
-        return step(outcome="PASS", said=f"It loads in {where}.")
-    unknown = [one for one in answers if one.verdict == "UNKNOWN"]
+    fitting = [one for one in answers if not _misfits(pair, one.engine)]
+    told = partial(
+        StepFound, name="check", output=output, details=(*verdict_lines(answers), *_said(pair))
+    )
+    if where := loading_places(fitting):
+        return told(outcome="PASS", said=f"It loads beside this target in {where}.")
     if not answers:
         said = "It is not known what any engine does on this GPU."
-        return step(outcome="INCONCLUSIVE", said=said, action="Start a server with it.")
+        return told(outcome="INCONCLUSIVE", said=said, action="Start a server with it.")
+    if loaded := [one for one in answers if one.verdict == "LOADS"]:
+        first = _misfits(pair, loaded[0].engine)[0]
+        said = f"Draft and target do not fit: {first.text}."
+        return told(outcome="FAIL", said=said, action=f"{first.remedy}." if first.remedy else None)
+    unknown = [one for one in fitting if one.verdict == "UNKNOWN"]
     decisive = (unknown or answers)[0]
-    return step(
+    return told(
         outcome="INCONCLUSIVE" if unknown else "FAIL",
-        said=f"No engine that was asked is known to load it. {decisive.title}: {decisive.error}",
+        said=f"No engine that was asked is known to load it. {decisive.title}: {decisive.error}.",
         action=decisive.remedy,
     )
+
+
+def _misfits(pair: "PairCheck", engine: "EngineName") -> "list[PairFinding]":
+    """What makes the engine refuse the pair, or serve it wrongly."""
+    return [one for one in pair.of(engine).findings if one.level in ("refused", "wrong")]
+
+
+def _said(pair: "PairCheck") -> "Iterator[str]":
+    """What there is to know of the pair, and how it is served."""
+    for finding in pair.findings:
+        if finding.level != "note":
+            who = "every engine" if finding.engine is None else TITLES[finding.engine]
+            remedy = f" ({finding.remedy})" if finding.remedy else ""
+            yield f"{finding.level}, {who}: {finding.text}{remedy}"
+    yield from (f"not compared: {text}" for text in pair.not_compared)
+    for each in pair.engines:
+        if each.launch is not None and each.verdict in ("LOADS", "UNKNOWN"):
+            yield f"{each.answer.title}: {each.launch}"
 
 
 def verified(report: "Verification", output: str) -> "StepFound":

@@ -102,6 +102,13 @@ class AcceptSettings(Settings):
         Option("GPU that is to serve it, such as mi325x, h200 or b200 (default: any)", "GPU"),
     ] = None
     tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1)] = 1
+    target_args: Annotated[
+        str | None,
+        Option(
+            "flags of the target's launch line, in one string in quotes, as 'check' takes them",
+            "WORDS",
+        ),
+    ] = None
     num_draft_tokens: arguments.NumDraftTokens = None
     max_new_tokens: Annotated[
         int, Option("longest answer in tokens (default 128)", "TOKENS", bounds=AT_LEAST_1)

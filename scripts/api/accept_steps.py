@@ -16,6 +16,7 @@ from ...quantize.stored.declarations import HF_QUANT_CONFIG
 from . import accept_found as found
 from .accept_inputs import BF16, PLAIN, QUANTIZED, TRACES, Given, hash_of
 from .accept_parity import parity_draft_step, parity_tasks_steps, parity_texts_step
+from .accept_settings import AcceptSettings
 from .accept_step import Step, carried_out
 from .engine_verdicts import to_mapping
 from .gate import GateSettings, gate
@@ -26,6 +27,7 @@ from .references import folder_of
 from .verify import VerifySettings, verify
 
 if TYPE_CHECKING:
+    from ...quantize.pairing import PairCheck
     from ...validate.acceptance.journal import Inputs
 
 GATE = "gate.json"
@@ -53,16 +55,18 @@ def _check(given: Given) -> Step:
     from ...validate.acceptance.step_file import read_step, write_step
 
     def run(path: Path) -> None:
-        answers = _answers(given)
-        write_step(path, found.checked(answers, path.name), {"engines": to_mapping(answers)})
+        answers, pair = _answers(given), _pair(given)
+        report = {"engines": to_mapping(answers), "pair": pair.to_mapping()}
+        write_step(path, found.checked(answers, pair, path.name), report)
 
     return Step(
         name="check",
-        what="what engines do with the quantized draft",
+        what="what engines do with the quantized draft beside its target",
         output="check.json",
         inputs=lambda: {
             "QUANT": given.quantized_sha256,
-            **given.options("engine", "arch", "tp"),
+            "--target": given.target_sha256,
+            **given.options("engine", "arch", "tp", "target_args"),
         },
         run=run,
         found=read_step,
@@ -76,11 +80,32 @@ def _answers(given: Given) -> tuple[EngineCheck, ...]:
     folder = folder_of(settings.quantized)
     answers = verdicts_of(
         Checkpoint.open(folder),
-        arch=None if settings.arch is None else architecture(settings.arch),
+        arch=_arch(settings),
         tp=settings.tp,
         has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
     )
     return tuple(one for one in answers if settings.engine in (None, one.engine))
+
+
+def _pair(given: Given) -> "PairCheck":
+    """What the same engines make of the draft and its target."""
+    from ...quantize.pairing import check_pair
+
+    settings = given.settings
+    folder = folder_of(settings.quantized)
+    return check_pair(
+        folder,
+        given.target,
+        engine=settings.engine,
+        arch=_arch(settings),
+        tp=settings.tp,
+        target_args=settings.target_args,
+        asked=settings.arch,
+    )
+
+
+def _arch(settings: AcceptSettings) -> str | None:
+    return None if settings.arch is None else architecture(settings.arch)
 
 
 def _verify(given: Given) -> Step:

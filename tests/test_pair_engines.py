@@ -1,0 +1,82 @@
+"""What `check` says of dtype, quantization and length of a draft, against the engines' own classes.
+
+`tests/engines/pairs.json` is what they made of the same configs.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.drafts import read_config
+from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.pairing.contexts import is_too_short, served_length
+from draftquant.quantize.pairing.dtypes import dtype_in
+from draftquant.quantize.pairing.inherited import quantization, quantization_in
+from draftquant.quantize.pairing.pair import Pair
+from draftquant.quantize.pairing.target import Target
+from draftquant.quantize.pairing.target_args import TargetArgs
+
+EXECUTED = json.loads(
+    (Path(__file__).parent / "engines" / "pairs.json").read_text(encoding="utf-8")
+)
+SIZES: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+}  # fmt: skip
+"""As in `tests/engines/pairs.py`."""
+
+
+def pair_of(case: dict[str, Any], folder: Path) -> Pair:
+    """A draft and a target of these configs, without tensors."""
+    draft = {**SIZES, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    target = {**SIZES, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8}
+    config = {**draft, "draft_vocab_size": 96, **case.get("draft", {})}
+    (folder / "config.json").write_text(json.dumps({**target, **case.get("target", {})}))
+    checkpoint = Checkpoint(folder=folder, config=config, tensors={}, headers={}, index=None)
+    family, geometry = read_config(checkpoint, as_declared=True)
+    return Pair(
+        draft=checkpoint,
+        config=config,
+        family=family,
+        geometry=geometry,
+        target=Target.read(folder),
+        args=TargetArgs(**case.get("args", {})),
+        tp=1,
+    )
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", EXECUTED)
+def test_dtype_quantization_and_length_are_those_of_the_engine(
+    name: str, engine: EngineName, tmp_path: Path
+) -> None:
+    case, answer = EXECUTED[name]["case"], EXECUTED[name][engine]
+    pair = pair_of(case, tmp_path)
+    if "error" in answer:
+        assert is_too_short(pair, engine)
+        assert f"context_length ({served_length(pair, engine)}) is greater" in answer["error"]
+        return
+    assert dtype_in(pair, engine) == answer["dtype"]
+    assert served_length(pair, engine) == answer["served"]
+    assert is_too_short(pair, engine) == (answer["length"] < answer["served"])
+    assert quantization_in(pair, engine) == answer["quantization"]
+
+
+def test_a_table_of_angles_is_enlarged_where_it_is_only_a_table(tmp_path: Path) -> None:
+    for name, answer in EXECUTED.items():
+        pair = pair_of(answer["case"], tmp_path)
+        if is_too_short(pair, "vllm"):
+            enlarged = answer["vllm"]["positions"] == answer["vllm"]["served"]
+            assert pair.rotation.only_sizes_a_table == enlarged, name
+
+
+def test_only_an_inherited_quantization_is_warned_of(tmp_path: Path) -> None:
+    warned = {
+        name
+        for name, answer in EXECUTED.items()
+        if any(f.level == "warning" for f in quantization(pair_of(answer["case"], tmp_path)))
+    }
+    assert warned == {name for name in EXECUTED if "--quantization" in name}

@@ -1,0 +1,178 @@
+"""What people who asked in public threads should have been told: a draft and a target as theirs.
+
+Only the configs matter, and the names and dtypes of tensors; the folders are tiny.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.pairing import check_pair
+from tiny import edit_json, store, tiny_eagle3_llama, write_tensors
+from tiny_dflash import tiny_dflash
+from tiny_dspark import tiny_dspark
+from tiny_llama import tiny_eagle1, tiny_language_model
+from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp
+
+TARGET: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "torch_dtype": "bfloat16",
+}  # fmt: skip
+FP8_BLOCKS = {
+    "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+}  # fmt: skip
+NVFP4 = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": None,
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4,
+        "type": "float", "group_size": 16, "dynamic": False}, "input_activations": {"num_bits": 4,
+        "type": "float", "group_size": 16, "dynamic": False}}},
+    "ignore": ["lm_head"],
+}  # fmt: skip
+NVFP4_HEAD = ("weight", "weight_scale", "weight_scale_2", "input_scale")
+Fixture = Callable[[Path], Path]
+
+
+def target(folder: Path, head: tuple[str, ...] = ("weight",), **changes: Any) -> Path:
+    """A target of which only embedding and head are stored, the head in these parts."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**TARGET, **changes}), encoding="utf-8")
+    table = store(np.zeros((96, 64), np.float32), "BF16")
+    parts = {f"lm_head.{part}": table for part in head}
+    write_tensors(folder, {"model.embed_tokens.weight": table, **parts}, metadata={})
+    return folder
+
+
+def eagle3(folder: Path, **keys: Any) -> Path:
+    return tiny_eagle3_llama(folder, config={"torch_dtype": "bfloat16", **keys})
+
+
+class Thread(NamedTuple):
+    """One thread: the draft, how the target differs, its flags, and what is said of it.
+
+    Attributes:
+        head: parts of which the target's head is stored.
+        level, words: of a finding of `engine`. line: what its launch line has.
+    """
+
+    draft: Fixture
+    engine: EngineName
+    level: str
+    words: str
+    args: str = ""
+    changes: Mapping[str, Any] = {}
+    head: tuple[str, ...] = ("weight",)
+    line: str = ""
+
+
+UNQUANT = "--speculative-draft-model-quantization unquant"
+AWQ_TARGET = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+THREADS: dict[str, Thread] = {
+    "sglang#28196": Thread(
+        eagle3, "sglang", "warning", "ValueError: Cannot find the config file for awq",
+        "--quantization awq", AWQ_TARGET, line=UNQUANT,
+    ),
+    "sglang#22588": Thread(
+        lambda folder: eagle3(folder, quantization_config=FP8_BLOCKS), "sglang", "warning",
+        "declares fp8, which SGLang calls compatible, and reads it as modelopt_fp4",
+        "--quantization modelopt_fp4", line=UNQUANT,
+    ),
+    "vllm#40849": Thread(
+        eagle3, "vllm", "note", "does not reach the draft", changes=AWQ_TARGET,
+    ),
+    "sglang#35534": Thread(
+        lambda folder: tiny_dflash(folder, kind="dflash2"), "sglang", "note",
+        "requires a dense FP16/BF16/FP32 target lm_head", head=NVFP4_HEAD,
+    ),
+    "sglang#35423": Thread(
+        tiny_dspark, "sglang", "note", "project through its own kernel", head=NVFP4_HEAD,
+    ),
+    "a shared head that is quantized": Thread(
+        tiny_eagle1, "sglang", "refused", "puts its packed values into a head", head=NVFP4_HEAD,
+    ),
+    "vllm#50170": Thread(
+        eagle3, "vllm", "note", "names no layers of the target: engines hand it the outputs of",
+    ),
+    "vllm#48894": Thread(
+        lambda folder: eagle3(folder, max_position_embeddings=2048), "sglang", "warning",
+        "made for 2,048 positions and 131,072 are served",
+        changes={"max_position_embeddings": 131072},
+        line="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python",
+    ),
+    "tokenspeed#1012": Thread(
+        tiny_dspark, "vllm", "warning", "stores no scales, so engines take 1",
+        "--kv-cache-dtype fp8", line='"kv_cache_dtype": "bfloat16"',
+    ),
+    "vllm#24505": Thread(
+        eagle3, "sglang", "warning", "stores no scales, so engines take 1",
+        "--kv-cache-dtype fp8", line="--speculative-draft-kv-cache-dtype auto",
+    ),
+    "vllm#48787": Thread(
+        tiny_dspark, "vllm", "warning", "(its quantization_config), and the draft's becomes",
+        changes={"quantization_config": {**NVFP4, "kv_cache_quant_algo": "FP8"}},
+        line='"kv_cache_dtype": "bfloat16"',
+    ),
+    "TensorRT-LLM#7842": Thread(
+        eagle3, "tensorrt-llm", "warning", "the draft's becomes the same",
+        changes={"quantization_config": {**NVFP4, "kv_cache_quant_algo": "FP8"}},
+    ),
+    "dflash-mlx#60": Thread(
+        tiny_dflash, "vllm", "warning", "casts its bfloat16 weights", "--dtype float16",
+    ),
+    "mlc-llm#3022": Thread(
+        tiny_language_model, "vllm", "refused", "should have the same vocabulary size",
+        changes={"vocab_size": 128},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_what_a_thread_should_have_been_told(name: str, tmp_path: Path) -> None:
+    thread = THREADS[name]
+    beside = target(tmp_path / "target", thread.head, **thread.changes)
+    pair = check_pair(
+        thread.draft(tmp_path / "draft"), beside, engine=thread.engine, target_args=thread.args
+    )
+    said = [f.text for f in pair.findings if f.level == thread.level]
+    assert any(thread.words in text for text in said), pair.findings
+    assert thread.line in (pair.of(thread.engine).launch or "")
+
+
+def beside_layer(folder: Path, layer: Path, declared: Mapping[str, Any]) -> Path:
+    """A target with the config of an MTP layer's folder, which declares a quantization."""
+    folder.mkdir()
+    config = json.loads((layer / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": declared}))
+    return folder
+
+
+def test_a_layer_in_bf16_under_a_target_that_declares_it_quantized(tmp_path: Path) -> None:
+    """vllm#37667, vllm#43304, Model-Optimizer#750: the exclude list does not name the layer."""
+    layer = tiny_glm4_moe_mtp(tmp_path / "layer")
+    beside = beside_layer(tmp_path / "target", layer, FP8_BLOCKS)
+    pair = check_pair(layer, beside, engine="vllm")
+    said = [f.text for f in pair.findings if (f.level, f.subject) == ("wrong", "mtp")]
+    assert "as quantized, where floats are stored" in said[0]
+    excluded = {**FP8_BLOCKS, "modules_to_not_convert": ["model.layers.3"]}
+    edit_json(beside / "config.json", quantization_config=excluded)
+    again = check_pair(layer, beside, engine="vllm")
+    assert not [f for f in again.findings if f.subject == "mtp" and f.level == "wrong"]
+
+
+def test_a_target_whose_quantizer_dropped_the_layer(tmp_path: Path) -> None:
+    """llm-compressor#2735, #3118, vllm#44087, Model-Optimizer#2312: promised, and not stored."""
+    beside = target(tmp_path / "target", num_nextn_predict_layers=1)
+    pair = check_pair(eagle3(tmp_path / "draft"), beside)
+    dropped = next(f for f in pair.findings if f.subject == "mtp")
+    assert "promises 1 MTP layer, and its shards have none" in dropped.text
+    assert "draftquant graft" in dropped.remedy
+    whole = tiny_mimo_mtp(tmp_path / "whole", inside_target=True)
+    inside = check_pair(whole, whole, subtree="model.mtp_layers.0")
+    assert not [f for f in inside.findings if f.subject == "mtp"]
+    assert '"model"' not in (inside.of("vllm").launch or "")
+    assert '"method": "mtp"' in (inside.of("vllm").launch or "")
+    assert "--speculative-draft-model-path" not in (inside.of("sglang").launch or "")
