@@ -111,7 +111,8 @@ def compare_linear(
         return found
     # What the codes are, whatever carries them.
     own = replace(scheme, weight_dtype=expected.carried) if expected.carried else scheme
-    bad = _no_scales(linear.scale, own)
+    signed = own.has_signed_scales and not rule.of_our_own
+    bad = _no_scales(np.abs(linear.scale) if signed else linear.scale, own)
     if bad is not None:
         where = f"{module}.{scale_suffix(scheme)}"
         found.faults.append(Fault(where=where, expected=bad[0], got=bad[1]))

@@ -64,6 +64,7 @@ def about_absmax_faults(
     name = f"{module}.{scale_suffix(scheme)}"
     largest = _covered(absmax.astype(np.float64), scheme)
     wide = scale.astype(np.float64)
+    wide = np.abs(wide) if scheme.has_signed_scales else wide
     if scheme.number.global_scale:
         return _nvfp4_faults(output, module, name, wide, largest)
     if scheme.first_stage:
@@ -95,6 +96,7 @@ def integer_scale_rule(
         scale: see `about_absmax_faults`.
         absmax: likewise.
     """
+    scale = np.abs(scale)
     sides = scale.astype(np.float64), absmax.astype(np.float64)
     divisor, wrong, _ = _integer_rule(tensor, scheme, *sides)
     if not wrong.any() and not scheme.asymmetric:

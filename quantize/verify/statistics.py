@@ -68,7 +68,7 @@ class CodeStatistics:
 
 
 def code_statistics(
-    checkpoint: Checkpoint, scheme: DeclaredScheme, row: Row, *, concat: bool
+    checkpoint: Checkpoint, scheme: DeclaredScheme, row: Row, *, concat: bool, ours: bool
 ) -> tuple[CodeStatistics, list[Fault]]:
     """Look at every code and scale of a linear, its stored tensors already checked by header.
 
@@ -77,6 +77,7 @@ def code_statistics(
         scheme: what it declares.
         row: the linear, of its unquantized shape.
         concat: it reads the concat input of EAGLE-3.
+        ours: this package made the folder, whose scales are positive.
 
     Returns:
         The figures; and as faults: scales that are not finite, not positive or subnormal over codes
@@ -92,7 +93,8 @@ def code_statistics(
         peaks = _per_scale(codes.peaks, scheme)
     scale = linear.scale[:: scheme.rows_of_scale]
     stored = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
-    faults = _scale_faults(stored, scale, peaks) + codes.faults(linear.codes_tensor.name)
+    size = np.abs(scale) if scheme.has_signed_scales and not ours else scale
+    faults = _scale_faults(stored, size, peaks) + codes.faults(linear.codes_tensor.name)
     return codes.statistics(scale, peaks, concat=concat), faults
 
 

@@ -114,6 +114,11 @@ class DeclaredScheme:
         return number_format(self.weight_dtype)
 
     @property
+    def has_signed_scales(self) -> bool:
+        """True if scales may be negative: AutoRound's are, where the largest weight is positive."""
+        return self.number.is_integer and self.first_stage is None
+
+    @property
     def rows_of_scale(self) -> int:
         """Rows that share a scale; 1 for all but blocks."""
         return (self.block_rows or self.group_size or 1) if self.granularity == "block" else 1
