@@ -84,7 +84,12 @@ class OpenOutputs(Generic[OutputT]):
 
 @contextmanager
 def opened(
-    source: Checkpoint, folder: Path, outputs: Sequence[OutputT], *, kept: Iterable[OutputT]
+    source: Checkpoint,
+    folder: Path,
+    outputs: Sequence[OutputT],
+    *,
+    kept: Iterable[OutputT],
+    beside: Sequence[Output] = (),
 ) -> Iterator[OpenOutputs[OutputT]]:
     """Open the files of an output, and begin to copy what keeps its bytes.
 
@@ -96,9 +101,11 @@ def opened(
         folder: staging folder.
         outputs: all of them.
         kept: those that are copied.
+        beside: what else goes into the files, made of no tensor of the draft.
     """
     stored: dict[str, list[StoredTensor]] = {}
-    for output in outputs:
+    every: list[Output] = [*outputs, *beside]
+    for output in every:
         if output.stored:
             stored.setdefault(output.row.tensor.file, []).extend(output.stored)
     with ExitStack() as stack:

@@ -6,50 +6,25 @@ quantized linears must be what the recipe expects; anything else stops here.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..recipes.decode import encode
 from ..recipes.roles import LAYER_ROLES
 from ..recipes.schema import Format, Recipe
-from .claims import NormAction, changed_norms, claims
+from .cache_scales import cache_outputs
+from .claims import changed_norms, claims
 from .drafts import runtime_names
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
 from .drafts.shared.mixture.names import without_expert
 from .errors import PlanError
-from .files.safetensors_header import DTYPE_BYTES, StoredTensor
+from .files.safetensors_header import StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
 from .layouts.group_sizes import check_groups
+from .outputs import Output, OutputTensors, bytes_of
+from .plan_step import Step, StepAction
 
-StepAction = Literal["quantize", "keep", "drop"] | NormAction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What happens to one tensor, and which rule said so.
-
-    Attributes:
-        action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
-            concat input, divided by the power of two that balances the halves (1 where they are).
-            "learn": a norm whose weight learns with the codes.
-        rule: index into the recipe's rules.
-        stored: what the tensor becomes in the output; nothing where it is dropped.
-    """
-
-    row: Row
-    action: StepAction
-    rule: int
-    stored: tuple[StoredTensor, ...]
-
-    @property
-    def bytes_before(self) -> int:
-        """Bytes of the source tensor."""
-        return self.row.tensor.nbytes
-
-    @property
-    def bytes_after(self) -> int:
-        """Bytes of everything that it becomes."""
-        return sum(tensor.nbytes for tensor in self.stored)
+__all__ = ["Plan", "Step", "StepAction", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +33,15 @@ class Plan:
 
     Attributes:
         target_layers: decoder layers of the target; None = not known.
+        cache: the scales of the KV cache, for each layer those of its keys and of its values; they
+            are made of no tensor, and `row` says beside which one they lie.
     """
 
     recipe: Recipe
     draft: Draft
     steps: tuple[Step, ...]
     target_layers: int | None = None
+    cache: tuple[OutputTensors, ...] = ()
 
     @property
     def quantized(self) -> tuple[Step, ...]:
@@ -120,7 +98,12 @@ class Plan:
     @property
     def bytes_after(self) -> int:
         """Tensor bytes of the output, headers not counted."""
-        return sum(step.bytes_after for step in self.steps)
+        return bytes_of(self.outputs)
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """All that is stored."""
+        return (*self.steps, *self.cache)
 
     def overhead(self) -> dict[str, int]:
         """Bytes that scales, zero points and shapes add, by the last part of their name."""
@@ -129,6 +112,9 @@ class Plan:
             for tensor in step.stored[1:]:
                 kind = tensor.name.rpartition(".")[2]
                 added[kind] = added.get(kind, 0) + tensor.nbytes
+        for tensor in (tensor for output in self.cache for tensor in output.stored):
+            kind = tensor.name.rpartition(".")[2]
+            added[kind] = added.get(kind, 0) + tensor.nbytes
         return added
 
     def recipe_of(self, step: Step) -> Recipe:
@@ -185,8 +171,14 @@ class Plan:
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "overhead_bytes": self.overhead(),
-            "tensors": [_step_mapping(self, step) for step in self.steps],
+            "kv_cache": encode(self.recipe.kv_cache),
+            "tensors": [self._step_mapping(step) for step in self.steps],
         }
+
+    def _step_mapping(self, step: Step) -> dict[str, Any]:
+        quantized = step.action == "quantize"
+        form = encode(self.format_of(step)) if quantized else None
+        return step.to_mapping(why=self.recipe.rules[step.rule].why, form=form)
 
 
 def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None) -> Plan:
@@ -199,10 +191,11 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             whose excludes are whole names need it where a linear of a decoder layer is kept.
 
     Raises:
-        CheckpointError: `target_layers` is not what config.json says.
-        PlanError: a tensor is unclaimed or claimed twice, a rule matches nothing or something that
-            cannot be quantized, the count differs from the recipe's `expect`, or linears that are
-            fused, or of one name, differ in what becomes of them.
+        CheckpointError: `target_layers` is not what config.json says, or there is no KV cache.
+        PlanError: engines read no scales of this KV cache, a tensor is unclaimed or claimed twice,
+            a rule matches nothing or something that cannot be quantized, the count differs from the
+            recipe's `expect`, or linears that are fused, or of one name, differ in what becomes of
+            them.
         LayoutError: the layout cannot express the formats, or a head in one of them, or cannot
             store one of the shapes.
     """
@@ -224,7 +217,13 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             stored = (row.tensor.as_stored,)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
     layers = runtime_names.known_target_layers(draft.checkpoint, target_layers)
-    plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers)
+    plan = Plan(
+        recipe=recipe,
+        draft=draft,
+        steps=tuple(steps),
+        target_layers=layers,
+        cache=cache_outputs(recipe, draft),
+    )
     _check_count(plan)
     _check_fused(plan)
     _check_formats(plan)
@@ -310,7 +309,7 @@ def _check_excludable(plan: Plan) -> None:
 def _check_names(plan: Plan) -> None:
     """No stored tensor may take the name of another one."""
     owners: dict[str, str] = {}
-    for step in plan.steps:
+    for step in plan.outputs:
         for tensor in step.stored:
             if tensor.name in owners:
                 raise PlanError(
@@ -320,24 +319,3 @@ def _check_names(plan: Plan) -> None:
                     fix="rename the stray tensor of the source",
                 )
             owners[tensor.name] = step.row.tensor.name
-
-
-def _step_mapping(plan: Plan, step: Step) -> dict[str, Any]:
-    tensor, quantized = step.row.tensor, step.action == "quantize"
-    return {
-        "name": tensor.name,
-        "role": step.row.role,
-        "rule": step.rule,
-        "action": step.action,
-        "why": plan.recipe.rules[step.rule].why,
-        "format": encode(plan.format_of(step)) if quantized else None,
-        "dtype": tensor.dtype,
-        "bits": 8 * DTYPE_BYTES[tensor.dtype],
-        "shape": list(tensor.shape),
-        "bytes_before": step.bytes_before,
-        "bytes_after": step.bytes_after,
-        "stored": [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
-            for t in step.stored
-        ],
-    }

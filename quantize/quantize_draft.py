@@ -10,6 +10,7 @@ from typing_extensions import override
 from ..recipes.brief import Brief, megabytes
 from ..recipes.schema import recipe_sha256
 from .backends import get_backend
+from .cache_scales import checked_cache_scales, store_cache_scales
 from .changed_norms import balance_exponents, balanced_norms, learned_norms
 from .checks import (
     check_backends,
@@ -55,12 +56,11 @@ class QuantizeReport(Brief):
         config_changes: dotted key of config.json -> the value that a lint asked for.
         dropped: table of the draft that was left out -> the equal table of the target.
         balanced: name of a norm -> k, where the norm was divided by 2^k.
-        learned_norms: name of a norm that learned -> the largest factor by which an element was
-            multiplied or divided.
-        few_inputs: expert -> the number of its inputs in the traces, where these were too few for
-            the recipe's algorithm; its weights were rounded to nearest.
-        damping: linear -> share of the mean of its inputs' second moments that was added to their
-            diagonal, where GPTQ needed more than the usual 0.01.
+        learned_norms: name of a norm that learned -> the largest factor of an element.
+        few_inputs: expert -> the number of its inputs in the traces, where these were too few;
+            its weights were rounded to nearest.
+        damping: linear -> share of the mean of its inputs' second moments that GPTQ added to their
+            diagonal, where it needed more than 0.01.
         cuts: of the vocabulary of what was quantized, the first one first; mostly none.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
@@ -143,6 +143,7 @@ def quantize_draft(
         check_backends(plan.recipe)
     check_retuning(plan, retuning)
     scales = checked_scales(plan, measured.input_scales)
+    cache_scales = checked_cache_scales(plan.recipe, plan.draft, measured.cache_scales)
     # 2. What changes beside the quantized weights.
     balanced = balanced_norms(plan)
     learned = learned_norms(plan, measured.found, balanced)
@@ -161,6 +162,7 @@ def quantize_draft(
         source=source,
         argv=argv,
         measured=replace(measured, input_scales=scales),
+        cache_scales=cache_scales,
         balanced=balanced,
         learned_norms=learned,
         changes=changes,
@@ -183,8 +185,8 @@ class _Quantization(Rewrite[VerifyReport]):
     Attributes:
         balanced: norm -> k, as `balanced_norms` found it. learned_norms: as it found them.
         changes: dotted config.json key -> the value that a lint asked for.
-        dropped: table of the draft -> the target's that it equals.
-        cuts: of the vocabulary of the source.
+        dropped: table of the draft -> the target's that it equals. cuts: of the vocabulary.
+        cache_scales: of the KV cache, see `Method`.
     """
 
     plan: Plan
@@ -195,6 +197,7 @@ class _Quantization(Rewrite[VerifyReport]):
     learned_norms: Mapping[str, float]
     changes: Mapping[str, Any]
     dropped: Mapping[str, str]
+    cache_scales: Mapping[str, float]
     retuning: Retuning | None
     cuts: tuple[VocabularyCut, ...]
     allow_zero_rows: bool
@@ -212,7 +215,8 @@ class _Quantization(Rewrite[VerifyReport]):
             for step in plan.steps
             if step.action not in ("quantize", "drop") and step.row.tensor.name not in changed
         ]
-        with opened(plan.draft.checkpoint, staging, plan.steps, kept=kept) as run:
+        sides = plan.draft.checkpoint, staging
+        with opened(*sides, plan.steps, kept=kept, beside=plan.cache) as run:
             from .execute import CPU, execute  # torch is imported while the kernel copies
 
             check_backends(plan.recipe)
@@ -231,6 +235,7 @@ class _Quantization(Rewrite[VerifyReport]):
                 device=CPU if self.device is None else self.device(),
                 on_progress=self.on_progress,
             )
+            store_cache_scales(plan.cache, run.files, self.cache_scales)
 
     @override
     def verify(self, staging: Path) -> VerifyReport:
@@ -240,6 +245,7 @@ class _Quantization(Rewrite[VerifyReport]):
             balanced=self.balanced,
             learned_norms=self.learned_norms,
             few_inputs=self.few_inputs(),
+            cache_scales=self.cache_scales,
         )
         report = verify(
             staging,
@@ -281,6 +287,7 @@ class _Quantization(Rewrite[VerifyReport]):
             input_scales=measured.input_scales,
             input_scale_origin=measured.input_scale_origin if measured.input_scales else "",
             few_inputs=self.few_inputs(),
+            cache_scales=self.cache_scales,
             calibration_prompts=measured.prompts.sha256,
             calibration_sketches=measured.prompts.sketches,
             gptq=measured.statistics.factors if measured.statistics else None,
@@ -340,4 +347,4 @@ def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
     layout, declared = get_layout(plan.recipe.layout), plan.declared()
     own = json_texts(layout.side_files(declared))
     config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
-    return own | config_and_index(checkpoint, config, files_of(plan.steps), plan.bytes_after)
+    return own | config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)

@@ -19,7 +19,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "how it is quantized": (
         "algorithm", "allow_zero_rows", "backend", "carrier", "input_correction", "input_scale",
-        "layout", "precise", "subtree", "target_layers", "vocab_coverage", "vocab_size ROWS",
+        "kv_cache", "layout", "precise", "subtree", "target_layers", "vocab_coverage",
+        "vocab_size ROWS",
     ),
     "how tokens are drawn": (
         "ignore_eos", "logprobs", "seed", "temperature", "top_k", "top_logprobs", "top_p",

@@ -42,6 +42,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import GPUS, USUAL_GPUS, named_gpu
 from draftquant.quantize.quantization_plan import Plan, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes.formats import FP8_CACHE
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from hypothesis import given
@@ -521,6 +522,41 @@ def test_heads_beside_recipes(drafts: dict[str, Draft], capsys: pytest.CaptureFi
     assert not online["served"]
     assert "this draft has a head of its own" in online["why_not"]
     assert "this one is cut" in both["online_head"]["h200"]["why_not"]
+
+
+def test_a_cache_in_fp8_is_half_of_it_at_every_context(
+    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """64 key-value heads of 128 elements; three passes read all of it."""
+    folder = str(drafts[LLAMA].checkpoint.folder)
+    given = (folder, "--gpu", "h200", "--recipe", "int4-channel", "--kv-cache-dtype", "fp8_e4m3")
+    found = run_json(capsys, *given, "--concurrency", "1,32")
+    by_name = {one["name"]: one for one in found["drafts"]}
+    plain, served = by_name["BF16"], by_name["BF16, FP8 KV cache"]
+    assert (plain["kv_cache"], served["kv_cache"], served["hypothetical"]) == (
+        None,
+        "fp8_e4m3",
+        True,
+    )
+    of_cache = [one["round_bytes"].pop("kv_cache") for one in (plain, served)]
+    assert of_cache == [3 * 4096 * 2 * 64 * 128 * size for size in (2, 1)]
+    assert plain["round_bytes"] == served["round_bytes"]
+    assert by_name["int4-channel, FP8 KV cache"]["kv_cache"] == "fp8_e4m3"
+    rows = [one for one in found["by_context"] if one["form"] == "BF16"]
+    assert [one["context"] for one in rows] == [1024 * 2**i for i in range(8)]
+    assert {one["gpu"] for one in rows} == {"h200"}
+    last = rows[-1]
+    assert last["cache_bytes"] == 2 * last["fp8_cache_bytes"] == 3 * 131_072 * 2 * 64 * 128 * 2
+    assert 1 - last["fp8_seconds"] / last["seconds"] == pytest.approx(0.49, abs=0.01)
+    assert run_json(capsys, *given[:-2])["by_context"] == []
+    latent = drafts["kimi-k2.5-eagle3-mla"]
+    wide, narrow = (
+        draft_round(
+            latent, plain_weights(latent), num_draft_tokens=1, context=9, tp=1, kv_cache=one
+        )
+        for one in (None, FP8_CACHE)
+    )
+    assert wide.nbytes(1, "kv_cache") == 2 * narrow.nbytes(1, "kv_cache") == 9 * (512 + 64) * 2
 
 
 def test_the_targets_head_is_quantized_by_vllm_where_it_loads_such_drafts(tmp_path: Path) -> None:

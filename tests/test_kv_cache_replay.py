@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from draftquant.calibration.kv_cache.cache_scales import measure_cache_scales
 from draftquant.calibration.passes.batches import batches_of
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
@@ -76,6 +77,25 @@ def test_what_is_kept_of_one_cache_is_not_taken_for_another(folder: Path) -> Non
     assert key(load_draft(folder / "draft")) == key(plain)
     origins = [scale_origin(draft.cache_scales) for draft in (plain, served, other)]
     assert origins == [None, "unit", "stored"]
+
+
+def test_what_a_folder_declares_is_replayed_unless_told_otherwise(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft, traces, out = folder / "draft", folder / "traces", tmp_path / "out"
+    given = ("--recipe", "fp8-ptpc", "--kv-cache", "absmax", "--traces", str(traces), "-q")
+    assert main(["quantize", str(draft), *given, "--out", str(out)]) == 0
+    plain = load_draft(draft)
+    (expected,) = measure_cache_scales(
+        plain, TraceFolder.open(traces), how="absmax", num_draft_tokens=3
+    ).values()
+    found = load_draft(out)
+    assert found.cache_scales == {0: expected}
+    assert found.name == "out"
+    capsys.readouterr()
+    assert main(["replay", str(out), "--traces", str(traces), "--json", "-q"]) == 0
+    (replayed,) = json.loads(capsys.readouterr().out)
+    assert (replayed["kv_cache"], replayed["cache_scales"]) == ("fp8_e4m3", "stored")
 
 
 def test_a_draft_without_a_cache_is_refused(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """A draft beside its target, asked of configs and headers alone."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from draftquant import api as dq
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.pairing import PairCheck, check_pair
 from draftquant.scripts.cli import main
-from tiny import edit_json
+from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 
 PAIRS = Path(__file__).parent / "pairs"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
@@ -66,15 +68,13 @@ def test_a_draft_of_a_target_of_other_depth(tmp_path: Path) -> None:
 
 def test_the_command_says_and_prints_the_pair(capsys: pytest.CaptureFixture[str]) -> None:
     draft, target = str(LLAMA / "draft"), str(LLAMA / "target")
-    args = "--quantization awq --max-model-len 8k --kv-cache-dtype fp8 --dtype half"
+    args = "--quantization awq --max-model-len 400 --kv-cache-dtype fp8 --dtype half"
     assert main(["check", draft, "--target", target, "--target-args", args]) == 0
     printed = capsys.readouterr().out
     assert f"vllm serve {target} --tensor-parallel-size 1 --quantization awq" in printed
     assert "ValueError: Cannot find the config file for awq" in printed
     assert "--kv-cache-dtype fp8_e4m3" in printed
-    assert (
-        "--speculative-draft-kv-cache-dtype auto --dtype float16 --context-length 8000" in printed
-    )
+    assert "--speculative-draft-kv-cache-dtype auto --dtype float16 --context-length 400" in printed
     assert main(["check", draft, "--target", target, "--engine", "vllm", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [each["engine"] for each in document["engines"]] == ["vllm"]
@@ -122,3 +122,86 @@ def test_an_index_that_lies_is_bad_input(tmp_path: Path) -> None:
     edit_json(target / "config.json", hidden_size="wide")
     with pytest.raises(CheckpointError, match="hidden_size: expected a whole number above 0"):
         check_pair(LLAMA / "draft", target)
+
+
+def ship(folder: Path, tokens: list[str], merges: list[str], template: str | None = None) -> None:
+    """A tokenizer of these tokens beside the model."""
+    model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)}, "merges": merges}
+    added = [{"id": len(tokens), "content": "<end>", "special": True}]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "merges", "level", "words"),
+    [
+        (["a", "b", "ab"], ["a b"], None, ""),
+        (
+            ["a", "c", "ab"],
+            ["a b"],
+            "wrong",
+            "at 1 id; the first is 1, 'c' here and 'b'",
+        ),
+        (["a", "b"], ["a b"], "wrong", "at 2 ids; the first is 2, '<end>' here and 'ab'"),
+        (["a", "b", "ab"], [], "wrong", "equal tokens, but other merges"),
+    ],
+)
+def test_tokenizers_are_compared_by_what_they_do(
+    tokens: list[str], merges: list[str], level: str | None, words: str, tmp_path: Path
+) -> None:
+    target = other_target(tmp_path / "target", eos_token_id=[2, 3])
+    draft = tmp_path / "draft"
+    shutil.copytree(LLAMA / "draft", draft)
+    edit_json(draft / "config.json", eos_token_id=7, bos_token_id=None)
+    ship(target, ["a", "b", "ab"], ["a b"], "{{ x }}")
+    ship(draft, tokens, merges, "{{ y }}")
+    pair = check_pair(draft, target)
+    found = said(pair, "tokenizer")
+    assert [each for each, _ in found] == ([level] if level else [])
+    assert all(words in text for _, text in found)
+    assert bool(said(pair, "chat-template")) == (level is None)
+    assert "eos_token_id 7 against [2, 3]" in said(pair, "special-tokens")[0][1]
+    assert not [text for text in pair.not_compared if text.startswith("tokenizers")]
+
+
+def test_rows_that_no_token_has_are_padding(tmp_path: Path) -> None:
+    target = other_target(tmp_path / "target", vocab_size=1088)
+    assert said(check_pair(LLAMA / "draft", target), "vocabulary")[0][0] == "wrong"
+    ship(target, ["a", "b"], [])
+    level, text = said(check_pair(LLAMA / "draft", target), "vocabulary")[0]
+    assert (level, "the rest is padding" in text) == ("warning", True)
+
+
+def test_tokens_of_d2t_and_of_the_mask_that_the_target_has_not(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    sizes = {"hidden_size": 64, "vocab_size": 60, "num_hidden_layers": 8}
+    found = check_pair(draft, other_target(tmp_path / "target", **sizes))
+    assert "d2t of the draft names token" in said(found, "d2t")[0][1]
+    mask = check_pair(DFLASH / "draft", other_target(tmp_path / "t", DFLASH, vocab_size=2))
+    assert any("mask_token_id is" in text for _, text in said(mask, "vocabulary"))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+def test_weights_that_float16_cannot_hold(dtype: str, tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft", dtype=dtype)
+    target = other_target(tmp_path / "target", hidden_size=64, vocab_size=96, num_hidden_layers=8)
+    narrow = {"engine": "vllm", "target_args": "--dtype float16"}
+    assert not said(check_pair(draft, target, **narrow), "float16", "vllm")  # type: ignore[arg-type]
+    tensors = read_tensors(draft)
+    wide = np.full((64, 64), 65536.0, np.float32)
+    write_tensors(draft, {**tensors, "midlayer.self_attn.o_proj.weight": store(wide, dtype)})
+    level, text = said(check_pair(draft, target, **narrow), "float16", "vllm")[0]  # type: ignore[arg-type]
+    assert (level, "o_proj.weight up to 65,536" in text) == ("wrong", True)
+    assert not said(check_pair(draft, target, target_args="--dtype bfloat16"), "float16", "vllm")
+
+
+def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
+    target = other_target(tmp_path / "target", num_attention_heads=6, num_key_value_heads=6)
+    pair = check_pair(LLAMA / "draft", target, tp=4, engine="vllm")
+    assert pair.tensor_parallel == (1, 2)
+    assert "the target's 6 attention heads cannot be split over 4 GPUs" in str(pair.findings)
+    assert pair.of("vllm").verdict == "REFUSED"
+    longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
+    assert said(longer, "context", "vllm")[0][0] == "refused"
+    assert '"draft_tensor_parallel_size": 2' in (longer.of("vllm").launch or "")

@@ -26,6 +26,13 @@ TARGET: dict[str, Any] = {
 FP8_BLOCKS = {
     "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
 }  # fmt: skip
+FP8_CHANNELS = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8,
+        "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
+        "symmetric": True, "dynamic": True}}},
+}  # fmt: skip
 NVFP4 = {
     "quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": None,
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4,
@@ -95,7 +102,8 @@ THREADS: dict[str, Thread] = {
         tiny_eagle1, "sglang", "refused", "puts its packed values into a head", head=NVFP4_HEAD,
     ),
     "vllm#50170": Thread(
-        eagle3, "vllm", "note", "names no layers of the target: engines hand it the outputs of",
+        lambda folder: eagle3(folder, eagle_config={}), "vllm", "note",
+        "names no layers of the target: engines hand it the outputs of layers [1, 3, 4]",
     ),
     "vllm#48894": Thread(
         lambda folder: eagle3(folder, max_position_embeddings=2048), "sglang", "warning",
@@ -153,11 +161,11 @@ def beside_layer(folder: Path, layer: Path, declared: Mapping[str, Any]) -> Path
 def test_a_layer_in_bf16_under_a_target_that_declares_it_quantized(tmp_path: Path) -> None:
     """vllm#37667, vllm#43304, Model-Optimizer#750: the exclude list does not name the layer."""
     layer = tiny_glm4_moe_mtp(tmp_path / "layer")
-    beside = beside_layer(tmp_path / "target", layer, FP8_BLOCKS)
+    beside = beside_layer(tmp_path / "target", layer, FP8_CHANNELS)
     pair = check_pair(layer, beside, engine="vllm")
     said = [f.text for f in pair.findings if (f.level, f.subject) == ("wrong", "mtp")]
     assert "as quantized, where floats are stored" in said[0]
-    excluded = {**FP8_BLOCKS, "modules_to_not_convert": ["model.layers.3"]}
+    excluded = {**FP8_CHANNELS, "ignore": ["lm_head", "re:.*layers.3.*"]}
     edit_json(beside / "config.json", quantization_config=excluded)
     again = check_pair(layer, beside, engine="vllm")
     assert not [f for f in again.findings if f.subject == "mtp" and f.level == "wrong"]

@@ -254,7 +254,7 @@ def test_plan_reads_no_data(draft: Draft) -> None:
 
 def test_plan_as_plain_data(draft: Draft) -> None:
     found = make_plan(CARD, draft).to_mapping()
-    keys = {"recipe", "draft", "family", "layout", "backend", "tensors"}
+    keys = {"recipe", "draft", "family", "layout", "backend", "tensors", "kv_cache"}
     assert found.keys() == keys | {"bytes_before", "bytes_after", "overhead_bytes"}
     q = next(t for t in found["tensors"] if t["name"] == "midlayer.self_attn.q_proj.weight")
     assert q | {"stored": None} == {

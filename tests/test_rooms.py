@@ -15,6 +15,7 @@ QUANTIZE = (
     ("drafts", "numerics"),
     ("stored", "layouts"),
     ("lints", "outputs", "verify", "algorithms", "claims"),
+    ("cache_scales", "plan_step"),
     ("backends", "measured", "quantization_plan"),
     ("changed_norms", "checks", "engines", "estimate", "execute", "folder_card"),
     (
@@ -32,7 +33,8 @@ CALIBRATION = (
     ("plot_file", "server_client", "traces"),
     ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
-    ("dumps", "kv_cache", "vllm", "rounding"),
+    ("kv_cache",),
+    ("dumps", "vllm", "rounding"),
 )
 VALIDATE = (
     ("charts", "errors"),

@@ -4,8 +4,8 @@ Codes that are learned are found above; what is given to `quantize_draft` holds 
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from ...quantize.algorithms import FoundCodes, Need, Statistics
 from ...quantize.backends import get_backend
 from ...quantize.drafts.forward import whole_rows
 from ...quantize.drafts.kinds.block import BlockForward
+from ...quantize.drafts.kv_cache import CacheScales
 from ...quantize.drafts.shared.mixture.names import is_expert
 from ...quantize.measured import Measured
 from ...quantize.quantization_plan import Plan
@@ -36,12 +37,14 @@ class PlanInputs:
         statistics: where the algorithm needs them.
         found: codes, where the algorithm needs them.
         prompts: that were looked at.
+        cache_scales: of the KV cache by layer, where the recipe measures them.
     """
 
     static: StaticScales | None = None
     statistics: Statistics | None = None
     found: FoundCodes | None = None
     prompts: SeenPrompts = NO_PROMPTS
+    cache_scales: Mapping[int, CacheScales] = field(default_factory=dict)
 
     @property
     def measured(self) -> Measured:
@@ -50,6 +53,7 @@ class PlanInputs:
         return Measured(
             input_scales=scales,
             input_scale_origin=origin,
+            cache_scales=self.cache_scales,
             statistics=self.statistics,
             found=self.found,
             prompts=self.prompts,
@@ -62,13 +66,15 @@ def need_of(plan: Plan) -> Need:
 
 
 def why_unused(plan: Plan, *, scale_is_given: bool = False) -> str | None:
-    """Why traces would tell a plan nothing; None where it must know something of inputs.
+    """Why traces would tell a plan nothing; None where it must know something of what is computed.
 
     Args:
         plan: of a draft.
         scale_is_given: static scales are, so they are not measured.
     """
     recipe, algorithm = plan.recipe, plan.recipe.algorithm
+    if recipe.kv_cache is not None and recipe.kv_cache.needs_traces:
+        return None
     if need_of(plan) != "none" or (recipe.needs_input_scales and not scale_is_given):
         return None
     if recipe.needs_input_scales:

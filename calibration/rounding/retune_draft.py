@@ -18,6 +18,7 @@ from typing import Literal
 from typing_extensions import override
 
 from ...quantize.checks import check_source
+from ...quantize.drafts.kv_cache import CacheScales
 from ...quantize.errors import CheckpointError, OutputError
 from ...quantize.files.digests import tensors_sha256
 from ...quantize.files.how_rounded import LearnedRounding
@@ -34,6 +35,7 @@ from ...quantize.write_tuned import write_tuned
 from ...recipes.brief import Brief
 from ...recipes.errors import short
 from ..errors import CalibrationError
+from ..kv_cache.cache_scales import measure_cache_scales
 from ..linear_inputs.plan_inputs import PlanInputs
 from ..linear_inputs.static_scales import calibrated_scales
 from ..traces.trace_folder import TraceFolder
@@ -155,6 +157,12 @@ def retune_draft(
     static = None
     if plan.recipe.needs_input_scales:
         static = calibrated_scales(plan, draft, traces, num_draft_tokens=num_draft_tokens)
+    cache = plan.recipe.kv_cache
+    cached: Mapping[int, CacheScales] = {}
+    if cache is not None and cache.scales != "unit":
+        cached = measure_cache_scales(
+            draft, traces, how=cache.scales, num_draft_tokens=num_draft_tokens
+        )
     with learned_codes(
         plan,
         draft,
@@ -171,7 +179,9 @@ def retune_draft(
             out,
             source=source,
             argv=argv,
-            measured=PlanInputs(static=static, found=codes, prompts=codes.prompts).measured,
+            measured=PlanInputs(
+                static=static, found=codes, prompts=codes.prompts, cache_scales=cached
+            ).measured,
             retuning=retuning,
             allow_zero_rows=allow_zero_rows,
         )

@@ -1,16 +1,26 @@
 """The KV cache of a draft: what attention reads of it, and what it computes on it.
 
-In BF16. MLA keeps one latent row per position, which all heads share and attention reads as it is:
-engines fold kv_b_proj into queries and outputs.
+In BF16 or FP8, which is widened as it is read; its scales are nothing beside it. MLA keeps one
+latent row per position, which all heads share and attention reads as it is: engines fold kv_b_proj
+into queries and outputs.
 """
 
+from dataclasses import replace
+
+from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype
 from ..drafts.geometry import Geometry, GroupedAttention, LatentAttention
 from ..errors import EstimateError
 from .work import ELEMENT_BYTES, Work
 
 
 def cache_works(
-    geometry: Geometry, *, context: int, own_positions: int, queries: int, tp: int
+    geometry: Geometry,
+    *,
+    context: int,
+    own_positions: int,
+    queries: int,
+    tp: int,
+    dtype: KvCacheDtype | None = None,
 ) -> tuple[Work, ...]:
     """Attention of all layers for one sequence, a work per layer.
 
@@ -20,21 +30,26 @@ def cache_works(
         own_positions: positions of the pass itself that are read besides.
         queries: positions that attend.
         tp: tensor-parallel shards.
+        dtype: of the cache; None = BF16.
 
     Raises:
         EstimateError: this family's cache is not known.
     """
     if isinstance(geometry, LatentAttention):
-        return (_latent(geometry, context + own_positions, queries, tp),) * geometry.num_layers
+        latent = _latent(geometry, context + own_positions, queries, tp)
+        return (_narrowed(latent, dtype),) * geometry.num_layers
     heads = _grouped(geometry)
     return tuple(
-        grouped_work(
-            positions=heads.seen(layer, context) + own_positions,
-            queries=queries,
-            heads=heads.num_attention_heads,
-            key_value_heads=heads.num_key_value_heads,
-            head_dim=heads.head_dim,
-            tp=tp,
+        _narrowed(
+            grouped_work(
+                positions=heads.seen(layer, context) + own_positions,
+                queries=queries,
+                heads=heads.num_attention_heads,
+                key_value_heads=heads.num_key_value_heads,
+                head_dim=heads.head_dim,
+                tp=tp,
+            ),
+            dtype,
         )
         for layer in range(heads.num_layers)
     )
@@ -62,6 +77,14 @@ def key_value_shards(geometry: Geometry, tp: int) -> int:
     if isinstance(geometry, LatentAttention) or geometry.num_attention_heads == 0:
         return tp
     return min(tp, _grouped(geometry).num_key_value_heads)
+
+
+def _narrowed(work: Work, dtype: KvCacheDtype | None) -> Work:
+    """The same of a cache of this format instead of 16 bits."""
+    if dtype is None:
+        return work
+    bits = NUMBER_FORMATS[dtype].bits
+    return replace(work, sequence_bytes=work.sequence_bytes * bits // (8 * ELEMENT_BYTES))
 
 
 def _latent(g: LatentAttention, positions: int, queries: int, tp: int) -> Work:

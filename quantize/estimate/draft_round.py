@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ...recipes.formats import NUMBER_FORMATS, OnlineHead, Precision
+from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype, OnlineHead, Precision
 from ...recipes.schema import Recipe
 from ..drafts import read_config
 from ..drafts.family import Draft, Row, TensorSpec
@@ -184,7 +184,13 @@ def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
 
 
 def draft_round(
-    draft: Draft, weights: Sequence[Weight], *, num_draft_tokens: int, context: int, tp: int
+    draft: Draft,
+    weights: Sequence[Weight],
+    *,
+    num_draft_tokens: int,
+    context: int,
+    tp: int,
+    kv_cache: KvCacheDtype | None = None,
 ) -> Round:
     """The passes of one round.
 
@@ -194,13 +200,14 @@ def draft_round(
         num_draft_tokens: K.
         context: positions in each sequence's KV cache.
         tp: tensor-parallel shards.
+        kv_cache: its format; None = BF16.
 
     Raises:
         EstimateError: `context` or `tp` is below 1, or the heads cannot be shared by `tp` GPUs.
     """
     _check(draft, context, tp)
     whole, proposed = num_draft_tokens + 1, num_draft_tokens
-    builder = Passes(draft, weights, context, tp)
+    builder = Passes(draft, weights, context, tp, kv_cache)
     if isinstance(draft.geometry, HeadsGeometry):
         return Round(passes=(Pass(name="heads", works=builder.heads(draft.geometry)),))
     if draft.geometry.block_size is not None:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief, counted
 from ..gpus import Gpu
+from .context_lengths import AtContext
 from .draft_length import LengthAdvice, for_tensorrt_llm, for_vllm, schedule
 from .step_estimate import BreakEven, Candidate, Estimate
 from .target import MeasuredStep, Target
@@ -63,6 +64,7 @@ class EstimateReport(Brief):
     target: Target | None
     allowed_drop: float
     context_by_config: bool = False
+    by_context: tuple[AtContext, ...] = ()
     lengths: tuple[LengthAdvice, ...] = ()
 
     @property
@@ -146,8 +148,8 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
         yield "the head is the target's, in BF16"
     by = ", as many as config.json allows" if report.context_by_config else ""
     yield (
-        f"the KV cache is BF16, {estimate.context:,} positions of each sequence{by}; reading it"
-        " counts, writing it does not"
+        f"the KV cache is BF16{_in_fp8(report)}, {estimate.context:,} positions of each"
+        f" sequence{by}; reading it counts, writing it does not"
     )
     yield (
         f"each linear takes the longer of bytes / bandwidth and FLOP / dense peak, at {share:.0%}"
@@ -188,6 +190,12 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
         gpu = machine.gpu
         peaks = ", ".join(f"{name} {peak / 1e12:,.0f}" for name, peak in gpu.peaks.items())
         yield f"{gpu.name}: {gpu.bandwidth / 1e12:g} TB/s; TFLOPS {peaks} ({gpu.source})"
+
+
+def _in_fp8(report: EstimateReport) -> str:
+    """Whose cache is not in BF16."""
+    names = [one.name for one in report.estimate.candidates if one.form.cache is not None]
+    return f" (in FP8: {'; '.join(names)})" if names else ""
 
 
 def _apart(report: EstimateReport) -> str:
@@ -239,6 +247,9 @@ def to_mapping(report: EstimateReport) -> dict[str, Any]:
             for one in estimate.candidates
             if report.lengths_of(one, machine.gpu)
         ],
+        "by_context": [
+            asdict(one) | {"gpu": report.machines[0].gpu.name} for one in report.by_context
+        ],
         "assumptions": list(assumptions(report)),
     }
 
@@ -279,6 +290,7 @@ def _candidate_mapping(report: EstimateReport, one: Candidate) -> dict[str, Any]
         if one.name in report.serving
         else None,
         "vocab_size": one.form.rows,
+        "kv_cache": one.form.cache,
         "head": one.form.head,
         "online_head": {
             name: {"served": each.online, "why_not": each.online_problem}

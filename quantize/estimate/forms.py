@@ -6,7 +6,7 @@ from typing import get_args
 
 from ...recipes import load_recipe
 from ...recipes.expectations import Expectation
-from ...recipes.formats import OnlineHead
+from ...recipes.formats import KvCacheDtype, OnlineHead
 from ...recipes.schema import Format, Recipe, Rule
 from ..drafts.family import Draft
 from ..errors import EstimateError, LayoutError, PlanError
@@ -35,12 +35,23 @@ class Form:
         plan: of this draft; None = as it is.
         rows: kept rows of the head; None = all that the draft has.
         head: what its head is quantized to, beside what the plan does; None = nothing.
+        kv_cache: the format of its KV cache, by an engine's option; None = as the recipe says,
+            which is BF16 where it says nothing.
     """
 
     draft: Draft
     plan: Plan | None = None
     rows: int | None = None
     head: OnlineHead | None = None
+    kv_cache: KvCacheDtype | None = None
+
+    @property
+    def cache(self) -> KvCacheDtype | None:
+        """The format that its KV cache is read in; None = BF16."""
+        recipe = None if self.plan is None else self.plan.recipe
+        if self.kv_cache is not None or recipe is None or recipe.kv_cache is None:
+            return self.kv_cache
+        return recipe.kv_cache.dtype
 
     @property
     def of(self) -> str:
@@ -49,10 +60,11 @@ class Form:
 
     @property
     def name(self) -> str:
-        """With what is said of its head."""
+        """With what is said of its head and its cache."""
         rows = () if self.rows is None else (f"{self.rows:,} rows",)
         head = () if self.head is None else (f"{self.head.upper()} head",)
-        return ", ".join((self.of, *rows, *head))
+        cache = () if self.kv_cache is None else ("FP8 KV cache",)
+        return ", ".join((self.of, *rows, *head, *cache))
 
     @property
     def weights(self) -> tuple[Weight, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...recipes.formats import Precision
+from ...recipes.formats import KvCacheDtype, Precision
 from ..drafts.family import Draft, Row
 from ..drafts.geometry import HeadsGeometry
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
@@ -63,8 +63,16 @@ def targets_head(draft: Draft) -> Weight:
 class Passes:
     """Makes the works of passes; tokens and proposals are those of one sequence."""
 
-    def __init__(self, draft: Draft, weights: Sequence[Weight], context: int, tp: int) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        weights: Sequence[Weight],
+        context: int,
+        tp: int,
+        kv_cache: KvCacheDtype | None,
+    ) -> None:
         self.draft, self.weights, self.context, self.tp = draft, weights, context, tp
+        self.kv_cache = kv_cache
         self.shared = 1 if tp == 1 else key_value_shards(draft.geometry, tp)
 
     def features(self, tokens: int) -> tuple[Work, ...]:
@@ -128,6 +136,7 @@ class Passes:
                 own_positions=own_positions,
                 queries=tokens,
                 tp=self.tp,
+                dtype=self.kv_cache,
             ),
         )
 

@@ -1,10 +1,10 @@
 """An estimate of a draft and of what recipes make of it, ready to be printed or stored."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from ...recipes.formats import OnlineHead
+from ...recipes.formats import KvCacheDtype, OnlineHead
 from ..drafts.family import Draft
 from ..errors import EstimateError
 from ..quantization_plan import Plan
@@ -50,8 +50,9 @@ class Candidate:
 
     @property
     def hypothetical(self) -> bool:
-        """Its head is cut, or in fewer bits: none of the recipes that are compared does it."""
-        return self.form.rows is not None or self.form.head is not None
+        """Of its head or its cache something is said that no recipe that is compared does."""
+        form = self.form
+        return (form.rows, form.head, form.kv_cache) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,7 @@ def make_estimate(
     tp: int,
     vocab_sizes: Sequence[int] = (),
     heads: Sequence[OnlineHead] = (),
+    kv_cache: KvCacheDtype | None = None,
 ) -> Estimate:
     """Estimate a draft as it is, under plans of it, and as it is and by the least with other heads.
 
@@ -153,6 +155,7 @@ def make_estimate(
         tp: tensor-parallel shards, of draft and target alike.
         vocab_sizes: kept rows of cut heads.
         heads: what heads are quantized to; nothing = FP8 where the draft has its own.
+        kv_cache: the format of a KV cache to compare besides.
 
     Raises:
         EstimateError: two recipes have one name, or the draft has experts or several modules; see
@@ -174,7 +177,12 @@ def make_estimate(
 
     def candidate(form: Form) -> Candidate:
         whole = draft_round(
-            form.draft, form.weights, num_draft_tokens=num_draft_tokens, context=context, tp=tp
+            form.draft,
+            form.weights,
+            num_draft_tokens=num_draft_tokens,
+            context=context,
+            tp=tp,
+            kv_cache=form.cache,
         )
         return Candidate(form=form, round=whole)
 
@@ -185,6 +193,8 @@ def make_estimate(
     for form in dict.fromkeys((candidates[0].form.name, least.form.name)):
         chosen = next(one.form for one in candidates if one.name == form)
         candidates += [candidate(other) for other in with_other_heads(chosen, vocab_sizes, heads)]
+        if kv_cache is not None and chosen.cache is None:
+            candidates.append(candidate(replace(chosen, kv_cache=kv_cache)))
     embedding = (row.tensor.nbytes for row in draft.rows if row.role == "embedding")
     return Estimate(
         draft=draft,

@@ -34,6 +34,8 @@ class Method:
         learned_norms: on-disk name of the weight of a norm that learned -> the largest factor by
             which one of its elements was multiplied or divided, beside what balancing did.
         few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
+        cache_scales: stored scales of the KV cache, by on-disk name of an attention and ".k" for
+            its keys, ".v" for its values.
     """
 
     recipe: Recipe
@@ -41,6 +43,7 @@ class Method:
     balanced: Mapping[str, int] = field(default_factory=dict)
     learned_norms: Mapping[str, float] = field(default_factory=dict)
     few_inputs: Mapping[str, int] = field(default_factory=dict)
+    cache_scales: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ class QuantizedProvenance(Digested):
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the source that is not stored -> the target's tensor that equals it, byte
             for byte, so that its sha256 is that in `source`.
-        balanced, learned_norms, input_scales, few_inputs: see `Method`.
+        balanced, learned_norms, input_scales, few_inputs, cache_scales: see `Method`.
         input_scale_origin: where they came from; None = not said, "" = there are none.
         calibration_prompts, calibration_sketches: of the prompts that the run looked at, by which
             the gate knows them whatever they are called: see `SeenPrompts`.
@@ -121,6 +124,7 @@ class QuantizedProvenance(Digested):
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = ""
     few_inputs: Mapping[str, int] = field(default_factory=dict)
+    cache_scales: Mapping[str, float] = field(default_factory=dict)
     calibration_prompts: tuple[str, ...] = ()
     calibration_sketches: Sketches | None = None
     gptq: GptqFactors | None = None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from ...recipes.formats import NUMBER_FORMATS
+from ...recipes.kv_cache import KvCacheFormat
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .layout import (
@@ -59,6 +60,8 @@ class CompressedTensorsLayout(Layout):
     mix_problem: str | None = None
     exclude_keys: tuple[str, ...] = ("ignore",)
     heads: Heads = "named"
+    cache_problem = None
+    cache_scale_shape = (1,)
 
     @override
     def problem(self, recipe: Recipe) -> str | None:
@@ -154,10 +157,17 @@ class CompressedTensorsLayout(Layout):
             "format": forms.pop() if len(forms) == 1 else MIXED,
             "global_compression_ratio": None,
             "ignore": self.excludes(kept),
-            "kv_cache_scheme": None,
+            "kv_cache_scheme": _cache_scheme(recipe.kv_cache),
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
         }
+
+
+def _cache_scheme(cache: KvCacheFormat | None) -> dict[str, Any] | None:
+    if cache is None:
+        return None
+    number = NUMBER_FORMATS[cache.dtype]
+    return _args(bits=number.bits, kind=number.kind, strategy="tensor", dynamic=False)
 
 
 def _group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Fp8Layout(Layout):
 
     name: LayoutName = "fp8"
     exact_excludes = True
+    cache_problem = None
     exclude_keys: tuple[str, ...] = ("ignored_layers", "modules_to_not_convert")
 
     @override
@@ -79,11 +80,13 @@ class Fp8Layout(Layout):
     ) -> dict[str, Any]:
         ignored = self.excludes(kept)
         scheme = "static" if recipe.needs_input_scales else "dynamic"
-        declared = {
+        declared: dict[str, Any] = {
             "activation_scheme": scheme,
             "ignored_layers": ignored,
             "modules_to_not_convert": ignored,
             "quant_method": "fp8",
         }
+        if recipe.kv_cache is not None:  # as AutoFP8 says it; engines ask their command line
+            declared["kv_cache_scheme"] = "static"
         size = recipe.weights.group_size
         return declared | ({"fmt": "e4m3", "weight_block_size": [size, size]} if size else {})

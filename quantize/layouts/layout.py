@@ -65,6 +65,7 @@ class Layout(ABC):
         heads: whether engines take a head as quantized in this layout.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
         cache_problem: why it cannot declare the format of a KV cache; None = it can.
+        cache_scale_shape: of the scale of a layer's keys, and of its values.
     """
 
     name: LayoutName
@@ -74,6 +75,7 @@ class Layout(ABC):
     heads: Heads = "never"
     int4_scale_dtype: Literal["float16"] | None = None
     cache_problem: str | None = "declares no KV cache"
+    cache_scale_shape: tuple[int, ...] = ()
 
     @abstractmethod
     def problem(self, recipe: Recipe) -> str | None:
@@ -140,6 +142,10 @@ class Layout(ABC):
             kept: module names to exclude.
             own: none where the layout cannot mix.
         """
+
+    def cache_scale_names(self, attention: str) -> tuple[str, str]:
+        """What tools of this layout call the scales of keys and values of an attention."""
+        return f"{attention}.k_scale", f"{attention}.v_scale"
 
     def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
         """Further JSON files of this layout by name."""

@@ -44,6 +44,7 @@ class ModelOptLayout(Layout):
     )
     exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
     heads: Heads = "as linears"
+    cache_problem = None
 
     @override
     def problem(self, recipe: Recipe) -> str | None:
@@ -107,14 +108,23 @@ class ModelOptLayout(Layout):
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        return flat_form(_algorithm(recipe) or "", self.excludes(kept))
+        declared = flat_form(_algorithm(recipe) or "", self.excludes(kept))
+        if recipe.kv_cache is not None:
+            number = NUMBER_FORMATS[recipe.kv_cache.dtype]
+            args = {"dynamic": False, "num_bits": number.bits, "type": number.kind}
+            declared["kv_cache_scheme"] = args
+        return declared
+
+    @override
+    def cache_scale_names(self, attention: str) -> tuple[str, str]:
+        return f"{attention}.k_proj.k_scale", f"{attention}.v_proj.v_scale"
 
     @override
     def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
         # ModelOpt's own nested form beside config.json: TensorRT-LLM reads it.
         quantization = {
             "quant_algo": declared["quant_algo"],
-            "kv_cache_quant_algo": None,
+            "kv_cache_quant_algo": "FP8" if "kv_cache_scheme" in declared else None,
             "exclude_modules": declared["exclude_modules"],
         }
         if "group_size" in declared:

@@ -29,6 +29,9 @@ VERSION = "0.13"  # whose JSON this is
 _INT4_PER_WORD = 8
 _SECOND_STAGE = "_2"
 
+_CACHED = ("*k_proj", "*v_proj")
+"""Linears whose outputs go into the KV cache: Quark's `LLMTemplate` names them so."""
+
 _HELD = ("int4", "fp8_e4m3", "mxfp4")
 """Formats that it has."""
 
@@ -43,6 +46,7 @@ class QuarkLayout(Layout):
 
     name: LayoutName = "quark"
     exclude_keys: tuple[str, ...] = ("exclude",)
+    cache_problem = None
 
     @override
     def problem(self, recipe: Recipe) -> str | None:
@@ -111,26 +115,31 @@ class QuarkLayout(Layout):
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
+        linear = {
+            "bias": None,
+            "input_tensors": _activation_spec(recipe.activations),
+            "output_tensors": None,
+            "target_device": None,
+            "weight": _weight_spec(recipe.weights),
+        }
+        cached: dict[str, Any] = {}
+        if recipe.kv_cache is not None:  # what these linears make, rounded under one scale
+            spec = _spec(recipe.kv_cache.dtype, "tensor", axis=None, dynamic=False)
+            cached = {name: {**linear, "output_tensors": spec} for name in _CACHED}
         return {
             "algo_config": None,
             "exclude": self.excludes(kept),
             "export": {
-                "kv_cache_group": [],
+                "kv_cache_group": list(cached),
                 "min_kv_scale": 0.0,
                 "pack_method": "reorder",
                 "weight_format": "real_quantized",
                 "weight_merge_groups": None,
             },
-            "global_quant_config": {
-                "bias": None,
-                "input_tensors": _activation_spec(recipe.activations),
-                "output_tensors": None,
-                "target_device": None,
-                "weight": _weight_spec(recipe.weights),
-            },
+            "global_quant_config": linear,
             "kv_cache_post_rope": False,
-            "kv_cache_quant_config": {},
-            "layer_quant_config": {},
+            "kv_cache_quant_config": cached,
+            "layer_quant_config": cached,
             "layer_type_quant_config": {},
             "quant_method": "quark",
             "quant_mode": "eager_mode",

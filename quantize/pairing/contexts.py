@@ -22,6 +22,27 @@ def is_too_short(pair: Pair, engine: EngineName) -> bool:
     return not pair.is_inside and served is not None and own is not None and own < served
 
 
+def beyond_target(pair: Pair) -> Iterator[PairFinding]:
+    """More positions than the target itself is made for.
+
+    Sources: vLLM 0.33 `config/model.py:2650`; SGLang 0.5.23 `configs/model_config.py:1295`.
+    """
+    asked, rotation = pair.args.context, pair.target.rotation
+    for engine, made, flag in (
+        ("vllm", rotation.in_vllm, "--max-model-len"),
+        ("sglang", rotation.in_sglang, "--context-length"),
+    ):
+        if asked is not None and made is not None and asked > made:
+            yield PairFinding(
+                "refused",
+                "context",
+                f"{flag} {asked} is more than the {made:,} positions of the target itself, and the"
+                " engine ends with an error",
+                f"serve at most {made}",
+                "vllm" if engine == "vllm" else "sglang",
+            )
+
+
 def lengths(pair: Pair) -> Iterator[PairFinding]:
     """A draft of fewer positions than are served.
 

@@ -58,7 +58,8 @@ def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
             "wrong",
             "mtp",
             f"the target's quantization_config does not say how its MTP layer is stored:"
-            f" {of_engine[0]}{more}",
+            f" {of_engine[0]}{more}. It ends with an error, or serves weights that were never"
+            " loaded",
             "correct the excludes of the target's quantization_config, or take the layer of the"
             " BF16 original: draftquant graft TARGET LAYER --out O",
             engine,  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from ..files.checkpoint import Checkpoint
 from .rotation import Rotation
 from .target import Target
 from .target_args import TargetArgs
+from .tokenizers import Tokenizer
 
 Level = Literal["refused", "wrong", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("refused", "wrong", "warning", "note")
@@ -52,6 +53,7 @@ class Pair:
         target: what is known of it.
         args: what its launch line says.
         tp: tensor-parallel size.
+        own_tokenizer, target_tokenizer: of the two folders; None where one has none.
     """
 
     draft: Checkpoint
@@ -61,6 +63,8 @@ class Pair:
     target: Target
     args: TargetArgs
     tp: int
+    own_tokenizer: Tokenizer | None = None
+    target_tokenizer: Tokenizer | None = None
 
     @property
     def rotation(self) -> Rotation:

@@ -1,6 +1,6 @@
 """`check_pair`: a draft, its target, and what each engine does with the two."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..drafts import read_config
@@ -37,6 +37,7 @@ RULES: tuple[PairRule, ...] = (
     vocabularies.proposed_tokens,
     vocabularies.tokenizers,
     vocabularies.special_tokens,
+    contexts.beyond_target,
     contexts.lengths,
     contexts.rope,
     contexts.overrides,
@@ -125,6 +126,8 @@ def _read(
         target=read,
         args=args,
         tp=args.tp or tp,
+        own_tokenizer=Tokenizer.read(draft),
+        target_tokenizer=Tokenizer.read(target),
     )
     return pair, checkpoint
 
@@ -178,9 +181,9 @@ def _of_engine(answer: EngineCheck, findings: list[PairFinding]) -> EnginePair:
 def _not_compared(pair: Pair) -> Iterator[str]:
     """What was not there to be held against the other."""
     if not pair.is_inside:
-        folders: Mapping[str, Path] = {"draft": pair.draft.folder, "target": pair.target.folder}
-        for name, folder in folders.items():
-            if Tokenizer.read(folder) is None:
+        ships = {"draft": pair.own_tokenizer, "target": pair.target_tokenizer}
+        for name, tokenizer in ships.items():
+            if tokenizer is None:
                 yield (
                     f"tokenizers: the {name} ships no tokenizer.json, so only the sizes of the"
                     " vocabularies were compared"

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...recipes.brief import counted
+from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
+from ...recipes.strict_json import JsonProblem, parse_json
+from ..errors import CheckpointError
 from ..files.checkpoint import read_json_object
 
 _FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_MOST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,7 @@ class Tokenizer:
         """
         if not (folder / _FILE).exists():
             return None
-        value = read_json_object(folder / _FILE, "download it again")
+        value = _object(folder / _FILE)
         model = value.get("model")
         model = model if isinstance(model, Mapping) else {}
         rest = {key: part for key, part in model.items() if key != "vocab"}
@@ -58,11 +63,24 @@ class Tokenizer:
             unlike = sorted(i for i in ids if self.tokens.get(i) != other.tokens.get(i))
             first = unlike[0]
             return (
-                f"{len(unlike):,} token ids differ; the first is {first:,},"
+                f"other tokens stand at {counted(len(unlike), 'id')}; the first is {first:,},"
                 f" {_said(self.tokens.get(first))} here and {_said(other.tokens.get(first))} in the"
                 " target"
             )
         return None if self.merges == other.merges else "equal tokens, but other merges"
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    """A tokenizer.json, which may be larger than any config."""
+    again = "download the tokenizer again, or remove it"
+    try:
+        value = parse_json(read_text(path, _MOST_BYTES))
+    except (OSError, JsonProblem) as exc:
+        raise CheckpointError(path, f"not readable as JSON: {reason(exc)}", fix=again) from exc
+    if not isinstance(value, dict):
+        what = f"expected a JSON object, got {type(value).__name__}"
+        raise CheckpointError(path, what, fix=again)
+    return value
 
 
 def _listed(vocab: object) -> dict[int, str]:

@@ -6,7 +6,6 @@ from ..drafts.reduced_vocabulary import OFFSETS
 from ..stored.decoded_numbers import read_integers
 from .fit import OTHER_TARGET
 from .pair import Pair, PairFinding
-from .tokenizers import Tokenizer
 
 _TLI = (
     'add "use_heterogeneous_vocab": true to vLLM\'s --speculative-config: it proposes the tokens'
@@ -31,7 +30,7 @@ def sizes(pair: Pair) -> Iterator[PairFinding]:
         yield PairFinding("wrong", "vocabulary", text, remedy, "sglang")
         yield PairFinding("warning", "vocabulary", differ, OTHER_TARGET, "tensorrt-llm")
         return
-    tokenizer = Tokenizer.read(pair.target.folder)
+    tokenizer = pair.target_tokenizer
     if tokenizer is not None and tokenizer.size <= min(own, theirs):
         text = f"{differ}, and its tokenizer {tokenizer.size:,}: the rest is padding"
         yield PairFinding("warning", "vocabulary", text, "make sure that the tokens are the same")
@@ -68,7 +67,7 @@ def tokenizers(pair: Pair) -> Iterator[PairFinding]:
     Sources: vLLM 0.33 `config/speculative.py:1429` (the draft's for use_heterogeneous_vocab alone);
     SGLang 0.5.23 has one tokenizer for the server.
     """
-    own, theirs = Tokenizer.read(pair.draft.folder), Tokenizer.read(pair.target.folder)
+    own, theirs = pair.own_tokenizer, pair.target_tokenizer
     if own is None or theirs is None or pair.is_inside:
         return
     difference = own.difference(theirs)

@@ -25,6 +25,7 @@ from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from .activations import STATIC, InputRounding, kernel_scale
 from .decoded_numbers import floats, read_whole
+from .kv_cache import cache_scales
 from .layouts.scheme import Activations
 from .online_head import ONLINE_ACTIVATIONS, online_heads
 from .parts import INPUT_SCALES, INVERSE_INPUT_SCALE
@@ -173,11 +174,13 @@ def load_draft(
 
 
 def _cache_scales(stored: StoredDraft, kv_cache: KvCacheDtype | None) -> Mapping[int, CacheScales]:
-    """Of every layer; empty where keys and values are not rounded."""
-    if kv_cache is None:
+    """Of every layer, 1 where none is stored; empty where keys and values are not rounded."""
+    declared = stored.scheme.kv_cache if stored.scheme else None
+    if declared is None and kv_cache is None:
         return {}
     layers = cached_layers((row.canonical for row in stored.draft.rows), stored.checkpoint.folder)
-    return dict.fromkeys(layers, UNIT)
+    found = cache_scales(stored.checkpoint, stored.draft.family)
+    return {layer: found.get(layer, UNIT) for layer in layers}
 
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:

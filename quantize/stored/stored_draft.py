@@ -15,6 +15,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .declarations import DeclaredScheme, declared_scheme
 from .decoded_numbers import read_whole
+from .kv_cache import CacheTensor, StoredKvCache, cache_scales, cache_tensors
 from .linear import StoredLinear
 from .parts import (
     FLOAT_DTYPES,
@@ -54,7 +55,7 @@ class StoredDraft:
         if scheme is None:
             return cls._of(checkpoint, None, frozenset(), checkpoint.tensors)
         modules = frozenset(quantized_looking(checkpoint.tensors.values()))
-        declared = _declared_tensors(checkpoint, scheme, modules)
+        declared = _declared_tensors(checkpoint, scheme, modules) | _of_cache(checkpoint)
         return cls._of(checkpoint, scheme, modules, checkpoint.tensors.keys() - declared)
 
     @classmethod
@@ -70,7 +71,7 @@ class StoredDraft:
             name
             for name in checkpoint.tensors
             if name.rpartition(".")[0] not in modules or name in biases
-        }
+        } - (_of_cache(checkpoint) if modules else frozenset())
         return cls._of(checkpoint, scheme, modules, plain)
 
     @classmethod
@@ -84,6 +85,22 @@ class StoredDraft:
         """Of which tensors `plain` are those that belong to no quantized linear."""
         draft = read_draft(_plain_headers(checkpoint, scheme, modules, plain))
         return cls(checkpoint=checkpoint, scheme=scheme, modules=modules, draft=draft)
+
+    @property
+    def cache_tensors(self) -> tuple[CacheTensor, ...]:
+        """The stored scales of the KV cache."""
+        return tuple(cache_tensors(self.checkpoint, self.draft.family))
+
+    def kv_cache(self) -> StoredKvCache | None:
+        """The KV cache that is declared, with its scales; None where none is.
+
+        Raises:
+            CheckpointError: a scale is not a positive number, or stored twice.
+        """
+        if self.scheme is None or self.scheme.kv_cache is None:
+            return None
+        scales = cache_scales(self.checkpoint, self.draft.family)
+        return StoredKvCache(dtype=self.scheme.kv_cache, scales=scales)
 
     @property
     def canonical(self) -> frozenset[str]:
@@ -224,6 +241,16 @@ def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         if spec is not None:
             shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
     return shapes
+
+
+def _of_cache(checkpoint: Checkpoint) -> frozenset[str]:
+    """Names of the scales of the KV cache.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    family, _ = read_config(checkpoint)
+    return frozenset(tensor.name for _, _, tensor in cache_tensors(checkpoint, family))
 
 
 def _biases(checkpoint: Checkpoint) -> frozenset[str]:

@@ -42,6 +42,7 @@ from .recode import (
     recoded_blocks,
     stored_input_scale,
 )
+from .recode_cache import RecodedCache, declared_cache, recoded_cache
 from .transcode_report import TranscodeReport
 
 CarrierChoice = Literal["fp8_e4m3", "none"]
@@ -57,6 +58,7 @@ class TranscodePlan:
         recipe: whose formats and layout the output has.
         origin: the formats in which the codes were found, for provenance.
         outputs: by name of the weight.
+        cache: the scales of its KV cache.
         excludes: modules that stay floating-point.
         record: draftquant.json of the source; None where it has none.
     """
@@ -65,13 +67,14 @@ class TranscodePlan:
     recipe: Recipe
     origin: TranscodedFrom
     outputs: tuple[OutputTensors, ...]
+    cache: RecodedCache
     excludes: tuple[str, ...]
     record: Provenance | None
 
     @property
     def bytes_after(self) -> int:
         """Tensor bytes of the output, headers not counted."""
-        return bytes_of(self.outputs)
+        return bytes_of((*self.outputs, *self.cache.outputs))
 
 
 def plan_transcoding(
@@ -129,6 +132,7 @@ def plan_transcoding(
         recipe=recipe,
         origin=origin,
         outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
+        cache=recoded_cache(stored, recipe),
         excludes=names,
         record=record,
     )
@@ -171,6 +175,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName |
         weights=weights,
         activations=activation_format(scheme),
         algorithm=Algorithm(scale="absmax", rounding="nearest"),
+        kv_cache=declared_cache(stored),
         rules=(Rule(role=("attention", "mlp"), action="quantize"),),
         expect=Expectation(quantized_per_layer=7),
         gate=GateChoice(policy="release"),
@@ -289,16 +294,17 @@ class _Transcoding(Rewrite[TranscodedReport]):
 
     @override
     def write_tensors(self, staging: Path) -> None:
-        source = self.plan.source.checkpoint
-        write_outputs(
-            source, staging, self.plan.outputs, self._write_linear, on_progress=self.on_progress
-        )
+        plan = self.plan
+        source, outputs = plan.source.checkpoint, (*plan.outputs, *plan.cache.outputs)
+        write_outputs(source, staging, outputs, self._write, on_progress=self.on_progress)
 
-    def _write_linear(self, output: OutputTensors, file: SafetensorsFile) -> None:
+    def _write(self, output: OutputTensors, file: SafetensorsFile) -> None:
         plan, row = self.plan, output.row
+        if output in plan.cache.outputs:
+            return plan.cache.write(output, file)
         blocks = recoded_blocks(plan.source, row, plan.recipe)
         input_scale = stored_input_scale(plan.source, row, plan.recipe)
-        store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
+        return store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
 
     @override
     def verify(self, staging: Path) -> TranscodedReport:
@@ -334,4 +340,5 @@ def _documents(plan: TranscodePlan) -> dict[str, str]:
     declared = layout.declare(plan.recipe.stored, plan.excludes, heads)
     own = json_texts(layout.side_files(declared))
     config = {**checkpoint.config, "quantization_config": declared}
-    return own | config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)
+    files = files_of((*plan.outputs, *plan.cache.outputs))
+    return own | config_and_index(checkpoint, config, files, plan.bytes_after)

@@ -101,11 +101,13 @@ def verify_dequantized(
         names = (row.tensor.name for row in by_size)
         compared = dict(zip(names, pool.map(compare, by_size), strict=True))
     found = [compared[name] for name in sorted(compared)]
+    scales = (tensor for _, _, tensor in source.cache_tensors)  # which plain weights have not
+    dropped = {each.name: tensor_digest(source.checkpoint, each, algorithm) for each in scales}
     linears = tuple(one.linear for one in found if one.linear is not None)
     return DequantizedReport(
         kept=len(found) - len(linears),
         linears=linears,
-        source_digests=_merged(one.source_digests for one in found),
+        source_digests=_merged((*(one.source_digests for one in found), dropped)),
         output_digests=_merged(one.output_digests for one in found),
         faults=tuple(fault for one in found for fault in one.faults),
     )

@@ -20,6 +20,7 @@ from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme
 from ..stored.stored_draft import StoredDraft
+from .cache_scale_faults import cache_scale_faults, cache_scale_names
 from .changed_norms import ChangedNorms
 from .codes import Expected, compare_linear
 from .config_json import config_faults
@@ -167,7 +168,7 @@ class _Verification:
         left = remaining(draft, self._dropped)
         self._changes = changes
         self._demands = demands_of(draft, scheme, method, recorded)
-        self._sorting = sort_tensors(left, output, self._demands)
+        self._sorting = sort_tensors(left, output, self._demands, cache_scale_names(left, output))
         if method is None and scheme is None and not self._sorting.quantized:
             raise CheckpointError(
                 output.folder,
@@ -235,6 +236,7 @@ class _Verification:
             *fused_faults(self._draft, self._output, scheme, sorting.quantized, sorting.complete),
             *config_faults(self._draft, self._output, self._changes),
             *side_declaration_faults(self._output, scheme),
+            *cache_scale_faults(self._draft, self._output, scheme, self._method),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),
             *side_file_faults(self._source, self._output, without=ONLY_OURS, foreign=not ours),

@@ -1,6 +1,6 @@
 """What verification says from headers, configs and small values, without comparing tensor data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,12 @@ class Sorting:
     faults: tuple[Fault, ...]
 
 
-def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]) -> Sorting:
+def sort_tensors(
+    draft: Draft,
+    output: Checkpoint,
+    demands: Mapping[str, Demand],
+    beside: Collection[str] = (),
+) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round.
 
     Args:
@@ -58,11 +63,12 @@ def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]
         output: the quantized folder.
         demands: of the matrices of the source. Where there is no recipe, something else may have
             stored INT4 scales in another dtype.
+        beside: tensors of the output that belong to no tensor of the source.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
     faults: list[Fault] = []
-    claimed: set[str] = set()
+    claimed: set[str] = set(beside)
     for row in draft.rows:
         module = row.module
         if module not in modules:

@@ -29,6 +29,7 @@ def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
         "balanced": (dict(run.balanced), dict(recorded.balanced)),
         "learned_norms": (dict(run.learned_norms), dict(recorded.learned_norms)),
         "few_inputs": (dict(run.few_inputs), dict(recorded.few_inputs)),
+        "cache_scales": (dict(run.cache_scales), dict(recorded.cache_scales)),
     }
     return [
         Fault(where=f"{PROVENANCE_FILE}: {key}", expected=f"that of the run: {ours}", got=f"{said}")
@@ -88,6 +89,10 @@ def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None, draft: Draft)
     where = f"{CONFIG_FILE}: quantization_config"
     if scheme is None:
         return [Fault(where=where, expected=f"that of recipe {recipe.name}", got="none")]
+    wanted = recipe.kv_cache.dtype if recipe.kv_cache else None
+    if wanted != scheme.kv_cache:
+        expected = f"KV cache {wanted or 'of no format'} of recipe {recipe.name}"
+        return [Fault(where=where, expected=expected, got=f"{scheme.kv_cache or 'none'}")]
     if len(recipe.formats) == 1 and not scheme.others:
         return _scheme_faults(where, recipe, scheme)
     faults = []

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..drafts import Row
+from ..drafts.kv_cache import UNIT
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, tensor_digest
 from ..files.workers import WORKERS
@@ -78,6 +79,7 @@ def verify_transcoded(
     by_size = sorted(source.draft.rows, key=lambda row: (-row.tensor.numel, row.tensor.name))
     with ThreadPoolExecutor(WORKERS) as pool:
         found = list(pool.map(partial(_compare, source, output, rows, algorithm), by_size))
+    found.append(_compare_caches(source, output, algorithm))
     return TranscodedReport(
         scheme=str(output.scheme),
         source_digests=dict(sorted(item for one in found for item in one.source_digests.items())),
@@ -148,6 +150,23 @@ def _compare(
         *_code_faults(source, output, row, other),
         *_input_scale_faults(source, output, row.module),
     ]
+    return found
+
+
+def _compare_caches(source: StoredDraft, output: StoredDraft, algorithm: Algorithm) -> _Compared:
+    """The KV caches that are declared: of one format, under the same scales."""
+    found = _Compared()
+    for side, hashes in ((source, found.source_digests), (output, found.output_digests)):
+        for _, _, tensor in side.cache_tensors:
+            hashes[tensor.name] = tensor_digest(side.checkpoint, tensor, algorithm)
+    layers = range(source.draft.geometry.num_layers)
+    before, after = (
+        cache and (cache.dtype, [cache.scales.get(layer, UNIT) for layer in layers])
+        for cache in (source.kv_cache(), output.kv_cache())
+    )
+    if before != after:
+        where = f"{CONFIG_FILE}: KV cache"
+        found.faults.append(Fault(where=where, expected=f"{before}", got=f"{after}"))
     return found
 
 

@@ -126,6 +126,7 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
             outputs.append(copied(part))
             if row.canonical in shrinking:
                 written[part.tensor.name] = [_cut_part(source, row, part.tensor, size)]
+    outputs += [copied(each) for each in _cache_rows(source)]
     neighbour = _neighbour(draft, outputs)
     if neighbour.name not in written:
         written[neighbour.name] = [_Written.whole(source.checkpoint, neighbour)]
@@ -269,6 +270,12 @@ def _parts(source: StoredDraft, row: Row) -> Iterator[Row]:
     module = row.canonical.removesuffix(".weight")
     for suffix, tensor in source.parts(row).items():
         yield Row(tensor=tensor, canonical=f"{module}.{suffix}", role=row.role)
+
+
+def _cache_rows(source: StoredDraft) -> Iterator[Row]:
+    """The scales of its KV cache, which are of no row of the vocabulary."""
+    for _, _, tensor in source.cache_tensors:
+        yield Row(tensor=tensor, canonical=tensor.name, role="attention")
 
 
 def _cut_part(source: StoredDraft, row: Row, tensor: TensorInfo, size: int) -> _Written:

@@ -9,6 +9,7 @@ from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1, SHARE_OR_ALL
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from ...recipes.formats import KvCacheChoice, OnlineHead
+from ...recipes.kv_cache import KvCacheScales
 from ...recipes.schema import BackendName
 from ...recipes.served_form import ServedForm
 from ...validate.counting.estimand import DraftSampling
@@ -66,6 +67,13 @@ InputCorrectionChoice = Annotated[
     Option(
         "whether GPTQ and learning correct the weights for the rounding of their inputs: auto "
         "(where they are rounded to four bits; default with --algorithm), or off"
+    ),
+]
+KvCacheScalesChoice = Annotated[
+    KvCacheScales | None,
+    Option(
+        "declare an FP8 KV cache (kv_cache of the recipe), and where its scales come from: unit "
+        "(1.0), or absmax and measured, which need --traces"
     ),
 ]
 TargetLayers = Annotated[

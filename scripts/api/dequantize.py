@@ -46,6 +46,12 @@ def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
     source = resolve_draft(str(settings.quantized), settings.subtree)
     dtype = None if settings.dtype is None else _DTYPES[settings.dtype]
     plan = plan_dequantization(source.checkpoint(), dtype)
+    if dropped := plan.source.cache_tensors:
+        names = ", ".join(tensor.name for _, _, tensor in dropped[:2])
+        settings.watch.note(
+            f"{len(dropped)} scale(s) of the KV cache are dropped, because plain weights declare"
+            f" none: {names}{', ...' if dropped[2:] else ''}"
+        )
     with settings.watch.bar("dequantize", plan.bytes_after, "bytes") as bar:
         return dequantize_draft(
             source,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ...quantize.errors import LayoutError, PlanError
+from ...quantize.estimate.context_lengths import at_contexts
 from ...quantize.estimate.draft_length import LengthAdvice
 from ...quantize.estimate.draft_round import (
     USUAL_CONTEXT,
@@ -34,9 +35,10 @@ from ...quantize.gpus import USUAL_GPUS, named_gpu
 from ...quantize.quantization_plan import Plan, make_plan
 from ...recipes import built_in_recipes
 from ...recipes.bounds import AT_LEAST_1
-from ...recipes.formats import OnlineHead
+from ...recipes.formats import KvCacheChoice, OnlineHead
 from ...validate.judging.policy import resolve_policy
 from . import arguments, reports
+from .arguments import served_form
 from .form_engines import engines_of_forms
 from .opening import named_recipe, open_draft
 from .option import Option
@@ -91,6 +93,13 @@ class EstimateSettings(Settings):
             several="commas",
         ),
     ] = ()
+    kv_cache_dtype: Annotated[
+        KvCacheChoice,
+        Option(
+            "KV cache to compare besides: fp8_e4m3, with what it saves at 1k to 128k positions"
+            " (default: auto, as recipes say)"
+        ),
+    ] = "auto"
     num_draft_tokens: arguments.NumDraftTokens = None
     context: Annotated[
         int | None,
@@ -177,6 +186,7 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     machines = tuple(
         Machine(gpu=named_gpu(name), efficiency=efficiency, launch_seconds=launch) for name in gpus
     )
+    kv_cache = served_form(None, settings.kv_cache_dtype).kv_cache
     found = make_estimate(
         draft,
         plans,
@@ -185,6 +195,7 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
         tp=settings.tp,
         vocab_sizes=settings.vocab_size,
         heads=settings.head_online,
+        kv_cache=kv_cache,
     )
 
     def target_at(k: int) -> Target | None:
@@ -199,6 +210,9 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
         target=target_at(num_draft_tokens),
         allowed_drop=resolve_policy("release").max_relative_drop,
         context_by_config=settings.context is None and context < USUAL_CONTEXT,
+        by_context=()
+        if kv_cache is None
+        else tuple(at_contexts(found, machines[0], concurrencies[-1])),
         lengths=_lengths(settings, found, machines, concurrencies, target_at),
     )
 

@@ -90,10 +90,7 @@ class GateSettings(GateOnTracesSettings, Pages):
     ] = False
     unrecorded: Annotated[
         bool,
-        Option(
-            "accept a QUANT without draftquant.json, made by another tool; you assert"
-            " that it was not calibrated on these prompts"
-        ),
+        Option("another tool made QUANT; you assert that it was not calibrated on these prompts"),
     ] = False
     look: Annotated[
         str | None,

@@ -11,6 +11,8 @@ from ...recipes import Recipe, load_recipe, recipe_of_alias, to_mapping
 from ...recipes.algorithm import CORRECTED, InputCorrection
 from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
+from ...recipes.formats import FP8_CACHE
+from ...recipes.kv_cache import KvCacheFormat, KvCacheScales
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import BackendName
 from .given import of_value
@@ -43,6 +45,7 @@ def chosen_recipe(
     backend: BackendName | None = None,
     algorithm: str | None = None,
     input_correction: InputCorrection | None = None,
+    kv_cache: KvCacheScales | None = None,
     watch: Watch = SILENT,
 ) -> Recipe:
     """A recipe with another backend or algorithm than its own, where one is named.
@@ -52,6 +55,7 @@ def chosen_recipe(
         backend: who computes the codes.
         algorithm: one of `ALGORITHMS`, computed by torch unless `backend` says otherwise.
         input_correction: in place of the algorithm's own.
+        kv_cache: scales of an FP8 KV cache, whatever the recipe says of one.
         watch: is told which recipe an alias is.
 
     Raises:
@@ -64,6 +68,9 @@ def chosen_recipe(
         chosen = dataclasses.replace(chosen, backend=backend)
     if input_correction:
         chosen = _with_input_correction(chosen, input_correction)
+    if kv_cache:
+        cache = KvCacheFormat(dtype=FP8_CACHE, scales=kv_cache)
+        chosen = dataclasses.replace(chosen, kv_cache=cache)
     refused = refusal(chosen.backend, chosen.algorithm)
     if refused is not None:
         where = f"recipe {chosen.name}: backend {chosen.backend}, {chosen.algorithm}"

@@ -27,6 +27,7 @@ class PlanSettings(Settings):
     backend: arguments.Backend = None
     algorithm: arguments.AlgorithmName = None
     input_correction: arguments.InputCorrectionChoice = None
+    kv_cache: arguments.KvCacheScalesChoice = None
     target_layers: arguments.TargetLayers = None
 
 
@@ -78,6 +79,7 @@ def plan(settings: PlanSettings) -> PlanReport:
         backend=settings.backend,
         algorithm=settings.algorithm,
         input_correction=settings.input_correction,
+        kv_cache=settings.kv_cache,
         watch=settings.watch,
     )
     made = make_plan(recipe, draft, target_layers=settings.target_layers)

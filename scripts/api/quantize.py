@@ -45,6 +45,7 @@ class QuantizeSettings(Settings):
     backend: arguments.Backend = None
     algorithm: arguments.AlgorithmName = None
     input_correction: arguments.InputCorrectionChoice = None
+    kv_cache: arguments.KvCacheScalesChoice = None
     target_layers: arguments.TargetLayers = None
     traces: Annotated[
         arguments.AnyPath | None,
@@ -130,6 +131,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         backend=settings.backend,
         algorithm=settings.algorithm,
         input_correction=settings.input_correction,
+        kv_cache=settings.kv_cache,
         watch=settings.watch,
     )
     with ExitStack() as stack:
@@ -263,6 +265,7 @@ class _Inputs:
 
     def found(self, stack: ExitStack, measuring: "Callable[[int, int], None]") -> "PlanInputs":
         """What the recipe needs, or what the algorithm does; there until the stack is left."""
+        from ...calibration.kv_cache.cache_scales import measure_cache_scales
         from ...calibration.linear_inputs.plan_inputs import (
             PlanInputs,
             few_for_correction,
@@ -310,7 +313,19 @@ class _Inputs:
             )
         if fault := feature_evidence(traces).fault():
             watch.warning(f"{settings.traces}: {fault}")
-        if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
+        cache = plan.recipe.kv_cache
+        if cache is not None and cache.scales != "unit":
+            with watch.bar("cache", None, "work") as bar:
+                scales = measure_cache_scales(
+                    draft,
+                    traces,
+                    how=cache.scales,
+                    num_draft_tokens=num_draft_tokens,
+                    on_progress=bar.set,
+                )
+            found = dataclasses.replace(found, cache_scales=scales)
+            watch.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
+        if found.statistics is not None or found.static is not constant:
             what = "input scales" if found.statistics is None else "inputs"
             watch.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
         if need_of(plan) != "codes":

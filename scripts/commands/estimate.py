@@ -52,6 +52,7 @@ def print_report(report: EstimateReport) -> None:
     for name, reason in report.refused.items():
         out.line(f"{name} does not fit this draft: {reason}")
     _print_times(report)
+    _print_contexts(report)
     for line in online_heads(report):
         out.line(line)
     for machine in report.machines:
@@ -94,6 +95,32 @@ def _print_parts(estimate: "Estimate") -> None:
     found.add_section()
     total = (estimate.parameters, estimate.baseline.stored_bytes, whole.step.nbytes(1))
     found.row("total", f"{total[0]:,}", "", *(f"{n:,}" for n in (*total[1:], whole.nbytes(1))))
+    print_table(found)
+
+
+def _print_contexts(report: EstimateReport) -> None:
+    """What drafting reads and takes by context length, where an FP8 cache is asked for."""
+    if not report.by_context:
+        return
+    gpu, most = report.machines[0].gpu.name, report.concurrencies[-1]
+    numbers = ("context", "cache, BF16", "FP8", "share", f"ms at {most}, BF16", "FP8 ", "saved")
+    found = table(
+        f"KV cache that drafting reads of a sequence for each verify step, and drafting on {gpu}",
+        "form",
+        *numbers,
+        right=numbers,
+    )
+    for one in report.by_context:
+        found.row(
+            one.form,
+            f"{one.context:,}",
+            megabytes(one.cache_bytes),
+            megabytes(one.fp8_cache_bytes),
+            f"{one.cache_share:.1%}",
+            f"{1e3 * one.seconds:.3f}",
+            f"{1e3 * one.fp8_seconds:.3f}",
+            f"{one.saved:.1%}",
+        )
     print_table(found)
 
 

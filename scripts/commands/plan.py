@@ -71,6 +71,11 @@ def print_plan(plan: "Plan") -> None:
     print_table(found)
     if (share := vocabulary_share(plan.draft.geometry)) is not None:
         out.line(f"{share}: the head has rows for no other tokens")
+    if (cache := plan.recipe.kv_cache) is not None:
+        need = f"({cache.scales}) need 'quantize --traces T'"
+        layers = f"the scales of keys and values of {len(plan.cache)} layer(s)"
+        how = "are 1.0" if cache.scales == "unit" else need
+        out.line(f"KV cache in {cache.dtype}: {layers} {how}")
     if plan.balanced is not None:
         norm, _ = plan.balanced
         out.line(

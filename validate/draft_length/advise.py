@@ -93,7 +93,11 @@ def advise_lengths(
 
 def _rounds(estimate: Estimate, one: Candidate, counted: _Counted) -> Mapping[int, Round]:
     """Number of proposals -> the round that drafts them."""
-    settings: dict[str, Any] = {"context": estimate.context, "tp": estimate.tp}
+    settings: dict[str, Any] = {
+        "context": estimate.context,
+        "tp": estimate.tp,
+        "kv_cache": one.form.cache,
+    }
     weights = one.form.weights
     return {
         k: draft_round(one.form.draft, weights, num_draft_tokens=k, **settings)

@@ -96,6 +96,16 @@ class ObjectReader:
         """All keys."""
         return tuple(self._value)
 
+    def as_it_is(self, key: str) -> object:
+        """What stands there, whatever it is; None where nothing does."""
+        self._seen.add(key)
+        return self._value.get(key)
+
+    def plain(self, key: str) -> dict[str, Any]:
+        """A nested object as it is, which its own reader is to understand; {} where none is."""
+        value = self._value.get(key)
+        return value if isinstance(value, dict) else {}
+
     def named(self, key: str) -> "dict[str, ObjectReader]":
         """A nested object of objects, by names or patterns; a missing key gives none."""
         if not self.has(key):

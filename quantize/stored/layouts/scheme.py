@@ -8,7 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ....recipes.formats import NUMBER_FORMATS, Granularity, GroupedActivations, NumberFormat
+from ....recipes.formats import (
+    NUMBER_FORMATS,
+    Granularity,
+    GroupedActivations,
+    KvCacheDtype,
+    NumberFormat,
+)
 from ....recipes.schema import Recipe, StoredLayoutName
 from ...files.safetensors_header import TensorInfo
 from .reader import ObjectReader
@@ -71,6 +77,7 @@ class DeclaredScheme:
         activations: how the input of these linears is rounded at run time: to FP8 per token, per
             tensor (stored or computed) or per 128 inputs, to NVFP4 or MXFP4.
         excludes: the patterns as written.
+        kv_cache: the format of the KV cache, under stored scales; None = nothing is said of it.
         targets: linears that it is for: names, patterns of names, or `EVERY_LINEAR`.
         others: the same declaration's for other linears, in order; without any of their own.
         asymmetric: codes count from stored zero points, not from the middle of their range.
@@ -85,6 +92,7 @@ class DeclaredScheme:
     pack_method: PackMethod | None
     activations: Activations
     excludes: tuple[str, ...] = ()
+    kv_cache: KvCacheDtype | None = None
     group_size: int | None = None
     first_stage: Literal["fp8_e4m3"] | None = None
     targets: tuple[str, ...] = EVERY_LINEAR
@@ -149,12 +157,7 @@ class DeclaredScheme:
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         said["layout"] = self.layout.name
         del said["targets"], said["others"]
-        for key in (
-            "asymmetric",
-            "ordered",
-            "version",
-            "block_rows",
-        ):  # that only other tools' folders have
+        for key in ("kv_cache", "asymmetric", "ordered", "version", "block_rows"):
             if not said[key]:
                 del said[key]
         if not self.others:
@@ -170,7 +173,8 @@ class DeclaredScheme:
         zeros = ", asymmetric" if self.asymmetric else ""
         order = ", inputs ordered by activation" if self.ordered else ""
         weights = f"{self.weight_dtype} per {self.granularity}{size}{of}{packing}{zeros}{order}"
-        one = f"{self.layout.name} {weights}, activations {self.activations}"
+        cache = f", KV cache {self.kv_cache}" if self.kv_cache else ""
+        one = f"{self.layout.name} {weights}, activations {self.activations}{cache}"
         more = (f"; {' '.join(each.targets)}: {each}" for each in self.others)
         return one + "".join(more)
 

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
+from .declared_cache import complete_spec_of, of_compressed_tensors
 from .name_matching import is_regex_match
 from .reader import ObjectReader, not_understood
 from .scheme import (
@@ -65,11 +66,12 @@ class StoredCompressedTensors(StoredLayout):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         form = keys.choice("format", *_FORMATS, _MIXED)
         keys.optional("quantization_status", "compressed")
-        keys.absent("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config")
+        keys.absent("sparsity_config", "moe_sparsity_config", "transform_config")
+        cache = of_compressed_tensors(keys)
         groups = _groups(keys) if form == _MIXED or _has_names(keys) else [only_group(keys)]
         several = len(groups) > 1
         first, *others = (self._scheme(group, form, several=several) for group in groups)
-        return dataclasses.replace(first, others=tuple(others))
+        return dataclasses.replace(first, others=tuple(others), kv_cache=cache)
 
     def _scheme(self, group: ObjectReader, usual: str, *, several: bool) -> DeclaredScheme:
         """What one group says; `usual` is the format of one that names none.
@@ -118,7 +120,7 @@ class StoredCompressedTensors(StoredLayout):
             "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
             "global_compression_ratio": None,
             "ignore": excludes,
-            "kv_cache_scheme": None,
+            "kv_cache_scheme": _complete_cache(recipe),
         }
 
     @override
@@ -161,6 +163,13 @@ class StoredCompressedTensors(StoredLayout):
     def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
         # The library itself does
         return True
+
+
+def _complete_cache(recipe: Recipe) -> dict[str, Any] | None:
+    if recipe.kv_cache is None:
+        return None
+    whole = {"strategy": "tensor", "group_size": None, "symmetric": True}
+    return whole | complete_spec_of(recipe.kv_cache.dtype)
 
 
 def _complete_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import Recipe, StoredLayoutName
+from .declared_cache import STATIC, of_fp8
 from .reader import ObjectReader, not_understood
 from .scheme import (
     FLOAT_DTYPES,
@@ -36,10 +37,10 @@ class StoredFp8(StoredLayout):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         dynamic = keys.choice("activation_scheme", "dynamic", "static") == "dynamic"
         keys.optional("fmt", "e4m3", None)
+        cache = of_fp8(keys)
         powers = keys.strictness != "engine" and keys.has("scale_fmt")
         if powers:
             keys.choice("scale_fmt", _POWERS)
-        keys.absent("kv_cache_scheme")
         blocks = keys.has("weight_block_size")
         rows = columns = BLOCK
         if blocks:
@@ -56,6 +57,7 @@ class StoredFp8(StoredLayout):
             activations=of_blocks if blocks else whole,
             version=_POWERS if powers else None,
             block_rows=rows if rows != columns else None,
+            kv_cache=cache,
         )
 
     @override
@@ -81,6 +83,8 @@ class StoredFp8(StoredLayout):
         }
         if recipe.weights.granularity == "block":
             whole |= {"fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+        if recipe.kv_cache is not None:
+            whole["kv_cache_scheme"] = STATIC
         return whole | dict.fromkeys(self.exclude_keys, excludes)
 
     @override

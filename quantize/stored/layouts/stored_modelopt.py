@@ -11,6 +11,7 @@ from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
 from ...files.checkpoint import CONFIG_FILE, read_json_object
 from ...files.files_of_folder import check_own
+from .declared_cache import MODELOPT_FP8, complete_spec_of, of_modelopt
 from .reader import ObjectReader, not_understood
 from .scheme import (
     SPEC_NO_MEANING,
@@ -46,7 +47,10 @@ def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str
     keys = outer.section("quantization")
     outer.finish()
     keys.choice("quant_algo", str(declared["quant_algo"]))
-    keys.absent("kv_cache_quant_algo")
+    if scheme.kv_cache is None:
+        keys.absent("kv_cache_quant_algo")
+    else:
+        keys.choice("kv_cache_quant_algo", MODELOPT_FP8)
     if scheme.group_size is not None:
         keys.optional("group_size", scheme.group_size)
     if set(keys.strings("exclude_modules")) != set(scheme.excludes):
@@ -65,7 +69,7 @@ _PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 def _complete_side_file(declared: Mapping[str, Any]) -> dict[str, Any]:
     """All that this package has in the nested form."""
     quantization = {key: declared.get(key) for key in ("quant_algo", "exclude_modules")}
-    quantization["kv_cache_quant_algo"] = None
+    quantization["kv_cache_quant_algo"] = MODELOPT_FP8 if "kv_cache_scheme" in declared else None
     if "group_size" in declared:
         quantization["group_size"] = declared["group_size"]
     return {"producer": _PRODUCER, "quantization": quantization}
@@ -86,7 +90,7 @@ class StoredModelOpt(StoredLayout):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         # The nested form, flattened
         algo = keys.choice("quant_algo", *_ALGORITHMS)
-        keys.absent("kv_cache_quant_algo", "kv_cache_scheme")
+        cache = of_modelopt(keys)
         dtype, granularity, activations = _ALGORITHMS[algo]
         group_size = next(iter(NUMBER_FORMATS[dtype].sizes[granularity]), None)
         if group_size is not None:
@@ -102,6 +106,7 @@ class StoredModelOpt(StoredLayout):
             group_size=group_size,
             pack_method=None,
             activations=activations,
+            kv_cache=cache,
         )
 
     @override
@@ -124,6 +129,8 @@ class StoredModelOpt(StoredLayout):
         weights, rounded = recipe.weights, recipe.activations is not None
         whole: dict[str, Any] = {"quant_method": "modelopt", "producer": _PRODUCER}
         whole |= dict.fromkeys(self.exclude_keys, excludes)
+        if recipe.kv_cache is not None:
+            whole["kv_cache_scheme"] = complete_spec_of(recipe.kv_cache.dtype)
         if weights.granularity == "channel":
             return whole | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
         args: dict[str, Any] = {"type": "float", "num_bits": 8, "dynamic": False}

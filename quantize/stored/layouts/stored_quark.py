@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
+from .declared_cache import CACHED_LINEARS, of_quark
 from .name_matching import is_regex_match
 from .reader import ObjectReader, not_understood
 from .scheme import (
@@ -65,8 +66,6 @@ class StoredQuark(StoredLayout):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         keys.absent(
             "algo_config",
-            "kv_cache_quant_config",
-            "layer_quant_config",
             "layer_type_quant_config",
             "softmax_quant_spec",
             "kv_cache_post_rope",
@@ -74,7 +73,8 @@ class StoredQuark(StoredLayout):
         export = keys.section("export", ignored={"min_kv_scale"})
         pack_method: PackMethod = export.choice("pack_method", *PACK_METHODS)
         export.choice("weight_format", "real_quantized")
-        export.absent("kv_cache_group", "weight_merge_groups")
+        export.absent("weight_merge_groups")
+        cache = of_quark(keys, export)
         export.finish()
         section = keys.section("global_quant_config", ignored={"target_device"})
         section.absent("bias", "output_tensors")
@@ -93,13 +93,14 @@ class StoredQuark(StoredLayout):
             first_stage=first_stage,
             pack_method=pack_method if dtype == "int4" else None,
             activations=activations,
+            kv_cache=cache,
         )
 
     @override
     def complete(
         self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        export = {
+        export: dict[str, Any] = {
             "pack_method": "reorder",
             "weight_format": "real_quantized",
             "kv_cache_group": [],
@@ -113,7 +114,11 @@ class StoredQuark(StoredLayout):
             "bias": None,
             "target_device": None,
         }
-        empty = ("kv_cache_quant_config", "layer_quant_config", "layer_type_quant_config")
+        cached: dict[str, Any] = {}
+        if recipe.kv_cache is not None:
+            spec = _complete_spec(recipe.kv_cache.dtype, "per_tensor", None, dynamic=False)
+            cached = {name: {**tensors, "output_tensors": spec} for name in CACHED_LINEARS}
+            export["kv_cache_group"] = list(CACHED_LINEARS)
         return {
             "quant_method": "quark",
             "quant_mode": "eager_mode",
@@ -124,7 +129,8 @@ class StoredQuark(StoredLayout):
             "algo_config": None,
             "softmax_quant_spec": None,
             "kv_cache_post_rope": False,
-            **{key: {} for key in empty},
+            "layer_type_quant_config": {},
+            **dict.fromkeys(("kv_cache_quant_config", "layer_quant_config"), cached),
         }
 
     @override

@@ -36,6 +36,7 @@ class Eagle1Llama(Family):
     engine_traits = ENGINE_TRAITS
     speculators = FORMS
     one_layer = True
+    renames_cache_scales = True
     architectures = ("EagleLlamaForCausalLM", "Qwen2ForCausalLMEagle")
     prefixes = (
         ("model.", ""),

@@ -53,6 +53,10 @@ class Step3p5Mtp(GroupedMtp):
     }
     mark = "self_attn.g_proj"
     foreign = "mlp.gate"
+    no_cache_scales = (
+        "vLLM 0.33 counts what it loads of such a layer, and ends with an IndexError where that is"
+        " more than the weights (step3p5_mtp.py:312)"
+    )
     shared_tables = ()  # vLLM `step3p5_mtp.py:159`, and its loader wants the embedding too
     state_first = False
     masks_first = False

@@ -1,0 +1,88 @@
+"""Where a draft has a KV cache whose scales a folder can store: layers, and the names of scales.
+
+Both engines build the scales of a layer inside its attention, as `self_attn.attn.k_scale`, and
+their whole models rename to that what tools write (`maybe_remap_kv_scale_name`). Draft classes of
+SGLang 0.5.23 rename nothing: they read that name, and drop every other one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import PlanError
+from .family import Draft, Row
+from .geometry import LatentAttention
+from .kv_cache import cached_layers
+
+_KEYS = "layers.{layer}.self_attn.k_proj"
+ToolNames = Callable[[str], tuple[str, str]]
+"""On-disk name of an attention -> the names of its two scales, as tools of a layout write them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSite:
+    """The KV cache of one layer.
+
+    Attributes:
+        layer: its number, from 0, as `DraftForward` counts.
+        keys: the linear that makes its keys; the scales lie in the same file.
+        attention: on-disk name of its attention.
+        whole_model: it is a layer of a model that engines load as any other.
+    """
+
+    layer: int
+    keys: Row
+    attention: str
+    whole_model: bool
+
+    @property
+    def recorded(self) -> tuple[str, str]:
+        """What draftquant.json calls the scale of keys and the scale of values."""
+        return f"{self.attention}.k", f"{self.attention}.v"
+
+    def names(self, tool_names: ToolNames) -> tuple[str, str]:
+        """On-disk names of the scale of keys and of the scale of values."""
+        if self.whole_model:
+            return tool_names(self.attention)
+        return f"{self.attention}.attn.k_scale", f"{self.attention}.attn.v_scale"
+
+
+def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
+    """One for each layer, in order.
+
+    Raises:
+        PlanError: engines read no scales of such a draft's cache.
+        CheckpointError: it has no KV cache.
+    """
+    layers = cached_layers((row.canonical for row in draft.rows), draft.checkpoint.folder)
+    family = draft.family
+    reason = family.no_cache_scales
+    if reason is None and isinstance(draft.geometry, LatentAttention):
+        reason = (
+            "its attention is latent (MLA): vLLM 0.33 has no parameter for the scale of a latent"
+            " cache, and refuses a draft's folder that stores one"
+        )
+    if reason is not None:
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"the recipe stores scales of the KV cache, which engines do not read of {family.name}:"
+            f" {reason}",
+            fix="leave kv_cache out. Served with an FP8 cache nevertheless, its scales are 1:"
+            " 'draftquant replay --kv-cache-dtype fp8_e4m3' counts what that loses",
+        )
+    return tuple(_site(draft, layer) for layer in layers)
+
+
+def _site(draft: Draft, layer: int) -> CacheSite:
+    keys = draft.row(f"{_KEYS.format(layer=layer)}.weight")
+    if keys is None:
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"layer {layer} has no k_proj, so nothing is known of its KV cache",
+            fix="leave kv_cache out of the recipe",
+        )
+    return CacheSite(
+        layer=layer,
+        keys=keys,
+        attention=keys.module.rpartition(".")[0],
+        whole_model=draft.family.renames_cache_scales,
+    )

@@ -1,0 +1,352 @@
+"""Scales of the KV cache in folders: written in every layout, read again, verified, carried."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuts import CHOICE
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales
+from draftquant.quantize.errors import CheckpointError, DraftQuantError, PlanError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.measured import Measured
+from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.quantize.transcoding.transcode_draft import plan_transcoding, transcode_draft
+from draftquant.quantize.verify import verify
+from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
+from draftquant.recipes import KvCacheFormat, Recipe, WeightFormat, load_recipe
+from draftquant.recipes.kv_cache import KvCacheScales
+from draftquant.recipes.schema import LayoutName
+from draftquant.scripts.cli import main
+from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
+from tiny_dflash import tiny_dflash
+from tiny_llama import tiny_language_model
+from tiny_medusa import tiny_medusa
+from tiny_mla import tiny_eagle3_mla
+
+OWN = load_recipe("fp8-ptpc")
+RECIPES = {
+    "compressed-tensors": OWN,
+    "quark": load_recipe("mi325x-fp8"),
+    "modelopt": load_recipe("blackwell-fp8"),
+    "fp8": dataclasses.replace(load_recipe("blackwell-fp8"), layout="fp8"),
+}
+K, V = 0.05, 0.25
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def cached(recipe: Recipe, scales: KvCacheScales = "measured") -> Recipe:
+    return dataclasses.replace(recipe, kv_cache=KvCacheFormat(dtype="fp8_e4m3", scales=scales))
+
+
+def quantized(source: Path, recipe: Recipe, out: Path) -> Path:
+    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+    needed = {step.row.module: 0.01 for step in plan.quantized if recipe.needs_input_scales}
+    layers = range(len(plan.cache)) if recipe.kv_cache and recipe.kv_cache.needs_traces else ()
+    scales = {layer: CacheScales(k=(K,), v=(V + layer,)) for layer in layers}
+    measured = Measured(input_scales=needed, cache_scales=scales)
+    quantize_draft(plan, out, source=resolve_draft(str(source)), measured=measured)
+    return out
+
+
+def of_cache(folder: Path) -> dict[str, tuple[str, tuple[int, ...], float]]:
+    """Name -> dtype, shape, value."""
+    return {
+        name: (tensor.dtype, tensor.shape, float(np.frombuffer(tensor.data, np.float32)[0]))
+        for name, tensor in read_tensors(folder).items()
+        if name.endswith(("k_scale", "v_scale"))
+    }
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("cache") / "source")
+
+
+@pytest.fixture(scope="module")
+def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """To be read only."""
+    return quantized(source, cached(OWN), tmp_path_factory.mktemp("cached") / "out")
+
+
+@pytest.mark.parametrize("layout", RECIPES)
+def test_scales_are_written_declared_read_and_verified(
+    layout: str, source: Path, tmp_path: Path
+) -> None:
+    out = quantized(source, cached(RECIPES[layout]), tmp_path / "out")
+    shape = (1,) if layout == "compressed-tensors" else ()
+    name = "midlayer.self_attn.attn.{}_scale"  # the one that both engines' draft classes read
+    assert of_cache(out) == {
+        name.format("k"): ("F32", shape, np.float32(K)),
+        name.format("v"): ("F32", shape, np.float32(V)),
+    }
+    cache = StoredDraft.read(Checkpoint.open(out)).kv_cache()
+    assert cache is not None
+    assert (cache.dtype, dict(cache.scales)) == (
+        "fp8_e4m3",
+        {0: CacheScales(k=(float(np.float32(K)),), v=(V,))},
+    )
+    assert verify(out, source).ok
+    assert "KV cache fp8_e4m3" in str(StoredDraft.read(Checkpoint.open(out)).scheme)
+
+
+def test_declarations_are_those_of_the_tools(source: Path, tmp_path: Path) -> None:
+    """As llm-compressor 0.14, ModelOpt 0.47 and Quark 0.13 write them for the same model."""
+    said = {
+        layout: read_json(quantized(source, cached(recipe), tmp_path / layout) / "config.json")[
+            "quantization_config"
+        ]
+        for layout, recipe in RECIPES.items()
+    }
+    scheme = said["compressed-tensors"]["kv_cache_scheme"]
+    assert scheme.items() >= {
+        "num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True,
+    }.items()  # fmt: skip
+    assert said["modelopt"]["kv_cache_scheme"] == {"dynamic": False, "num_bits": 8, "type": "float"}
+    side = read_json(tmp_path / "modelopt" / "hf_quant_config.json")["quantization"]
+    assert side["kv_cache_quant_algo"] == "FP8"
+    assert said["fp8"]["kv_cache_scheme"] == "static"
+    quark = said["quark"]
+    assert quark["export"]["kv_cache_group"] == ["*k_proj", "*v_proj"]
+    assert quark["layer_quant_config"] == quark["kv_cache_quant_config"]
+    for linear in quark["kv_cache_quant_config"].values():
+        spec = linear["output_tensors"]
+        assert (spec["dtype"], spec["qscheme"]) == ("fp8_e4m3", "per_tensor")
+        assert {**linear, "output_tensors": None} == quark["global_quant_config"]
+
+
+def test_a_loaded_draft_rounds_its_cache_as_the_folder_declares(folder: Path, source: Path) -> None:
+    scales = {0: CacheScales(k=(float(np.float32(K)),), v=(V,))}
+    assert load_draft(folder).cache_scales == scales
+    assert load_draft(folder, kv_cache="fp8_e4m3").cache_scales == scales  # engines read them too
+    assert load_draft(source).cache_scales == {}
+    assert load_draft(source, kv_cache="fp8_e4m3").cache_scales == {0: UNIT}
+
+
+def test_a_folder_without_a_cache_says_nothing_of_one(source: Path, tmp_path: Path) -> None:
+    out = quantized(source, OWN, tmp_path / "out")
+    assert of_cache(out) == {}
+    assert StoredDraft.read(Checkpoint.open(out)).kv_cache() is None
+    assert "cache_scales" not in read_json(out / "draftquant.json")
+    assert "kv_cache" not in read_json(out / "draftquant.json")["recipe"]
+
+
+def test_unit_scales_need_no_traces_and_are_stored(source: Path, tmp_path: Path) -> None:
+    out = quantized(source, cached(OWN, "unit"), tmp_path / "out")
+    assert {value for _, _, value in of_cache(out).values()} == {1.0}
+    assert verify(out, source).ok
+
+
+def test_measured_scales_must_be_given(source: Path, tmp_path: Path) -> None:
+    plan = make_plan(cached(OWN), read_draft(Checkpoint.open(source)))
+    with pytest.raises(DraftQuantError, match="Missing: 0") as caught:
+        quantize_draft(plan, tmp_path / "out", source=resolve_draft(str(source)))
+    assert "--traces" in str(caught.value)
+    assert "--kv-cache unit" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("wrong", [0.0, float("inf"), float("nan"), -1.0, 1e-60])
+def test_a_scale_that_is_no_positive_number_is_not_written(
+    wrong: float, source: Path, tmp_path: Path
+) -> None:
+    plan = make_plan(cached(OWN), read_draft(Checkpoint.open(source)))
+    measured = Measured(cache_scales={0: CacheScales(k=(wrong,), v=(1.0,))})
+    with pytest.raises(DraftQuantError, match=r"midlayer\.self_attn\.k: expected one positive"):
+        quantize_draft(plan, tmp_path / "out", source=resolve_draft(str(source)), measured=measured)
+
+
+def test_layers_have_scales_of_their_own(tmp_path: Path) -> None:
+    source = tiny_dflash(tmp_path / "source", num_layers=2)
+    out = quantized(source, cached(OWN), tmp_path / "out")
+    assert {name: value for name, (_, _, value) in of_cache(out).items()} == {
+        "layers.0.self_attn.attn.k_scale": np.float32(K),
+        "layers.0.self_attn.attn.v_scale": np.float32(V),
+        "layers.1.self_attn.attn.k_scale": np.float32(K),
+        "layers.1.self_attn.attn.v_scale": np.float32(V + 1),
+    }
+    assert verify(out, source).ok
+
+
+@pytest.mark.parametrize(
+    ("layout", "keys"), [("compressed-tensors", "k_scale"), ("modelopt", "k_proj.k_scale")]
+)
+def test_of_whole_models_the_names_are_those_of_the_tools(
+    layout: str, keys: str, tmp_path: Path
+) -> None:
+    source = tiny_language_model(tmp_path / "source", num_layers=1)
+    out = quantized(source, cached(RECIPES[layout]), tmp_path / "out")
+    assert f"model.layers.0.self_attn.{keys}" in of_cache(out)
+    assert verify(out, source).ok
+
+
+def test_drafts_whose_scales_no_engine_reads_are_refused_by_name(tmp_path: Path) -> None:
+    latent = tiny_eagle3_mla(tmp_path / "mla")
+    with pytest.raises(PlanError, match=r"eagle3-mla: its attention is latent \(MLA\)"):
+        make_plan(cached(OWN, "unit"), read_draft(Checkpoint.open(latent)))
+    heads = tiny_medusa(tmp_path / "medusa")
+    with pytest.raises(CheckpointError, match="no layer of this draft has attention"):
+        make_plan(cached(OWN, "unit"), read_draft(Checkpoint.open(heads)))
+
+
+def test_a_layout_that_declares_no_cache_is_refused(source: Path) -> None:
+    awq = cached(load_recipe("mi325x-int4-awq"), "unit")
+    with pytest.raises(DraftQuantError, match="layout awq: declares no KV cache") as caught:
+        make_plan(awq, read_draft(Checkpoint.open(source)))
+    assert "compressed-tensors" in str(caught.value)
+
+
+def test_the_plan_says_what_it_stores_and_what_it_needs(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(cached(OWN), read_draft(Checkpoint.open(source)))
+    assert plan.to_mapping()["kv_cache"] == {"dtype": "fp8_e4m3", "scales": "measured"}
+    assert plan.overhead()["k_scale"] == plan.overhead()["v_scale"] == 4
+    without = make_plan(OWN, read_draft(Checkpoint.open(source)))
+    assert plan.bytes_after == without.bytes_after + 8
+    assert main(["plan", str(source), "--recipe", "fp8-ptpc", "--kv-cache", "absmax"]) == 0
+    said = "KV cache in fp8_e4m3: the scales of keys and values of 1 layer(s) (absmax) need"
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+# what is made of such a folder
+
+
+@pytest.mark.parametrize("layout", ["quark", "compressed-tensors"])
+def test_transcoding_carries_scales_to_another_layout_and_back(
+    layout: LayoutName, folder: Path, source: Path, tmp_path: Path
+) -> None:
+    first, out = folder, tmp_path / "out"
+    if layout == "compressed-tensors":
+        first = quantized(source, cached(RECIPES["quark"]), tmp_path / "first")
+    before = StoredDraft.read(Checkpoint.open(first)).kv_cache()
+    transcode_draft(plan_transcoding(resolve_draft(str(first)), layout), out)
+    after = StoredDraft.read(Checkpoint.open(out))
+    assert after.kv_cache() == before
+    assert after.scheme is not None
+    assert after.scheme.layout.name == layout
+    assert verify(out, source).ok
+
+
+def test_transcoding_another_tools_folder_carries_its_scales(folder: Path, tmp_path: Path) -> None:
+    foreign, out = changed(folder, tmp_path / "foreign", K), tmp_path / "out"
+    (foreign / "draftquant.json").unlink()
+    tensors = read_tensors(foreign)  # as llm-compressor spells them
+    for part in "kv":
+        scale = tensors.pop(f"midlayer.self_attn.attn.{part}_scale")
+        tensors[f"midlayer.self_attn.{part}_scale"] = scale
+    write_tensors(foreign, tensors, metadata={"format": "pt"})
+    transcode_draft(plan_transcoding(resolve_draft(str(foreign)), "quark"), out)
+    cache = StoredDraft.read(Checkpoint.open(out)).kv_cache()
+    assert cache == StoredDraft.read(Checkpoint.open(foreign)).kv_cache()
+    assert "midlayer.self_attn.attn.v_scale" in of_cache(out)
+
+
+def test_transcoding_to_a_layout_without_a_cache_is_refused(source: Path, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(
+        load_recipe("int4-group128"),
+        kv_cache=KvCacheFormat(dtype="fp8_e4m3", scales="unit"),
+        weights=WeightFormat(dtype="int4", granularity="group", group_size=32, symmetric=True),
+    )
+    out = quantized(source, recipe, tmp_path / "out")
+    with pytest.raises(DraftQuantError, match="layout awq: declares no KV cache"):
+        plan_transcoding(resolve_draft(str(out)), "awq")
+
+
+def test_dequantizing_drops_scales_by_name(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["dequantize", str(folder), "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 scale(s) of the KV cache are dropped" in said
+    assert "midlayer.self_attn.attn.k_scale" in said
+    assert of_cache(out) == {}
+    assert "quantization_config" not in read_json(out / "config.json")
+
+
+def test_a_cut_vocabulary_keeps_scales(folder: Path, source: Path, tmp_path: Path) -> None:
+    ids, out = list(range(0, 96, 2)), tmp_path / "out"
+    cut_vocabulary(resolve_draft(str(folder)), out, target_ids=ids, choice=CHOICE)
+    assert of_cache(out) == of_cache(folder)
+    cache = StoredDraft.read(Checkpoint.open(out)).kv_cache()
+    assert cache == StoredDraft.read(Checkpoint.open(folder)).kv_cache()
+    assert verify(out, folder).ok
+    assert verify(out, source).ok
+
+
+# verification
+
+
+def changed(folder: Path, out: Path, value: float | None, name: str = "k") -> Path:
+    """The same folder with another scale, or without one."""
+    out.mkdir()
+    for file in folder.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    tensors = read_tensors(out)
+    key = f"midlayer.self_attn.attn.{name}_scale"
+    if value is None:
+        del tensors[key]
+    else:
+        tensors[key] = store(np.full((1,), value), "F32")
+    write_tensors(out, tensors, metadata={"format": "pt"})
+    return out
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [(0.0, "0"), (float("inf"), "inf"), (float("nan"), "nan"), (-0.5, "-0.5")],
+)
+def test_verify_and_reading_refuse_scales_that_are_none(
+    value: float, got: str, folder: Path, source: Path, tmp_path: Path
+) -> None:
+    out = changed(folder, tmp_path / "out", value)
+    faults = [f for f in verify(out, source).faults if f.where.endswith("k_scale")]
+    assert any((f.expected, f.got) == ("a positive, finite scale", got) for f in faults)
+    with pytest.raises(CheckpointError, match="expected a positive, finite scale, got") as caught:
+        StoredDraft.read(Checkpoint.open(out)).kv_cache()
+    assert "midlayer.self_attn.attn.k_scale" in str(caught.value)
+    assert "fix: run 'draftquant verify'" in str(caught.value)
+
+
+def test_verify_finds_another_scale_and_one_that_is_missing(
+    folder: Path, source: Path, tmp_path: Path
+) -> None:
+    other = verify(changed(folder, tmp_path / "other", 2 * K), source).faults
+    said = [f for f in other if f.expected.endswith("(that of the run)")]
+    assert [f.where for f in said] == ["midlayer.self_attn.attn.k_scale"]
+    absent = verify(changed(folder, tmp_path / "absent", None, "v"), source).faults
+    where = [f.where for f in absent if f.expected == "a scale of the KV cache"]
+    assert where == ["midlayer.self_attn: v_scale"]
+
+
+def test_verify_finds_scales_that_nothing_declares(
+    folder: Path, source: Path, tmp_path: Path
+) -> None:
+    out = changed(folder, tmp_path / "out", K)
+    declared = {**read_json(out / "config.json")["quantization_config"], "kv_cache_scheme": None}
+    edit_json(out / "config.json", quantization_config=declared)
+    faults = verify(out, source).faults
+    assert any(f.got == "none" and "KV cache" in f.expected for f in faults)
+
+
+def test_verify_finds_a_scale_of_no_layer(folder: Path, source: Path, tmp_path: Path) -> None:
+    out = changed(folder, tmp_path / "out", K)
+    tensors = read_tensors(out)
+    tensors["layers.7.self_attn.attn.k_scale"] = store(np.ones(1), "F32")
+    write_tensors(out, tensors, metadata={"format": "pt"})
+    faults = verify(out, source).faults
+    assert any(
+        (f.where, f.expected) == ("layers.7.self_attn.attn.k_scale", "no such tensor")
+        for f in faults
+    )
