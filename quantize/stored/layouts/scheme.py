@@ -46,18 +46,6 @@ INVERTED: tuple[str, ...] = tuple(
 """Activations with a static scale over those of groups, which kernels multiply by its inverse."""
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""
-SPEC_NO_MEANING = frozenset(
-    {
-        "enable_buffer_reuse",
-        "max_input_numel",
-        "observer",
-        "observer_cls",
-        "observer_kwargs",
-        "round_method",
-        "scale_type",
-    }
-)
-"""Keys of a tensor's spec that say how values were found, never how to decode them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +112,7 @@ class DeclaredScheme:
     @property
     def has_signed_scales(self) -> bool:
         """True if scales may be negative: AutoRound's are, where the largest weight is positive."""
-        return self.number.is_integer and self.first_stage is None
+        return self.number.is_integer and self.layout.signed_scales
 
     @property
     def rows_of_scale(self) -> int:
@@ -256,6 +244,7 @@ class StoredLayout(ABC):
         side_file: None where config.json alone declares.
         names_heads: engines take a head for a quantized one only where a target names it.
         heads_are_linears: they take it for one unless it is excluded. With neither they never do.
+        signed_scales: scales of integers may be negative where another tool made the folder.
         declares_symmetry: a declaration says whether zero points are constant.
         lists_layers_only: only linears of decoder layers are quantized and excluded by name.
     """
@@ -271,6 +260,7 @@ class StoredLayout(ABC):
     side_file: SideFile | None = None
     names_heads: bool = False
     heads_are_linears: bool = False
+    signed_scales: bool = False
     declares_symmetry: bool = False
     lists_layers_only: bool = False
 

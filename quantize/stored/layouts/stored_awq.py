@@ -21,6 +21,7 @@ class StoredAwq(StoredLayout):
     companions = frozenset({"qweight", "qzeros", "scales"})
     zero_points = MappingProxyType({"qzeros": 0x88})  # two nibbles of 8
     nibble_offset = 8
+    signed_scales = True
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:

@@ -64,6 +64,7 @@ class StoredGptq(StoredLayout):
     lists_layers_only = True
     companions = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     codes_along_inputs = True
+    signed_scales = True
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
