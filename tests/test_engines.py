@@ -420,7 +420,6 @@ def test_launch_keeps_sglang_from_giving_a_quantized_draft_the_method_of_the_tar
     [
         ({"version": "0.99"}, "vLLM 0.99 are not known"),
         ({"arch": "sm75"}, "never executed"),
-        ({"arch": "gfx950"}, "never executed"),
     ],
 )
 def test_what_was_not_executed_is_unknown(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
@@ -461,7 +460,7 @@ def test_a_pruned_head_without_its_map_is_served_wrongly(
 @pytest.mark.parametrize(
     "change",
     [
-        {"quant_method": "gptq", "bits": 4},
+        {"quant_method": "gptq", "bits": 4, "group_size": 0, "desc_act": False, "sym": True},
         {"quant_method": "quark", "surprise": 1},
         {"quant_method": "fp8", "activation_scheme": 7},
     ],
@@ -482,7 +481,7 @@ def test_a_scheme_in_no_table_is_unknown(workshop: Workshop, engine: str) -> Non
     recipe = format_recipe("compressed-tensors", "fp8-channel", "fp8-token")
     folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, f"renamed-{engine}")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["quantization_config"]["quant_method"] = "gptq_marlin"
+    config["quantization_config"]["quant_method"] = "moe_wna16"
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     answer = check_draft(folder, engine=engine, arch="sm90")
     assert answer.verdict == "UNKNOWN"
@@ -494,7 +493,7 @@ def test_a_scheme_in_no_table_is_unknown(workshop: Workshop, engine: str) -> Non
         check_draft(folder, engine=engine, arch="sm90")
 
 
-@pytest.mark.parametrize("name", ["backbone.norm.weight", "midlayer.self_attn.q_scale"])
+@pytest.mark.parametrize("name", ["backbone.norm.weight", "backbone.self_attn.q_scale"])
 def test_names_that_were_not_executed_are_unknown(tmp_path: Path, name: str) -> None:
     draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
     tensors = read_tensors(draft)
@@ -643,9 +642,9 @@ def test_bad_input_is_an_error(tmp_path: Path) -> None:
         ("broken--mla-model-type", ["vllm"], 1, ("REFUSED", "kimi_k2")),
         (
             "broken--mla-model-type",
-            ["vllm", "--arch", "gfx950"],
+            ["tensorrt-llm", "--arch", "gfx950"],
             3,
-            ("UNKNOWN", "what to do: try the server there, or take SGLang 0.5.23, whose loading"),
+            ("UNKNOWN", "what to do: try the server there, or take vLLM 0.33.0 or SGLang 0.5.23,"),
         ),
         (
             "broken--o-proj-kept-regex",

@@ -15,6 +15,8 @@ from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.served_form import AS_STORED, ServedForm
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.replay_cache import Question
+from draftquant.validate.judging.candidate_origin import DraftFolder
+from draftquant.validate.report.facts import folder_facts
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny_medusa import tiny_medusa
 
@@ -54,7 +56,9 @@ def test_what_is_replayed_and_judged_says_so(
     report = json.loads(capsys.readouterr().out)
     assert report["candidate"]["name"] == "draft, KV cache fp8_e4m3"
     assert report["drafts"]["candidate"]["quantization"] == "none, KV cache fp8_e4m3"
+    assert report["drafts"]["candidate"]["kv_cache"] == "fp8_e4m3, unit scales"
     assert report["drafts"]["baseline"]["quantization"] == "none"
+    assert report["drafts"]["baseline"]["kv_cache"] is None
     assert any('"kv_cache_dtype": "fp8_e4m3"' in one for one in report["warnings"])
     assert main(["gate", draft, draft, *given]) == 2  # a draft and itself
 
@@ -96,6 +100,8 @@ def test_what_a_folder_declares_is_replayed_unless_told_otherwise(
     assert main(["replay", str(out), "--traces", str(traces), "--json", "-q"]) == 0
     (replayed,) = json.loads(capsys.readouterr().out)
     assert (replayed["kv_cache"], replayed["cache_scales"]) == ("fp8_e4m3", "stored")
+    facts = folder_facts(str(out), DraftFolder.read(out))
+    assert facts.kv_cache == "fp8_e4m3, stored scales"
 
 
 def test_a_draft_without_a_cache_is_refused(tmp_path: Path) -> None:

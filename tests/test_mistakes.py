@@ -499,10 +499,10 @@ def test_an_unknown_version_is_said_to_be_unknown(capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("scene")
 def test_a_gpu_that_was_never_executed_has_no_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "quant", "--engine", "vllm", "--arch", "mi355x"]) == 3
+    assert main(["check", "quant", "--engine", "tensorrt-llm", "--arch", "mi355x"]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert "was never executed on MI355X (gfx950)" in said
-    assert "or take SGLang 0.5.23, whose loading was executed for MI355X" in said
+    assert "or take vLLM 0.33.0 or SGLang 0.5.23, whose loading was executed for MI355X" in said
     assert "how this is known" not in said
 
 

@@ -371,6 +371,7 @@ COMMANDS = (
         Row("--target", "t", "reference", "t", "scripts.api.check.resolve_target"),
         Row("--target-args", "words", "target_args", "words", PAIR_CHECK, "--target t"),
         Row("--subtree", "mtp", "subtree", "mtp", PAIR_CHECK, "--target t"),
+        Row("--traces", "other", "folder", Path("other"), OPEN, "--target t"),
         Row("--arch", "b200", "arch", "sm100"),
         Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
         Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
@@ -385,7 +386,7 @@ COMMANDS = (
         PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),
         f"{FIX}.repair_draft": MagicMock(verification=None),
         **stubs("scripts.api.check.resolve_draft", "scripts.api.check.resolve_target",
-                "scripts.commands.check.print_pair", f"{FIX}.plan_repairs",
+                "scripts.commands.check.print_pair", f"{FIX}.plan_repairs", OPEN,
                 "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
     }),
     Command("clean FOLDER", "quantize.files.staging_names.clean_folder", (

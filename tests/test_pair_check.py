@@ -11,7 +11,9 @@ from draftquant import api as dq
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.pairing import PairCheck, check_pair
 from draftquant.scripts.cli import main
+from said_traces import write_said
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
+from tiny_dflash import tiny_dflash
 
 PAIRS = Path(__file__).parent / "pairs"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
@@ -47,7 +49,7 @@ def test_the_shipped_pairs_fit_and_their_lines_are_whole(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "subject", "level", "words"),
     [
-        ({"hidden_size": 80}, "hidden-size", "refused", "the target gives 3 x 80 = 240"),
+        ({"hidden_size": 800}, "hidden-size", "refused", "gives 3 x 800 = 2400"),
         ({"num_hidden_layers": 2}, "layers", "refused", "the target has layers 0 to 1"),
         ({"vocab_size": 4096}, "vocabulary", "wrong", "tokens, the target's 4,096"),
     ],
@@ -105,6 +107,7 @@ def test_what_belongs_together_is_asked_for() -> None:
         ({}, r"check\(engine=\): is missing"),
         ({"engine": "vllm", "target_args": "--dtype half"}, "without target=, no pair"),
         ({"target": "no/such/folder"}, "no such folder, and no Hub id"),
+        ({"target": draft, "version": "1.0"}, "is of one engine, and all are asked"),
     ):
         with pytest.raises(dq.DraftQuantError, match=what):
             dq.check(draft, **given)  # type: ignore[arg-type]
@@ -178,7 +181,7 @@ def test_tokens_of_d2t_and_of_the_mask_that_the_target_has_not(tmp_path: Path) -
     sizes = {"hidden_size": 64, "vocab_size": 60, "num_hidden_layers": 8}
     found = check_pair(draft, other_target(tmp_path / "target", **sizes))
     assert "d2t of the draft names token" in said(found, "d2t")[0][1]
-    mask = check_pair(DFLASH / "draft", other_target(tmp_path / "t", DFLASH, vocab_size=2))
+    mask = check_pair(tiny_dflash(tmp_path / "block"), tmp_path / "target")
     assert any("mask_token_id is" in text for _, text in said(mask, "vocabulary"))
 
 
@@ -205,3 +208,14 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
     assert said(longer, "context", "vllm")[0][0] == "refused"
     assert '"draft_tensor_parallel_size": 2' in (longer.of("vllm").launch or "")
+
+
+def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
+    draft, target = LLAMA / "draft", LLAMA / "target"
+    narrow = {"target_args": "--dtype float16", "engine": "vllm"}
+    beyond = check_pair(draft, target, largest_feature=70144.0, **narrow)  # type: ignore[arg-type]
+    assert "hidden states of the target up to 70,144" in said(beyond, "float16", "vllm")[0][1]
+    assert beyond.of("vllm").verdict == "LOADS BUT WRONG"
+    assert check_pair(draft, target, largest_feature=70144.0).of("vllm").verdict == "LOADS"
+    traces = write_said(tmp_path / "traces", prompts=2, tokens=4, hidden=4).folder
+    assert dq.check(draft, target=target, traces=traces, **narrow).verdict == "LOADS"  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..drafts import FAMILIES
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
+from ..files.safetensors_header import TensorInfo
 from .captured_layers import Captures
 from .contract import TITLES, CutHead, EngineName, Module, Question, Scheme
 from .declaration import Declaration
@@ -117,6 +118,8 @@ class LinearRules:
         plain: leaves of modules that it never quantizes.
         plain_remedy: what makes it take a plain module of this leaf for quantized after all.
         problem: its rules for one quantized module, stored in rows and columns.
+        stored: its error for quantized values of a module that it takes as floats, where the other
+            rules do not say it.
         biases: see `Biases`.
     """
 
@@ -124,6 +127,7 @@ class LinearRules:
     plain: Callable[[Question], frozenset[str]]
     plain_remedy: Callable[[Question, str], str | None] = lambda _question, _leaf: None
     problem: Callable[[Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None]
+    stored: Callable[[Question, Module], Finding | None] = lambda _question, _module: None
     biases: Callable[[Question], Biases] = lambda _question: (None, None)
 
 
@@ -132,7 +136,9 @@ class TensorRules:
     """What an engine makes of tensors that fill no linear, or do not fit.
 
     Attributes:
-        reads_cache_scale: as such a scale, by its name; None = not executed.
+        cache_scale: whether it reads such a scale, or why it refuses it; None = not executed.
+        stranger: its error for a tensor of a linear that has no such parameter, where it has one of
+            its own.
         later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
         embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
         absent_tables: canonical name of a table -> what it does where the draft has none.
@@ -145,7 +151,8 @@ class TensorRules:
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
     """
 
-    reads_cache_scale: Callable[[Question, str], bool | None] = lambda _question, _name: None
+    cache_scale: Callable[[Question, TensorInfo], bool | Finding | None] = lambda *_asked: None
+    stranger: Callable[[Question, str], str | None] = lambda _question, _name: None
     later_norm: str = ""
     embedding_rows: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)
@@ -167,6 +174,8 @@ class Engine:
     Attributes:
         version: as the engine's package calls it. evidence: how its tables came about.
         archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
+        checked_archs: on which folders of other tools were executed, and no recipe's: `check`
+            answers for them (`tests/engines/foreign_mix.py`), and no recipe promises them.
         own: of the traits of a family, those that are this version's.
         launch: the command that serves a draft, given tokens per step, for a shell.
         launch_note: what a flag of every such command does, where its name misleads.
@@ -177,6 +186,7 @@ class Engine:
     evidence: str
     archs: tuple[str, ...]
     other_archs: tuple[str, ...] = ()
+    checked_archs: tuple[str, ...] = ()
     own: Callable[[EngineTraits], InEngine]
     config: ConfigRules
     declaration: DeclarationRules
@@ -194,6 +204,11 @@ class Engine:
     def gpus(self) -> tuple[str, ...]:
         """All GPUs that it is known on."""
         return (*self.archs, *self.other_archs)
+
+    @property
+    def checked_gpus(self) -> tuple[str, ...]:
+        """All GPUs that `check` answers for."""
+        return (*self.gpus, *self.checked_archs)
 
     @property
     def architectures(self) -> frozenset[str]:

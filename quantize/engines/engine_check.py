@@ -118,7 +118,7 @@ def check_checkpoint(
         return _agreed(
             place, [_check(checkpoint, each, first, has_side_file, serving) for each in every]
         )
-    if arch not in known.gpus:
+    if arch not in known.checked_gpus:
         return _never_executed(place)
     return _check(checkpoint, place, first, has_side_file, serving)
 
@@ -318,9 +318,8 @@ def _unknown(place: _Place, why: str) -> EngineCheck:
 
 def _never_executed(place: _Place) -> EngineCheck:
     """For a GPU of which this engine's tables say nothing; another engine's may."""
-    others = [
-        f"{each.title} {each.version}" for each in newest_engines() if place.arch in each.gpus
-    ]
+    knowing = [each for each in newest_engines() if place.arch in each.checked_gpus]
+    others = [f"{each.title} {each.version}" for each in knowing]
     where = gpu_name(place.arch).partition(" (")[0]
     remedy = "try the server there"
     if others:

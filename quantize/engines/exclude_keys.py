@@ -42,8 +42,8 @@ def gptq_by_lists(question: Question, module: Module, patterns: Patterns) -> boo
 
 def auto_round_in_vllm(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
     """`extra_config` by the whole name, its end or a part, then `block_name_to_quantize`."""
-    own, prefix = tuple(_keys(question).get("extra_config") or {}), module.prefix
-    if any(prefix == key or prefix == f"model.{key}" or prefix.endswith(f".{key}") for key in own):
+    own, prefix = _floats(question), module.prefix
+    if any(prefix == key or key == f"model.{prefix}" or prefix.endswith(f".{key}") for key in own):
         return True
     unfused = _unfused(module)
     found = {key in own or _matched(own, key, anywhere=True) for key in unfused}
@@ -54,7 +54,7 @@ def auto_round_in_vllm(question: Question, module: Module, _patterns: Patterns) 
 
 def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
     """As vLLM, but for ends of names; parts of fused linears go by their own names."""
-    own, prefix = tuple(_keys(question).get("extra_config") or {}), module.prefix
+    own, prefix = _floats(question), module.prefix
     if prefix in own:
         return True
     outside = not _in_blocks(question, prefix)
@@ -67,9 +67,15 @@ def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns
 
 
 def _keys(question: Question) -> Mapping[str, Any]:
-    if question.declaration is None or question.traits.is_mtp:
+    if question.declaration is None:
         raise UnsureError(f"Loading such a draft in {question.method} was never executed")
     return question.declaration.keys
+
+
+def _floats(question: Question) -> Patterns:
+    """Names and expressions of `extra_config` whose linears stay floats; others have a group."""
+    own = _keys(question).get("extra_config") or {}
+    return tuple(name for name, said in own.items() if said.get("bits", 0) >= 16)
 
 
 def _unfused(module: Module) -> list[str]:

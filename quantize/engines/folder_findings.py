@@ -12,6 +12,7 @@ from ..stored.parts import COMPANIONS
 from .contract import Module, Question
 from .cut_heads import Stored, cut_head_findings
 from .engine import TRAITS, Engine
+from .mtp import ROUTED
 from .parameters import bias_findings, built_biases
 
 _OF_FAMILIES = "".join(f"|{name}" for traits in TRAITS for name in traits.module_names)
@@ -21,17 +22,22 @@ _SPELLINGS = re.compile(
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""
 _SPELLINGS_OF_MTP = re.compile(
-    r"model\.(mtp_layers|layers)\.\d+\.|model\.embed_tokens\.|lm_head\.|mtp\."
+    r"model\.(mtp_layers|layers)\.\d+\.|model\.(language_model\.)?embed_tokens\.|lm_head\.|mtp\."
 )
 """Of MTP layers, under the names of their targets."""
-_OF_THE_CACHE = (".k_scale", ".v_scale", ".kv_scale")
-_TAKEN_ELSEWHERE = (".q_scale", ".inv_freq")
-"""Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
-_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx"}
+CACHE_SCALE = re.compile(
+    r"\.(?:[qkv]_scale|kv_scale|output_scale|prob_output_scale|[qkv]_zero_point)$"
+)
+"""Names of scales of the KV cache, as exporters spell them."""
+_COMPUTED = ".inv_freq"
+"""Rotary frequencies, which both engines drop and compute from config.json."""
+_OF_LAYERS = frozenset(
+    {"self_attn", "mlp", "fc", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "layers"}
+)
+"""Parts of names that only a tensor of a draft has; under an unusual root it may be read."""
+_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx", "weight_g_idx"}
 _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
-CACHE_SCALE = re.compile(r"\.self_attn\.(?P<attn>attn\.)?(?:[kv]_proj\.)?(?:[kv]|kv)_scale$")
-"""Names of scales of the KV cache, as exporters spell them."""
 
 
 def folder_findings(
@@ -49,18 +55,24 @@ def folder_findings(
         if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
             yield finding
     spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
-    unusual = {name for name in checkpoint.tensors if not spellings.match(_inner(name, roots))}
+    unusual = {
+        name
+        for name in checkpoint.tensors
+        if not spellings.match(_inner(name, roots)) and _OF_LAYERS & set(name.split("."))
+    }
     for name in sorted(unusual):
         text = f"Loading a tensor called {name} was never executed"
         yield Finding("unknown", text, "use the names of the published drafts")
     for module, tensors in stored.items():
+        if question.inside_target and ROUTED in module:
+            continue  # see `mtp`
         for suffix, tensor in tensors.items():
             plain = f"{module}.{suffix}".lstrip(".") in specs
             companion = suffix in _BESIDE_CODES and (module in linears or not linears)
             old = tensor.name.startswith("aux_norm_") and not question.own.old_norms
             known = companion and f"{module}.weight" in specs
             if old or not (plain or known or tensor.name in unusual):
-                yield from strangers(engine, question, tensor.name)
+                yield from strangers(engine, question, tensor)
             if plain and linears and module not in linears and tensor.dtype in _CODES:
                 text = (
                     f"{engine.title} reads {tensor.name}, which is stored as {tensor.dtype}, as"
@@ -115,10 +127,17 @@ def _uneven_shards(question: Question) -> Iterator[Finding]:
         text = question.own.uneven_heads.format(heads=heads, tp=tp)
         yield Finding("init", text, f"serve the draft on a number of GPUs that divides {heads}")
         return
-    for key in ("num_attention_heads", "intermediate_size"):
-        if question.config.get(key, 0) % tp:
-            text = f"{key} of config.json cannot be shared equally by {tp} GPUs"
-            yield Finding("unknown", text, "serve the draft on fewer GPUs")
+    fewer = "serve the draft on fewer GPUs"
+    kept = question.config.get("num_key_value_heads")
+    kept = kept if type(kept) is int and kept > 0 else heads
+    if heads % tp:
+        yield Finding("init", "AssertionError: assert self.total_num_heads % tp_size == 0", fewer)
+    elif max(kept, tp) % min(kept or tp, tp):
+        yield Finding(
+            "init", "AssertionError: assert self.total_num_kv_heads % tp_size == 0", fewer
+        )
+    elif (width := question.config.get("intermediate_size", 0)) % tp:
+        yield Finding("init", f"AssertionError: {width} is not divisible by {tp}", fewer)
 
 
 def _other_vocabulary(
@@ -150,33 +169,38 @@ def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator
             )
 
 
-def strangers(engine: Engine, question: Question, name: str) -> Iterator[Finding]:
+def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
     """A tensor for which there may be no parameter; no engine minds a bias."""
+    name = tensor.name
     remedy = f"remove {name}, or serve what it belongs to"
+    if name.endswith(_COMPUTED):
+        return
     if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):
         return
-    if name.endswith(_OF_THE_CACHE):
-        read = engine.tensors.reads_cache_scale(question, name)
+    if CACHE_SCALE.search(name):
+        read = engine.tensors.cache_scale(question, tensor)
+        if isinstance(read, Finding):
+            yield read
         if read is None:
             text = f"Loading a tensor called {name} was never executed"
             yield Finding("unknown", text, remedy)
         if read is not False:
             return
         remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
-    elif name.endswith(_TAKEN_ELSEWHERE):
-        yield Finding("unknown", f"Loading a tensor called {name} was never executed", remedy)
-        return
     dropped = name.startswith(question.own.dropped)
     dropped = dropped or question.own.unknown_tensors == "dropped"
-    if name.endswith((".bias", ".input_zero_point")) or dropped:
+    silent = name.endswith((".bias", ".input_zero_point"))
+    if silent or (dropped and engine.tensors.stranger(question, name) is None):
         text = f"{engine.title} drops {name}, because its model has no parameter for it"
         yield Finding("wrong", text, remedy)
+    elif (refused := engine.tensors.stranger(question, name)) is not None:
+        yield Finding("load", refused, remedy)
     else:
         yield no_such_name(name, remedy)
 
 
 def _absent_norm(question: Question, name: str) -> Finding:
-    if question.own.refuses_absent_norm:
+    if question.own.refuses_absent_norm and question.declaration is None:
         text = f"ValueError: Following weights were not initialized from checkpoint: {name!r}"
         return Finding("load", text, "export the draft again")
     text = f"{name} stays uninitialised, because it is not stored"

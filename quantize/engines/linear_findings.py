@@ -73,6 +73,9 @@ class Walk:
         rows = self._rows(findings)
         built: list[Scheme] = []
         for module in self.engine.linears.modules(self.question):
+            if any(f"{part}.weight" not in self.specs for part in module.parts):
+                findings.append(not_executed(f"{module.name} of such a draft"))
+                continue
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
                 findings += self._absent(module)
@@ -171,7 +174,10 @@ class Walk:
             if not tensors:
                 yield never_written(module, f"{part}.weight")
             elif companions or codes:
-                yield self._codes_into_floats(module, companions, weight, self._shape(part))
+                refused = self.engine.linears.stored(self.question, module)
+                yield refused or self._codes_into_floats(
+                    module, companions, weight, self._shape(part)
+                )
             elif weight is not None and weight.shape != self._shape(part):
                 yield other_shape(weight, self._shape(part))
 
@@ -265,7 +271,7 @@ class Walk:
                 yield self._other_axes(tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
-                yield from strangers(self.engine, self.question, tensor.name)
+                yield from strangers(self.engine, self.question, tensor)
 
     def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
         """Scales [out] where the layout has [out, 1], or the other way round."""

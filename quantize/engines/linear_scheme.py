@@ -13,6 +13,8 @@ from ..stored.declarations import DeclaredScheme
 from ..stored.layouts.scheme import FLOAT_DTYPES, GROUPS, Part, Parts
 from ..stored.parts import stored_parts, weight_suffix
 
+BLOCK = (128, 128)
+ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
 _SYMMETRIC = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
 """No kernel reads them: codes are symmetric."""
 _ONE_GRANULARITY = (*GROUPS, "mxfp8")
@@ -32,6 +34,7 @@ class LinearScheme:
         suffix: last part of the name of the tensor with the codes.
         parts: rows and columns of a linear -> its stored tensors.
         not_read: suffixes of parts that no engine minds the absence of.
+        block: rows and columns of one block; of formats in blocks.
     """
 
     layout: str
@@ -43,6 +46,7 @@ class LinearScheme:
     suffix: str
     parts: Callable[[int, int], Parts]
     not_read: tuple[str, ...] = _SYMMETRIC
+    block: tuple[int, int] = BLOCK
 
     @property
     def has_global_scale(self) -> bool:
@@ -76,9 +80,9 @@ def of_declared(scheme: DeclaredScheme) -> LinearScheme:
 
 
 def in_any_float(parts: Parts) -> Parts:
-    """Engines copy a float of one dtype into a parameter of another."""
+    """Engines copy a float of one dtype into a parameter of another, powers of two as well."""
     return {
-        suffix: Part(FLOAT_DTYPES if set(part.dtypes) <= set(FLOAT_DTYPES) else part.dtypes,
+        suffix: Part(ANY_FLOAT if set(part.dtypes) <= set(FLOAT_DTYPES) else part.dtypes,
                      part.shape)
         for suffix, part in parts.items()
     }  # fmt: skip
@@ -108,6 +112,7 @@ def linear_scheme(
     parts: Callable[[int, int], Parts],
     *,
     not_read: tuple[str, ...] = ("weight_shape",),
+    block: tuple[int, int] = BLOCK,
 ) -> LinearScheme:
     """A scheme under the signature "layout dtype granularity activations".
 
@@ -121,6 +126,7 @@ def linear_scheme(
         suffix: of the tensor with the codes.
         parts: see `LinearScheme`.
         not_read: see `LinearScheme`.
+        block: see `LinearScheme`.
     """
     own = dtype not in _ONE_GRANULARITY
     names = [layout, dtype, *([f"{granularity}{group_size or ''}"] if own else []), activations]
@@ -133,7 +139,21 @@ def linear_scheme(
         suffix=suffix,
         parts=parts,
         not_read=not_read,
+        block=block,
     )
+
+
+def block_of(key: str, value: object) -> tuple[int, int]:
+    """Rows and columns of the blocks that a declaration has in [rows, columns]."""
+    sizes = value if isinstance(value, list) else []
+    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        not_read(key, value)
+    return sizes[0], sizes[1]
+
+
+def scales_of_blocks(rows: int, columns: int, block: tuple[int, int]) -> tuple[int, int]:
+    """One scale for each block, the last of which may be less than whole."""
+    return -(-rows // block[0]), -(-columns // block[1])
 
 
 def count(columns: int, size: int | None) -> int:

@@ -11,23 +11,24 @@ from ..drafts.engine_traits import Finding
 from .contract import Module, Question
 from .linear_scheme import LinearScheme
 
-BLOCK = 128
+_CUT = ("gptq", "auto-round")
 _FEWER = "serve the draft on fewer GPUs (--tp), or quantize in smaller groups"
 
 
 def block_problem(
-    question: Question, module: Module, shapes: list[tuple[int, int]]
+    question: Question, module: Module, shapes: list[tuple[int, int]], block: tuple[int, int]
 ) -> Finding | None:
     """Why an engine refuses to build a module in blocks, whose parts have `shapes` per shard."""
     split, columns = question.tp > 1, shapes[0][1]
-    if split and module.sharding == "row" and columns % BLOCK:
-        return _refused(module, f"input_size_per_partition = {columns}", "block_k")
+    high, wide = block
+    if split and module.sharding == "row" and columns % wide:
+        return _refused(module, f"input_size_per_partition = {columns}", "block_k", wide)
     every = split and module.sharding == "column"
     checked = shapes if every else shapes[:-1]  # in one piece the last part may end in the middle
-    small = next((rows for rows, _ in checked if rows % BLOCK), None)
+    small = next((rows for rows, _ in checked if rows % high), None)
     if small is None:
         return None
-    return _refused(module, f"output_partition_size = {small}", "block_n")
+    return _refused(module, f"output_partition_size = {small}", "block_n", high)
 
 
 def group_problem(
@@ -64,9 +65,24 @@ def group_problem(
     return Finding("unknown", text, remedy)
 
 
-def _refused(module: Module, size: str, side: str) -> Finding:
+def cut_groups(module: Module, scheme: LinearScheme, columns: int) -> Finding | None:
+    """GPTQ's and AutoRound's scales where a shard begins or ends within a group.
+
+    Both engines take as many scales as whole groups fit into a shard, and no kernel minds.
+    """
+    size = scheme.group_size or columns
+    if scheme.layout not in _CUT or scheme.weight_dtype.startswith("awq") or not columns % size:
+        return None
+    text = (
+        f"A group of {size} inputs of {module.name} is split between GPUs, and its scale is served"
+        " for other inputs"
+    )
+    return Finding("wrong", text, _FEWER)
+
+
+def _refused(module: Module, size: str, side: str, block: int) -> Finding:
     return Finding(
         "init",
-        f"ValueError: Weight {size} is not divisible by weight quantization {side} = {BLOCK}.",
+        f"ValueError: Weight {size} is not divisible by weight quantization {side} = {block}.",
         f"quantize {module.leaf} per channel, or serve the draft on fewer GPUs (--tp)",
     )

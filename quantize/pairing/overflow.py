@@ -1,4 +1,4 @@
-"""Weights that float16 cannot hold, found by streaming over the bytes of a draft.
+"""Weights and hidden states that float16 cannot hold, of a draft that is computed in it.
 
 Source: IEEE 754: float16 ends at 65,504; what rounds beyond it becomes infinity.
 """
@@ -68,6 +68,23 @@ def float16(pair: Pair) -> Iterator[PairFinding]:
             "float16",
             f"{TITLES[engine]} computes the draft in float16, and {len(found)} of its tensors hold"
             f" values beyond it ({worst.tensor} up to {worst.largest:,.0f}): they become infinite,"
+            " and no token is accepted",
+            "serve target and draft with --dtype bfloat16",
+            engine,
+        )
+
+
+def activations(pair: Pair) -> Iterator[PairFinding]:
+    """Recorded hidden states of the target that float16 cannot hold."""
+    largest = pair.largest_feature
+    for engine in ENGINE_NAMES:
+        if largest is None or largest < _FIRST_OVERFLOW or not _is_narrow(pair, engine):
+            continue
+        yield PairFinding(
+            "wrong",
+            "float16",
+            f"{TITLES[engine]} computes the draft in float16, and the traces hold hidden states of"
+            f" the target up to {largest:,.0f}, beyond float16: the draft reads infinities there,"
             " and no token is accepted",
             "serve target and draft with --dtype bfloat16",
             engine,

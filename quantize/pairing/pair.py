@@ -54,6 +54,7 @@ class Pair:
         args: what its launch line says.
         tp: tensor-parallel size.
         own_tokenizer, target_tokenizer: of the two folders; None where one has none.
+        largest_feature: magnitude among recorded hidden states of the target; None = none given.
     """
 
     draft: Checkpoint
@@ -65,6 +66,7 @@ class Pair:
     tp: int
     own_tokenizer: Tokenizer | None = None
     target_tokenizer: Tokenizer | None = None
+    largest_feature: float | None = None
 
     @property
     def rotation(self) -> Rotation:

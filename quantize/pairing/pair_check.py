@@ -1,6 +1,7 @@
 """`check_pair`: a draft, its target, and what each engine does with the two."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..drafts import read_config
@@ -43,6 +44,7 @@ RULES: tuple[PairRule, ...] = (
     contexts.overrides,
     dtypes.dtypes,
     overflow.float16,
+    overflow.activations,
     inherited.quantization,
     inherited.cache,
     shared_tables.quantized_head,
@@ -65,6 +67,7 @@ def check_pair(
     asked: str | None = None,
     named: tuple[str, str] | None = None,
     subtree: str | None = None,
+    largest_feature: float | None = None,
 ) -> PairCheck:
     """Predict what engines do with a draft beside its target, and say how to serve the two.
 
@@ -79,18 +82,19 @@ def check_pair(
         asked: see `check_draft`.
         named: what the launch lines call draft and target; None = by their folders.
         subtree: of a draft that lies in its target's folder, the prefix of its layer.
+        largest_feature: magnitude among hidden states that were recorded of the target.
 
     Raises:
         CheckpointError: a folder cannot be read as a draft or as a target, or the words of
             `target_args` are not understood.
     """
-    pair, alone = _read(draft, target, tp, target_args, named, subtree)
+    read = _read(draft, target, tp, target_args, named, subtree)
+    pair = replace(read, largest_feature=largest_feature)
     findings = [finding for rule in RULES for finding in rule(pair)]
     engines: tuple[EngineName, ...] = ENGINE_NAMES if engine is None else (engine,)
     names = named or (str(draft), pair.target.named)
     answers = [
-        _alone(pair, alone, each, names, version=version, arch=arch, asked=asked)
-        for each in engines
+        _alone(pair, each, names, version=version, arch=arch, asked=asked) for each in engines
     ]
     return PairCheck(
         draft=names[0],
@@ -109,32 +113,28 @@ def _read(
     target_args: str | None,
     named: tuple[str, str] | None,
     subtree: str | None,
-) -> tuple[Pair, Checkpoint]:
-    """The pair, and the draft as engines are asked of it alone."""
+) -> Pair:
     args = TargetArgs.parse(target_args)
     if args.tp is not None and tp not in (1, args.tp):
         what = f"--tp is {tp}, and --target-args says {args.tp}"
         raise CheckpointError("--tp", what, fix="leave one of the two out")
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
     family, geometry = read_config(checkpoint)
-    read = Target.read(target, named[1] if named else None)
-    pair = Pair(
+    return Pair(
         draft=checkpoint,
         config=with_text_config(checkpoint.config),
         family=family,
         geometry=geometry,
-        target=read,
+        target=Target.read(target, named[1] if named else None),
         args=args,
         tp=args.tp or tp,
         own_tokenizer=Tokenizer.read(draft),
         target_tokenizer=Tokenizer.read(target),
     )
-    return pair, checkpoint
 
 
 def _alone(
     pair: Pair,
-    draft: Checkpoint,
     engine: EngineName,
     names: tuple[str, str],
     *,
@@ -143,6 +143,7 @@ def _alone(
     asked: str | None,
 ) -> EngineCheck:
     """What an engine does with the draft, its layers numbered after those of this target."""
+    draft = pair.draft
     known = target_layers_named(draft.config) in (None, pair.target.num_layers)
     return check_checkpoint(
         draft,

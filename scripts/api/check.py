@@ -65,6 +65,14 @@ class CheckSettings(Settings):
             "WORDS",
         ),
     ] = None
+    traces: Annotated[
+        arguments.AnyPath | None,
+        Option(
+            "traces of the target, whose hidden states are scanned for values beyond float16; with"
+            " --target",
+            "FOLDER",
+        ),
+    ] = None
     subtree: arguments.Subtree = None
     tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS")] = 1
     target_layers: Annotated[
@@ -102,10 +110,14 @@ class CheckSettings(Settings):
             fix = f"add --engine {ENGINE_NAMES[0]}"
             ways = f"{fix} (or {', '.join(ENGINE_NAMES[1:])}), or --target TARGET for all engines"
             raise CheckpointError("--engine", what, fix=ways if self.target is None else fix)
-        given = "--target-args" if self.target_args is not None else "--subtree"
-        if self.target is None and (self.target_args is not None or self.subtree is not None):
+        if self.engine is None and self.version is not None:
+            what = "is of one engine, and all are asked"
+            raise CheckpointError("--version", what, fix=f"add --engine {ENGINE_NAMES[0]}")
+        of_pairs = {"target-args": self.target_args, "traces": self.traces, "subtree": self.subtree}
+        given = next((name for name, value in of_pairs.items() if value is not None), None)
+        if self.target is None and given is not None:
             what = "without --target, no pair is checked"
-            raise CheckpointError(given, what, fix="add --target TARGET")
+            raise CheckpointError(f"--{given}", what, fix="add --target TARGET")
         if self.fix and self.out is None:
             raise CheckpointError(
                 "--fix",
@@ -264,7 +276,18 @@ def _pair(
         asked=settings.arch,
         named=(named, target),
         subtree=settings.subtree,
+        largest_feature=_largest_feature(settings.traces),
     )
+
+
+def _largest_feature(traces: arguments.AnyPath | None) -> float | None:
+    """The largest magnitude among recorded hidden states; None where no traces are given."""
+    if traces is None:
+        return None
+    from ...calibration.traces.trace_folder import TraceFolder
+
+    folder = TraceFolder.open(Path(traces))
+    return max((float(prompt.features.abs().max()) for prompt in folder), default=0.0)
 
 
 def _repair(source: DraftSource, out: Path, settings: CheckSettings) -> Repaired:

@@ -1,7 +1,7 @@
 """What an FP8 KV cache costs a draft in accepted tokens, by its scales, on recorded traces.
 
     python -m draftquant.scripts.dev.bench_kv_cache DRAFT --calibration TRACES --gate TRACES
-        [--quantized FOLDER ...] [--values 6 8 10] [--keys 6 8] [--json]
+        [--target TARGET] [--quantized FOLDER ...] [--values 6 8 10] [--keys 6 8] [--json]
 
 The BF16 draft is the baseline of every row. `--values N` measures the same draft written otherwise:
 its values (of latent attention, its latents) are 2^N times smaller, and the linear that reads them
@@ -73,14 +73,17 @@ class Bench:
     """One draft along the traces of its target."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
+        import torch
+
         from ...calibration.traces.trace_folder import TraceFolder
         from ...quantize.stored.loading import load_draft
         from ...validate.counting.trace_replay import chosen_num_draft_tokens
+        from ..api.opening import shared_tables
 
         self._asked = asked
         self._calibration = TraceFolder.open(asked.calibration)
         self._gate = TraceFolder.open(asked.gate)
-        self._shared = self._gate.tables(None)
+        self._shared = shared_tables(self._gate, asked.target, torch.device("cpu"))
         self._draft = load_draft(asked.draft, shared=self._shared)
         self._count = chosen_num_draft_tokens(None, [self._draft])
 
@@ -149,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("draft", type=Path, help="in BF16")
     for name in ("--calibration", "--gate"):
         parser.add_argument(name, type=Path, required=True, help="trace folder")
+    parser.add_argument("--target", type=Path, help="whose tables the draft shares")
     parser.add_argument("--quantized", type=Path, nargs="*", default=[], help="quantized drafts")
     parser.add_argument("--values", type=int, nargs="*", default=[], help="octaves")
     parser.add_argument("--keys", type=int, nargs="*", default=[], help="octaves")

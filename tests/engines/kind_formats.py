@@ -26,7 +26,7 @@ def random_tensor(
         one = np.full(shape, 0.01) if len(shape) < 2 and shape in ((), (1,)) else None
         values = rng.uniform(0.005, 0.02, shape) if one is None else one
         return store(np.asarray(values), dtype)
-    if suffix == "g_idx":
+    if suffix.endswith("g_idx"):
         return Stored(dtype, shape, (np.arange(shape[0], dtype=np.int32) // 128).tobytes())
     kind = _NUMPY[dtype]
     if dtype == "F8_E4M3":
@@ -41,7 +41,7 @@ def gptq(*, bits: int = 4, size: int = 128, g_idx: bool = True, scales: str = "F
     """GPTQModel, and auto-round in its `auto_gptq` packing (without g_idx)."""
 
     def shapes(rows: int, columns: int) -> Shapes:
-        groups = columns // size if size > 0 else 1
+        groups = -(-columns // size) if size > 0 else 1
         found = {
             "qweight": ("I32", (columns * bits // 32, rows)),
             "qzeros": ("I32", (groups, rows * bits // 32)),
@@ -58,8 +58,8 @@ def awq(*, size: int = 128) -> Store:
     def shapes(rows: int, columns: int) -> Shapes:
         return {
             "qweight": ("I32", (columns, rows // 8)),
-            "qzeros": ("I32", (columns // size, rows // 8)),
-            "scales": ("F16", (columns // size, rows)),
+            "qzeros": ("I32", (columns // size if size > 0 else 1, rows // 8)),
+            "scales": ("F16", (columns // size if size > 0 else 1, rows)),
         }
 
     return shapes

@@ -67,11 +67,21 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         tensors=tensors,
         needs_gpu=sglang_platform.needs_gpu,
         unused=_UNUSED,
+        ignored=("transform_config",) if _is_transformed(draft) else (),
         first=rank == 0,
         # A block draft proposes by the target's head: `dflash_worker_v2.py:138`.
         proposes=lambda model: sglang_proposals(model, algorithm) if algorithm and tp == 1 else [],
         captures=lambda: sglang_captures(draft, config, num_target_layers) if reads else {},
     )
+
+
+def _is_transformed(draft: Path) -> bool:
+    """Whether inputs or outputs of linears are to be transformed, which SGLang does not do."""
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    declared = config.get("quantization_config") or {}
+    schemes = (declared.get("transform_config") or {}).get("config_groups", {}).values()
+    asked = [each for scheme in schemes for each in scheme["apply"]]
+    return any(each["location"] in ("input", "output") for each in asked)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-CUDA_CAPABILITIES = {"sm90": (9, 0), "sm100": (10, 0)}
+CUDA_CAPABILITIES = {"sm80": (8, 0), "sm90": (9, 0), "sm100": (10, 0)}
 ROCM_CAPABILITIES = {"gfx942": (9, 4), "gfx950": (9, 5)}
 ARCHS = (*CUDA_CAPABILITIES, *ROCM_CAPABILITIES)
 # Packages of kernels: SGLang imports them on a GPU, and calls them when it serves.

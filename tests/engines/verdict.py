@@ -34,7 +34,11 @@ _NOT_READ_BY_DESIGN = (
     "t2d",  # the inverse of d2t: engines need one of the two
     "weight_shape",  # the parts of a fused linear share one parameter, which no kernel reads
     "weight_zero_point",  # all zero: the codes are symmetric
-    ".g_idx",  # of GPTQ without desc_act: ascending, and the same in all parts of a fused linear
+    "g_idx",  # of GPTQ: the same in all parts of a fused linear; without desc_act ascending
+    "rotary_emb.inv_freq",  # computed from config.json
+    ".k_zero_point",  # of the KV cache: zero, as its values are symmetric
+    ".v_zero_point",
+    ".q_zero_point",
     "confidence_head.proj.weight",  # asked by adaptive verification alone
     "confidence_head.proj.bias",
 )
@@ -107,6 +111,8 @@ class Subject:
         proposes: see `Outcome`; of a loaded model.
         last_steps: what follows the modules' own steps after loading: runtime module -> step.
         unused: of a parameter's name: it is built, and no forward pass reads it.
+        ignored: keys of the declaration that the engine does not read, though they change what is
+            computed.
         first: the first shard; a later one may hold nothing but the padding of a vocabulary.
     """
 
@@ -119,6 +125,7 @@ class Subject:
     proposes: Callable[[nn.Module], list[int]] = lambda _model: []
     last_steps: Callable[[nn.Module], Steps] = lambda _model: {}
     unused: re.Pattern[str] = re.compile(r"(?!)")
+    ignored: tuple[str, ...] = ()
     first: bool = True
 
 
@@ -137,6 +144,7 @@ def examine(subject: Subject, outcome: Outcome) -> None:
     subject.load_folder(model)
     unread, outcome.cast = _unread_and_cast(model, subject.tensors)
     outcome.unread = [n for n in unread if subject.first or not n.endswith(_VOCABULARY)]
+    outcome.unread += subject.ignored
     unloaded = _unloaded(model, subject.tensors)
     outcome.unloaded = [name for name in unloaded if not subject.unused.search(name)]
     if outcome.unloaded and not _matters(subject, outcome.unloaded):
@@ -259,7 +267,9 @@ def _unread_and_cast(
         elif reached and name.endswith(_LAST_ONE_WINS):
             read.append(name)
         for key in reached:
-            if key in parameters and _loses_meaning(tensor.dtype, parameters[key].dtype):
+            symmetric = name.endswith(_NOT_READ_BY_DESIGN)
+            known = key in parameters and not symmetric
+            if known and _loses_meaning(tensor.dtype, parameters[key].dtype):
                 cast.add(f"{name}: {_dtype(tensor)} -> {_dtype(parameters[key])}")
     return [name for name in unread if not _overwritten(name, read, tensors)], sorted(cast)
 

@@ -3,6 +3,7 @@
 Every fake says what it replaces and why loading does not notice. Kernels are never run.
 """
 
+import re
 import sys
 import tempfile
 import types
@@ -101,6 +102,18 @@ def _claim_cuda(capability: tuple[int, int]) -> None:
             return torch.float8_e4m3fn
 
     current_platform.__class__ = FakedCuda
+    _stand_in_for_humming()
+
+
+def _stand_in_for_humming() -> None:
+    """Replaces: a package that vLLM's wheel for CUDA asks for. It has kernels of integers in any
+    number of bits, groups of any size and FP8 in any blocks; whether it is there decides which
+    kernel is taken.
+    """
+    import vllm.model_executor.kernels.linear.mixed_precision.humming as integers
+    import vllm.model_executor.kernels.linear.scaled_mm.humming as floats
+
+    integers.has_humming = floats.has_humming = lambda: True
 
 
 def _claim_rocm(arch: str) -> None:
@@ -160,8 +173,13 @@ def needs_gpu(exc: Exception) -> bool:
         "scales must be on gpu",
         "Cannot access accelerator device when none is available.",
         "'function' object is not subscriptable",  # a kernel of Triton, which is not there
+        "No module named 'humming'",  # kernels of the wheel for CUDA
     )
-    return isinstance(exc, CompiledOpCalledError) or str(exc) in missing_gpu
+    unfinished = re.match("'Humming.*object has no attribute 'layer_config'", str(exc))
+    # Images for ROCm have both packages of kernels.
+    no_kernels = re.search("AITER not found|amd-quark package not available", str(exc)) is not None
+    called = isinstance(exc, CompiledOpCalledError)
+    return called or bool(unfinished) or no_kernels or str(exc) in missing_gpu
 
 
 class CompiledOp:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...quantize.drafts.geometry import vocabulary_share
+from ...quantize.drafts.kv_cache import scale_origin
 from ...quantize.engines import check_draft
 from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.registry import newest_engines
@@ -82,6 +83,7 @@ class DraftFacts:
             of this package says how.
         hub_id, revision: of the draft that was quantized, where it came from the Hub.
         vocabulary: how many of the target's tokens it can propose; None = all, or not known.
+        kv_cache: such as "fp8_e4m3, unit scales"; None = as it computes, or not known.
     """
 
     name: str
@@ -93,6 +95,7 @@ class DraftFacts:
     hub_id: str | None = None
     revision: str | None = None
     vocabulary: str | None = None
+    kv_cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,18 +149,26 @@ def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -
     checkpoint = Checkpoint.open(folder.folder)
     record = folder.quantized_by
     declared = "of another tool" if folder.quantized else "none"
-    given, draft = Path(name), StoredDraft.look(checkpoint, declared_scheme(checkpoint)).draft
+    given, stored = Path(name), StoredDraft.look(checkpoint, declared_scheme(checkpoint))
     return DraftFacts(
         name=given.resolve().name if given.is_dir() else name,
         sha256=folder.sha256,
-        family=draft.family.name,
+        family=stored.draft.family.name,
         num_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         quantization=form.label(declared if record is None else record.recipe.name),
         quantized=None if record is None else _quantization(record),
         hub_id=None if record is None else record.source.hub_id,
         revision=None if record is None else record.source.revision,
-        vocabulary=vocabulary_share(draft.geometry),
+        vocabulary=vocabulary_share(stored.draft.geometry),
+        kv_cache=_kv_cache(stored, form),
     )
+
+
+def _kv_cache(stored: StoredDraft, form: ServedForm) -> str | None:
+    declared = stored.kv_cache()
+    if declared is None:
+        return None if form.kv_cache is None else f"{form.kv_cache}, unit scales"
+    return f"{declared.dtype}, {scale_origin(declared.scales) or 'unit'} scales"
 
 
 def measured_facts(measurement: Measurement) -> DraftFacts:

@@ -2,23 +2,35 @@
 
 Source: `_quantization_scheme_map_from_config` and `_get_scheme_from_parts` of vLLM 0.33.0, and
 their like in SGLang 0.5.23. Keys that neither reads (observer, scale_dtype of floats, version,
-kv_cache_scheme of a draft without scales) say nothing here.
+kv_cache_scheme of a draft without scales) say nothing here; transforms change nothing stored.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from ...stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Part, Parts
-from ..linear_scheme import Group, LinearScheme, count, linear_scheme, mapping, not_read, words
+from ...stored.layouts.scheme import FP8_DTYPE, Part, Parts
+from ..linear_scheme import (
+    ANY_FLOAT,
+    BLOCK,
+    Group,
+    LinearScheme,
+    block_of,
+    count,
+    linear_scheme,
+    mapping,
+    not_read,
+    scales_of_blocks,
+    words,
+)
 
 Args = Mapping[str, Any]
-_FLOAT, _ONE = FLOAT_DTYPES, (1,)
+_FLOAT, _ONE = ANY_FLOAT, (1,)
+ORDERED = ("group", "dynamic")
+"""Each actorder of which the inputs of a group stand anywhere in a row."""
 
 
 def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:
     """One per entry of config_groups, in order."""
-    if declared.get("sparsity_config") or declared.get("transform_config"):
-        not_read("sparsity_config or transform_config of", "compressed-tensors")
     found = declared.get("config_groups")
     if not isinstance(found, Mapping) or not found:
         not_read("config_groups", found)
@@ -42,24 +54,27 @@ def _group(group: Args, usual_format: object) -> Group:
 def _scheme(weights: Args, inputs: Args | None, form: object) -> LinearScheme:
     bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
     strategy, activations = str(weights.get("strategy")), _activations(inputs)
-    if weights.get("dynamic") or weights.get("actorder") in ("group", "dynamic"):
-        not_read("actorder", weights.get("actorder"))
+    if weights.get("dynamic"):
+        not_read("dynamic", weights["dynamic"])
+    ordered = weights.get("actorder") in ORDERED
     symmetric = weights.get("symmetric", True)
     dtype = _dtype(weights)
-    if kind == "int" and bits in (4, 8):
-        return _integers(dtype, bits, strategy, size, activations, symmetric, form)
+    if kind == "int" and type(bits) is int and 2 <= bits <= 8:
+        return _integers(
+            dtype, bits, strategy, size, activations, form, symmetric=symmetric, ordered=ordered
+        )
     if not symmetric or dtype not in ("fp8", "nvfp4", "mxfp4", "mxfp8"):
         not_read("weights", dict(weights))
-    if dtype == "fp8" and strategy == "block" and weights.get("block_structure") != [128, 128]:
-        not_read("block_structure", weights.get("block_structure"))
+    blocks = dtype == "fp8" and strategy == "block"
+    block = block_of("block_structure", weights.get("block_structure")) if blocks else BLOCK
 
     def parts(rows: int, columns: int) -> Parts:
-        return _float_parts(dtype, strategy, activations, rows, columns)
+        return _float_parts(dtype, strategy, activations, rows, columns, block)
 
     suffix = "weight_packed" if dtype in ("nvfp4", "mxfp4") else "weight"
     group_size = None if dtype == "fp8" else size
     return linear_scheme(
-        "compressed-tensors", dtype, strategy, group_size, activations, suffix, parts
+        "compressed-tensors", dtype, strategy, group_size, activations, suffix, parts, block=block
     )
 
 
@@ -87,7 +102,15 @@ def _activations(inputs: Args | None) -> str:
 
 
 def _integers(
-    dtype: str, bits: int, strategy: str, size: Any, activations: str, symmetric: bool, form: object
+    dtype: str,
+    bits: int,
+    strategy: str,
+    size: Any,
+    activations: str,
+    form: object,
+    *,
+    symmetric: bool,
+    ordered: bool,
 ) -> LinearScheme:
     """Packed into words, or a byte for each code."""
     if strategy not in ("group", "channel", "tensor"):
@@ -111,14 +134,24 @@ def _integers(
             found["weight_zero_point"] = Part(("I32",) if packed else ("I8",), zeros)
         if activations.endswith("static"):
             found["input_scale"] = Part(_FLOAT, _ONE)
+        if ordered:
+            found["weight_g_idx"] = Part(("I32",), (columns,))
         return found
 
     spelled = dtype + ("" if symmetric else "+") + ("" if packed else "@")
     suffix = "weight_packed" if packed else "weight"
+    strategy = "ordered" if ordered else strategy
     return linear_scheme("compressed-tensors", spelled, strategy, size, activations, suffix, parts)
 
 
-def _float_parts(dtype: str, strategy: str, activations: str, rows: int, columns: int) -> Parts:
+def _float_parts(
+    dtype: str,
+    strategy: str,
+    activations: str,
+    rows: int,
+    columns: int,
+    block: tuple[int, int],
+) -> Parts:
     found: Parts = {}
     if dtype == "nvfp4":
         found["weight_packed"] = Part(("U8",), (rows, columns // 2))
@@ -136,7 +169,7 @@ def _float_parts(dtype: str, strategy: str, activations: str, rows: int, columns
         scales = {
             "tensor": _ONE,
             "channel": (rows, 1),
-            "block": (-(-rows // 128), -(-columns // 128)),
+            "block": scales_of_blocks(rows, columns, block),
         }
         if strategy not in scales:
             not_read("strategy", strategy)

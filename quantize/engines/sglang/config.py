@@ -13,7 +13,6 @@ from ...drafts.engine_traits import Biases, Finding, Stage
 from ..config_rules import transformers_problem
 from ..contract import Question
 from ..engine import TRAITS
-from ..folder_findings import CACHE_SCALE
 
 ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
@@ -58,6 +57,13 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     if str(model_type).startswith("speculator"):
         text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
         return Finding("config", f"{text} but Transformers does not recognize this", _PLAIN)
+    section = config.get("text_config")
+    if isinstance(section, Mapping) and "num_attention_heads" not in section:
+        error = (
+            "AssertionError: sglang/srt/utils/hf_transformers/common.py:605: assert"
+            ' hasattr(config.text_config, "num_attention_heads")'
+        )
+        return Finding("config", error, "move what stands in text_config one level up")
     return transformers_problem(config, "ValueError: {}") or config
 
 
@@ -139,22 +145,6 @@ def biases(question: Question) -> Biases:
     ordinary = question.traits.drafts_blocks or question.traits.whole_model
     latent = question.is_latent and not ordinary
     return (None, None) if latent else question.own.biases(question)
-
-
-def reads_cache_scale(question: Question, name: str) -> bool | None:
-    """`maybe_remap_kv_scale_name` of whole models; drafts take the runtime's own name alone."""
-    found, method = CACHE_SCALE.search(name), question.method
-    if method is None and question.own.mtp is None:
-        return False
-    if found is None or question.is_latent or question.own.mtp is not None:
-        return None
-    if not question.traits.whole_model:
-        return (method == "fp8" or None) if found["attn"] else False
-    if found["attn"]:
-        return False if method == "fp8" else None
-    if method == "compressed-tensors" and question.declaration is not None:
-        return question.declaration.keys.get("kv_cache_scheme") is not None
-    return True if method in ("fp8", "modelopt") else None
 
 
 def unshared_head(question: Question) -> Finding | None:

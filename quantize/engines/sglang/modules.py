@@ -5,35 +5,27 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from ...drafts.architectures import declared_architecture
 from ...drafts.engine_traits import Finding
 from ...drafts.fused import GATE_UP, MLA_DOWN, QKV
 from .. import mtp
 from ..contract import Module, Question
-from ..declaration import Declaration
 from ..engine import ExcludeRule
 from ..exclude_keys import auto_round_in_sglang, gptq_by_rules
 from ..layer_linears import layer_linears
 from ..linear_scheme import LinearScheme
 from ..name_patterns import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
-from ..whole_blocks import block_problem, group_problem
+from ..transforms import any_transform
+from ..whole_blocks import block_problem, cut_groups, group_problem
 from .config import (
     is_ordinary,
     ordinary_model_problem,
     tied_head,
     whole_model_head,
 )
-from .schemes import CONCATENATED, algorithm_problem, not_on_rocm
+from .schemes import CONCATENATED
 
-_NAMES = """
-    fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
-    modelopt_mixed w8a8_int8 w8a8_fp8 awq awq_marlin bitsandbytes gguf gptq gptq_marlin
-    moe_wna16 compressed-tensors w4afp8 petit_nvfp4 quark quark_mxfp4 auto-round auto-round-
-    int8 modelslim quark_int4fp8_moe humming mxfp_w4a8 mxfp4
-"""
-METHODS = frozenset(_NAMES.split())
 _QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
 """Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
 `modelopt_quant.py:341`."""
@@ -49,11 +41,16 @@ _CT_SPLIT = dict.fromkeys(
     "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
     "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
 )
+_NOT_ALIGNED = (
+    "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
+    " by too large tensor parallel size."
+)
 _CUDA_SPLIT: Mapping[str, str] = {
     **_CT_SPLIT,
     "awq int4": "ValueError: Weight input_size_per_partition = {columns} is not divisible by"
     " min_thread_k = 128. Consider reducing tensor_parallel_size or running with --quantization"
     " gptq.",
+    "auto-round awq-int4": _NOT_ALIGNED,
     "modelopt nvfp4 nvfp4": "ValueError: Unsupported model when in features size is not multiple"
     " of 16",
     "modelopt nvfp4 none": "ValueError: Unsupported model when input feature size is not a"
@@ -61,38 +58,12 @@ _CUDA_SPLIT: Mapping[str, str] = {
 }
 _ROCM_SPLIT: Mapping[str, str] = {
     **_CT_SPLIT,
-    "awq int4": "ValueError: The input size is not aligned with the quantized weight shape."
-    " This can be caused by too large tensor parallel size.",
+    "auto-round awq-int4": _NOT_ALIGNED,
+    "awq int4": _NOT_ALIGNED,
 }
 _DROPPED_GROUPS = frozenset({"quark mxfp4"})
-_MARLIN = ("awq_marlin", "gptq_marlin")
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""
-
-
-def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
-    """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
-
-    What it finds replaces the nested form in config.json, whose excludes are then not read.
-    """
-    if arch in _ROCM and declaration.spelled in _MARLIN:
-        return Finding("config", not_on_rocm(declaration.spelled), "write quant_method awq or fp8")
-    algorithm = declaration.algorithm or ""
-    known = algorithm in ("FP8", "MXFP8", "MIXED_PRECISION") or "FP4" in algorithm
-    if declaration.form == "side file" and not known:
-        return None
-    if declaration.method is None and known:
-        declaration = replace(declaration, method="modelopt")
-    if declaration.method == "modelopt" and (problem := algorithm_problem(algorithm, arch)):
-        return problem
-    if declaration.form != "nested" or not declaration.groups:
-        return declaration
-    return replace(
-        declaration,
-        excludes=(),
-        exclude_remedy="write quantization_config in ModelOpt's flat form: SGLang reads no excludes"
-        " of the nested one",
-    )
 
 
 def modules(question: Question) -> tuple[Module, ...]:
@@ -183,6 +154,9 @@ EXCLUDE_RULES: Mapping[str, ExcludeRule] = {
     "modelopt": _parts_or_stars,
     "gptq": gptq_by_rules,
     "auto-round": auto_round_in_sglang,
+    "w8a8_fp8": lambda *_asked: False,
+    "w8a8_int8": lambda *_asked: False,
+    "blockwise_int8": _dotted_parts,
 }
 
 
@@ -264,6 +238,9 @@ def config_problem(question: Question) -> Finding | None:
         )
     if (problem := tied_head(question)) is not None:
         return problem
+    if any_transform(question):
+        text = "SGLang does not read transform_config, and serves the linears without transforms"
+        return Finding("wrong", text, "serve it with vLLM, or quantize without online transforms")
     if question.is_parallel:
         text = "SGLang drops mask_hidden: it does not draft EAGLE-3's tokens in parallel"
         return Finding("wrong", text, "serve it with vLLM")
@@ -295,18 +272,50 @@ def module_problem(
     if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
     if scheme.granularity == "block" and module.sharding != "replicated":
-        problem = block_problem(question, module, shapes)
+        problem = block_problem(question, module, shapes, scheme.block)
         if problem is not None or not _renames_scales(question):
             return problem
     if question.method == "fp8" and scheme.granularity == "block" and _renames_scales(question):
         text = f"SGLang drops weight_scale_inv of {module.leaf}: its `llama.py:723` renames it"
         return Finding("wrong", text, "quantize it per channel: recipe fp8-ptpc")
+    uneven = scheme.signature.startswith("compressed-tensors int") and "+ " in scheme.signature
+    rows = sum(count for count, _ in shapes)
+    if uneven and rows % _MARLIN_ROWS:
+        text = f"RuntimeError: shape '[-1, {_MARLIN_ROWS}]' is invalid for input of this size"
+        return Finding("after load", text, f"keep {module.leaf} in BF16: its rows are uneven")
+    if (problem := cut_groups(module, scheme, columns)) is not None:
+        return problem
     if _is_marlin(question):
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
         if problem is not None:
             return problem
     errors = _ROCM_SPLIT if question.arch in _ROCM else _CUDA_SPLIT
     return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
+
+
+def codes_in_floats(question: Question, module: Module) -> Finding | None:
+    """The loader puts q_a and kv_a together before it looks who takes them."""
+    groups = question.declaration.groups if question.declaration else ()
+    errors = [CONCATENATED.get(group.scheme.signature) for group in groups]
+    if module.leaf != MLA_DOWN.sglang or not any(errors):
+        return None
+    text = next(filter(None, errors))
+    return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
+
+
+def stranger(question: Question, name: str) -> str | None:
+    """`qwen3.py:742` looks up what a part of a fused linear has without asking whether it is there.
+
+    A bias it asks for.
+    """
+    module, _, suffix = name.rpartition(".")
+    leaf = module.rpartition(".")[2]
+    named = declared_architecture(question.config) == "Qwen3ForCausalLM"
+    renamed = ("bias", "output_scale")  # the second is taken for one of the KV cache
+    if not named or leaf not in (*QKV.members, *GATE_UP.members) or suffix in renamed:
+        return None
+    fused = QKV if leaf in QKV.members else GATE_UP
+    return f"KeyError: '{module.removesuffix(leaf)}{fused.sglang}.{suffix}'"
 
 
 def _renames_scales(question: Question) -> bool:

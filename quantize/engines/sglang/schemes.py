@@ -16,47 +16,12 @@ _NO_CT = Finding(
 )
 _NO_MARLIN = Finding("after load", "NameError: name 'gptq_marlin_repack' is not defined", _USE)
 _ROCM = "ValueError: {} quantization is currently not supported in ROCm."
-_ONLY_REGULAR = (
-    "ValueError: ModelOptFp8Config only supports regular FP8 quantization, but found {!r}. Use the"
-    " native 'mxfp8' quantization method for MXFP8 or ModelOptFp4Config for FP4."
-)
-_ONLY_FP4 = (
-    "ValueError: ModelOpt currently only supports: FP8, NVFP4, NVFP4_AWQ, W4A16_NVFP4 quantizations"
-    " in sglang. Please check the quantization config for your model's configuration."
-)
-_NO_SECTION = "ValueError: Cannot find any of ['quantization'] in the model's quantization config."
-_TOO_OLD = (
-    "ValueError: The quantization method mxfp8 is not supported for the current GPU. Minimum"
-    " capability: 100. Current capability: 90."
-)
 _STORE = "store it in layout compressed-tensors or quark: draftquant transcode"
-_ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 _SCALE_INV = Finding(
     "wrong",
     "SGLang drops weight_scale: its linears have a weight_scale_inv, which stays uninitialised",
     _STORE,
 )
-
-
-def not_on_rocm(method: str) -> str:
-    """Its error for a quant_method that it has for CUDA alone."""
-    return _ROCM.format(method)
-
-
-def algorithm_problem(algorithm: str, arch: str) -> Finding | None:
-    """Why SGLang refuses an algorithm of ModelOpt by its name."""
-    rocm = arch.startswith("gfx")
-    if algorithm == "MXFP8":
-        return Finding("config", _TOO_OLD, _STORE) if arch == "sm90" else None
-    if algorithm == "MIXED_PRECISION" and rocm:
-        return Finding("config", _ROCM.format("modelopt_mixed"), _STORE)
-    if algorithm in _ALGORITHMS:
-        return None  # on ROCm the row of the scheme says it
-    if "FP4" in algorithm:
-        text = _ROCM.format("modelopt_fp4") if rocm else _ONLY_FP4
-    else:
-        text = _NO_SECTION if rocm else _ONLY_REGULAR.format(algorithm)
-    return Finding("config", text, _STORE)
 
 
 _NEGATIVE = Finding(
@@ -79,7 +44,7 @@ _TWO_STAGES = {
         Finding("init", "AttributeError: 'list' object has no attribute 'get'", _USE),
     )
 }
-_W8A8 = {"*": Scheme("QuarkW8A8Fp8")}
+_W8A8 = {"*": Scheme("QuarkW8A8Fp8"), "sm80": Scheme("QuarkLinearMethod", _NO_QUARK)}
 _CT_W8A8 = {"*": Scheme("CompressedTensorsW8A8Fp8")}
 _FP8 = {"*": Scheme("Fp8LinearMethod")}
 _WNA16 = {
@@ -105,8 +70,9 @@ _GPTQ_REFUSED = {
         Finding("config", "ValueError: Unknown quantization method: gptq.", _USE),
     )
 }
-_CUDA = ("sm90", "sm100")
-_MARLIN = dict.fromkeys(_CUDA, Scheme("GPTQMarlinLinearScheme"))
+_CUDA = ("sm80", "sm90", "sm100")
+_SM80 = "sm80"
+_MARLIN = {"*": Scheme("GPTQMarlinLinearScheme")}
 _NO_GPTQ = Finding("config", _ROCM.format("gptq_marlin"), _USE)
 _GPTQ = {**_MARLIN, "gfx942": Scheme("GPTQMarlinConfig", _NO_GPTQ)}
 _AUTO_AWQ = {
@@ -122,31 +88,81 @@ _NO_OTHER_GPTQ = Finding(
     _USE,
 )
 _UNEVEN = {"*": Scheme("GPTQLinearScheme", _NO_OTHER_GPTQ)}
+_SPARSE = {
+    "*": Scheme(
+        "CompressedTensorsConfig",
+        Finding(
+            "init",
+            "ImportError: Other method (CompressedTensorsW4A16Sparse24) is not supported now",
+            _USE,
+        ),
+    )
+}
+_NO_BLOCKS = Finding(
+    "init",
+    "ValueError: Unsupported weight strategy=block, supported strategies are"
+    " [<QuantizationStrategy.CHANNEL: 'channel'>, <QuantizationStrategy.TENSOR: 'tensor'>]",
+    _USE,
+)
+_BITS = range(2, 9)
+_ONE_GROUP = {"*": Scheme("AWQLinearScheme", _NEGATIVE, whole_rows=True)}
 _AWQ = {"*": Scheme("AWQMarlinLinearScheme"), "gfx942": Scheme("AWQLinearScheme")}
 _INT8 = {"*": Scheme("CompressedTensorsW8A8Int8")}
 _GROUPS = ("group32", "group64", "group128")
 _INTEGERS = ("int4", "int4+", "int8", "int8+")
 _WHOLE_ROWS = ("channel", *_GROUPS)
+_EVERY_GROUP = ("group16", *_WHOLE_ROWS, "group256")
+_SIZES = (16, 32, 64, 128, 256)
+_ORDERED = "ValueError: 1 validation error for QuantizationArgs: Must use group or tensor_group"
+_NO_ORDER = {
+    "*": Scheme(
+        "CompressedTensorsConfig",
+        Finding("config", f"{_ORDERED} quantization strategy for activation ordering", _USE),
+    )
+}
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
-    **{f"gptq int4 {size} none": _GPTQ for size in _WHOLE_ROWS},
-    "gptq int8 group128 none": _GPTQ,
     **{
-        f"gptq int{bits} {size} none": _GPTQ_REFUSED
-        for bits in ("4+", "8+", "2", "3", "2+", "3+")
-        for size in _WHOLE_ROWS
+        f"gptq int{bits}{mark} {size} none": _GPTQ_REFUSED
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in (*_EVERY_GROUP, *(f"ordered{size}" for size in _SIZES))
     },
-    "auto-round int4 group32 none": _MARLIN,
-    "auto-round int4 group128 none": _MARLIN,
-    "auto-round int8 group128 none": _MARLIN,
-    "auto-round int4+ group128 none": _UNEVEN,
-    "auto-round awq-int4 group128 none": _AUTO_AWQ,
-    "auto-round awq-int4+ group128 none": _AUTO_AWQ_UNEVEN,
-    **{f"compressed-tensors int4 {size} none": _WNA16 for size in ("group16", "group256")},
+    **{
+        f"gptq int{bits} {size} none": _GPTQ
+        for bits in (4, 8)
+        for size in (*_WHOLE_ROWS, "ordered32", "ordered64", "ordered128")
+    },
+    **{
+        f"auto-round int{bits}{mark} {size} none": _UNEVEN
+        for bits in (2, 3, 4, 8)
+        for mark in ("", "+")
+        for size in _EVERY_GROUP
+    },
+    **{f"auto-round int{bits} {size} none": _MARLIN for bits in (4, 8) for size in _WHOLE_ROWS},
+    **{f"auto-round awq-int4 {size} none": _AUTO_AWQ for size in _GROUPS},
+    **{f"auto-round awq-int4+ {size} none": _AUTO_AWQ_UNEVEN for size in _GROUPS},
+    "auto-round awq-int4 channel none": _ONE_GROUP,
+    "auto-round awq-int4+ channel none": {"*": Scheme("AWQMarlinLinearScheme", whole_rows=True)},
+    **{
+        f"compressed-tensors int{bits}{mark} {size} none": _SPARSE
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in (*_EVERY_GROUP, *(f"ordered{size}" for size in _SIZES))
+    },
     **{
         f"compressed-tensors {dtype} {size} none": _WNA16
         for dtype in _INTEGERS
-        for size in ("channel", *_GROUPS)
+        for size in (*_EVERY_GROUP, *(f"ordered{size}" for size in _SIZES))
     },
+    **{
+        f"compressed-tensors int{bits}{mark} ordered none": _NO_ORDER
+        for bits in _BITS
+        for mark in ("", "+")
+    },
+    "compressed-tensors int8@ channel none": _SPARSE,
+    "w8a8_fp8 fp8 channel token-dynamic": {"*": Scheme("W8A8Fp8LinearMethod")},
+    "w8a8_int8 int8@ channel int8-token-dynamic": {"*": Scheme("W8A8Int8LinearMethod")},
+    "blockwise_int8 int8@ block int8-group-dynamic": {"*": Scheme("BlockInt8LinearMethod")},
     **{
         f"compressed-tensors int8@ {size} int8-{how}": _INT8
         for size in ("channel", "tensor")
@@ -156,12 +172,17 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "compressed-tensors int4@ group128 token-dynamic": _NOT_CT,
     "compressed-tensors mxfp4 mxfp4": _NOT_CT,
     "compressed-tensors mxfp8 mxfp8": _NOT_CT,
+    "compressed-tensors mxfp8 none": _NOT_CT,
     "compressed-tensors fp8 tensor tensor-dynamic": _CT_W8A8,
     **{f"quark {dtype} {size} none": _NOT_QUARK for dtype in ("int4", "uint4") for size in _GROUPS},
     "quark int8 tensor int8-tensor-static": _NOT_QUARK,
     "quark nvfp4 nvfp4": _TWO_STAGES,
-    **{f"awq int4 {size} none": _AWQ for size in _GROUPS},
-    **{f"awq int4= {size} none": {"*": Scheme("AWQLinearScheme")} for size in _GROUPS},
+    **{f"awq int4 {size} none": _AWQ for size in (*_GROUPS, "group16", "group256")},
+    **{
+        f"awq int4= {size} none": {"*": Scheme("AWQLinearScheme")}
+        for size in (*_GROUPS, "group16", "group256")
+    },
+    "awq int4= channel none": _ONE_GROUP,
     "quark int4 channel none": _NOT_QUARK,
     "quark int4 channel token-dynamic": _NOT_QUARK,
     "quark int4 channel tensor-static": _NOT_QUARK,
@@ -198,7 +219,10 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "compressed-tensors fp8 tensor none": _W8A16,
     "compressed-tensors fp8 tensor token-dynamic": _CT_W8A8,
     "compressed-tensors fp8 tensor tensor-static": _CT_W8A8,
-    "compressed-tensors fp8 block group-dynamic": _CT_W8A8,
+    "compressed-tensors fp8 block group-dynamic": {
+        **_CT_W8A8,
+        _SM80: Scheme("CompressedTensorsW8A16Fp8", _NO_BLOCKS),
+    },
     "compressed-tensors nvfp4 none": _W4A16_FP4,
     "compressed-tensors nvfp4 nvfp4": {
         **_W4A16_FP4,
@@ -249,9 +273,16 @@ CONCATENATED: Mapping[str, str] = {
     "fp8 fp8 tensor token-dynamic": _ZERO_DIM,
     "fp8 fp8 tensor tensor-static": _ZERO_DIM,
     **{
-        f"{dtype} {size} none": _COLUMNS
-        for dtype in ("gptq int4", "gptq int8", "auto-round int4", "auto-round int8")
+        f"auto-round awq-int4{mark} {size} none": _COLUMNS
+        for mark in ("", "+")
         for size in _WHOLE_ROWS
+    },
+    **{
+        f"{method} int{bits}{mark} {size} none": _COLUMNS
+        for method in ("gptq", "auto-round")
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in (*_EVERY_GROUP, *(f"ordered{size}" for size in _SIZES))
     },
     **{f"awq {dtype} {size} none": _COLUMNS for dtype in ("int4", "int4=") for size in _GROUPS},
 }

@@ -2,7 +2,7 @@
 
 from ..captured_layers import sglang_captures
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
-from ..sglang import config, cut_head, modules
+from ..sglang import cache_scales, config, cut_head, declarations, modules
 from ..sglang.launch import LAUNCH_NOTE, launch
 from ..sglang.schemes import SCHEMES
 
@@ -12,6 +12,7 @@ ENGINE = Engine(
     evidence="loading was executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
     archs=("sm90", "sm100", "gfx942"),
     other_archs=("gfx950",),
+    checked_archs=("sm80",),
     own=lambda traits: traits.sglang,
     config=ConfigRules(
         architectures=config.ORDINARY,
@@ -23,7 +24,7 @@ ENGINE = Engine(
         null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
     ),
     declaration=DeclarationRules(
-        methods=modules.METHODS,
+        methods=declarations.METHODS,
         aliases={
             "modelopt_fp8": "modelopt",
             "modelopt_fp4": "modelopt",
@@ -33,7 +34,7 @@ ENGINE = Engine(
         other_keys=("compression_config",),
         unknown_method="ValueError: Unknown quantization method: {}.",
         no_method="ValueError: Unknown quantization method: .",
-        taken=modules.taken,
+        taken=declarations.taken,
         schemes=SCHEMES,
         exclude_rules=modules.EXCLUDE_RULES,
         no_target={
@@ -45,10 +46,12 @@ ENGINE = Engine(
         modules=modules.modules,
         plain=modules.plain,
         problem=modules.module_problem,
+        stored=modules.codes_in_floats,
         biases=config.biases,
     ),
     tensors=TensorRules(
-        reads_cache_scale=config.reads_cache_scale,
+        cache_scale=cache_scales.cache_scale,
+        stranger=modules.stranger,
         later_norm="hidden_norm",
         embedding_rows="AssertionError: self.org_vocab_size={vocab}"
         " self.use_presharded_weights=False loaded_weight.shape[output_dim]={rows}",

@@ -4,7 +4,7 @@ from ...drafts.architectures import declared_architecture
 from ..captured_layers import Captures, vllm_captures
 from ..contract import Question
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
-from ..vllm import config, cut_head, modules, quantized_head
+from ..vllm import cache_scales, config, cut_head, declarations, modules, quantized_head
 from ..vllm.launch import launch
 from ..vllm.schemes import SCHEMES
 from ..vllm.speculators_config import plain_config
@@ -21,6 +21,7 @@ ENGINE = Engine(
     evidence="loading was executed on a CPU with vLLM 0.33.0's own classes; no kernel was run",
     archs=("sm90", "sm100"),
     other_archs=("sm80", "gfx942"),
+    checked_archs=("gfx950",),
     own=lambda traits: traits.vllm,
     config=ConfigRules(
         architecture_problem=config.architecture_problem,
@@ -30,7 +31,7 @@ ENGINE = Engine(
         null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
     ),
     declaration=DeclarationRules(
-        methods=modules.METHODS,
+        methods=declarations.METHODS,
         aliases={
             "compressed_tensors": "compressed-tensors",
             "modelopt_fp8": "modelopt",
@@ -40,11 +41,12 @@ ENGINE = Engine(
             "gptq_marlin": "gptq",
             "auto_gptq": "gptq",
             "inc": "auto-round",
+            "modelopt_mxfp8": "modelopt",
         },
         other_keys=("compression_config",),
-        unknown_method=modules.UNKNOWN_METHOD,
+        unknown_method=declarations.UNKNOWN_METHOD,
         no_method=None,
-        taken=modules.taken,
+        taken=declarations.taken,
         schemes=SCHEMES,
         exclude_rules=modules.EXCLUDE_RULES,
     ),
@@ -56,7 +58,7 @@ ENGINE = Engine(
         biases=config.biases,
     ),
     tensors=TensorRules(
-        reads_cache_scale=config.reads_cache_scale,
+        cache_scale=cache_scales.cache_scale,
         later_norm="input_layernorm",
         embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
         " assert loaded_weight.shape[output_dim] == self.org_vocab_size",

@@ -11,7 +11,6 @@ from ...drafts.engine_traits import UNSUPPORTED, Biases, Finding
 from .. import mtp
 from ..contract import Question
 from ..engine import TRAITS
-from ..folder_findings import CACHE_SCALE
 
 ARCHITECTURES = frozenset().union(*(traits.vllm.architectures for traits in TRAITS))
 _NOT_EXECUTED = frozenset(
@@ -36,8 +35,6 @@ _NOT_EXECUTED = frozenset(
 _REFUSED_NAMES = {
     name: remedy for traits in TRAITS for name, remedy in traits.vllm.refused_names.items()
 }
-_WITH_CACHE_SCALES = frozenset({"fp8", "compressed-tensors", "modelopt"})
-"""Each quant_method with which scales of the KV cache were loaded."""
 _OF_MTP = re.compile(r"NextN$|MTP")
 """Names whose config it rewrites, by model_type, to one that is registered."""
 
@@ -56,14 +53,6 @@ def biases(question: Question) -> Biases:
     """Those of the family's class; of latent attention nothing is known."""
     latent = question.is_latent and not question.traits.drafts_blocks
     return (None, None) if latent else question.own.biases(question)
-
-
-def reads_cache_scale(question: Question, name: str) -> bool | None:
-    """`base_config.py` maps every spelling; MLA's attention has another name."""
-    if question.method is None or question.is_latent:
-        return False
-    known = question.method in _WITH_CACHE_SCALES and question.own.mtp is None
-    return True if known and CACHE_SCALE.search(name) else None
 
 
 def config_problem(question: Question) -> Finding | None:

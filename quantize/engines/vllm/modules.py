@@ -7,39 +7,21 @@ Sources, all of 0.33.0: loading executed with its own classes on faked sm90 and 
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
-from ...drafts.engine_traits import INVALID, Finding
+from ...drafts.engine_traits import Finding
 from ...drafts.fused import QKV
 from .. import mtp
 from ..contract import UNKNOWN_FIRST_LAYER, Module, Question, UnsureError
-from ..declaration import Declaration
 from ..engine import ExcludeRule
 from ..exclude_keys import auto_round_in_vllm, gptq_by_lists
 from ..layer_linears import layer_linears
 from ..linear_scheme import LinearScheme
 from ..name_patterns import exact_or_regex, substring_or_wildcard
-from ..whole_blocks import BLOCK, block_problem, group_problem
+from ..transforms import is_transformed
+from ..whole_blocks import block_problem, cut_groups, group_problem
+from .kernels import awq_problem, integer_problem, marlin_block_problem, powers_problem
 from .quantized_head import head_problem
 
-_NAMES = """
-    awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed
-    auto-round auto_gptq gptq gptq_marlin awq_marlin humming compressed-tensors experts_int8 quark
-    moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 online fp8_per_tensor fp8_per_block
-    fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8
-"""
-METHODS = frozenset(_NAMES.split())
-UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
-_NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
-_ALGORITHMS = (
-    "FP8",
-    "FP8_PER_CHANNEL_PER_TOKEN",
-    "FP8_PB_WO",
-    "NVFP4",
-    "W4A16_NVFP4",
-    "MXFP8",
-    "MIXED_PRECISION",
-)
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _PARTS_OF_BLOCKS = frozenset({"fp8"})
 """Each quant_method whose fused linears are built although their parts are no whole blocks."""
@@ -53,7 +35,8 @@ _NOT_ALIGNED = (
     "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
     " by too large tensor parallel size."
 )
-_SPLIT_ANYWHERE: Mapping[str, str] = {
+_SPLIT_GROUPS: Mapping[str, str] = {
+    "auto-round awq-int4": _NOT_ALIGNED,
     "awq int4": _NOT_ALIGNED,
     "modelopt nvfp4": "ValueError: Unsupported model when in features size is not multiple of 16",
     "quark int4": f"{_NOT_ALIGNED} input_size_per_partition={{columns}},"
@@ -63,34 +46,7 @@ _SPLIT_ANYWHERE: Mapping[str, str] = {
     "quark mxfp4": "ValueError: OCP MX linear layer '{prefix}' has an input size per partition of"
     " {columns}, which must be divisible by the OCP MX group size 32.",
 }
-_CT_INTEGERS = ("compressed-tensors int4", "compressed-tensors int8")
-_NO_WHOLE_GROUPS = (
-    "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
-    " group_size={group_size}."
-)
-_NO_KERNEL = "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
-_SPLIT_GROUPS = {**_SPLIT_ANYWHERE, **dict.fromkeys(_CT_INTEGERS, _NO_WHOLE_GROUPS)}
-_SPLIT_GROUPS_SM100 = {**_SPLIT_ANYWHERE, **dict.fromkeys(_CT_INTEGERS, _NO_KERNEL)}
 _DROPPED_GROUPS = frozenset({"compressed-tensors mxfp4"})
-
-
-def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
-    """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
-    if declaration.form == "flat" or not declaration.by_modelopt:
-        algorithm = (declaration.algorithm or "").upper()
-        if declaration.method == "modelopt" and algorithm and algorithm not in _ALGORITHMS:
-            text = f"ValueError: ModelOpt currently only supports: {list(_ALGORITHMS)}"
-            remedy = "store it in layout compressed-tensors or quark: draftquant transcode"
-            return Finding("init", text, remedy)
-        return declaration
-    algorithm = declaration.algorithm or ""
-    if algorithm.upper() not in _NESTED_ALGORITHMS:
-        return Finding(
-            "config",
-            INVALID.format(f"Unknown ModelOpt quant algo: {algorithm}"),
-            "write quantization_config of config.json in ModelOpt's flat form",
-        )
-    return replace(declaration, method="modelopt")
 
 
 def modules(question: Question) -> tuple[Module, ...]:
@@ -226,6 +182,9 @@ def module_problem(
 ) -> Finding | None:
     """What the kernels of one quantized module, `shapes` per shard, ask of its shape."""
     rows, columns = sum(count for count, _ in shapes), shapes[0][1]
+    if question.tp > 1 and is_transformed(question, module.prefix):
+        text = "NotImplementedError: Online transforms with tensor parallelism is not supported"
+        return Finding("init", text, "serve the draft on one GPU, or quantize without transforms")
     tiles = (scheme.signature, question.arch) in _TILES_OF_128
     if tiles and (rows % 128 or columns % 128):
         return Finding(
@@ -236,21 +195,33 @@ def module_problem(
             f"keep {module.leaf} in BF16, or quantize to FP8: recipe fp8-ptpc",
         )
     if scheme.signature in _PADDED_BLOCKS:
-        return _modelopt_block_problem(module, [count for count, _ in shapes], columns)
-    problem = head_problem(question, module, scheme) or _mxfp4_problem(module, scheme)
+        return _modelopt_block_problem(module, scheme, [count for count, _ in shapes], columns)
+    problem = (
+        head_problem(question, module, scheme)
+        or _mxfp4_problem(module, scheme)
+        or powers_problem(module, scheme, columns)
+    )
     if problem is not None:
         return problem
     if scheme.granularity == "block":
-        return _block_problem(question, module, shapes)
-    errors = _SPLIT_GROUPS_SM100 if question.arch == "sm100" else _SPLIT_GROUPS
-    return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
+        problem = _block_problem(question, module, scheme, shapes)
+        return problem or marlin_block_problem(question, module, scheme)
+    problem = (
+        integer_problem(question, module, scheme, rows, columns)
+        or cut_groups(module, scheme, columns)
+        or awq_problem(question, module, scheme)
+    )
+    return problem or group_problem(module, scheme, columns, _SPLIT_GROUPS, _DROPPED_GROUPS)
 
 
-def _modelopt_block_problem(module: Module, parts: list[int], columns: int) -> Finding | None:
+def _modelopt_block_problem(
+    module: Module, scheme: LinearScheme, parts: list[int], columns: int
+) -> Finding | None:
     """Rows are padded to whole blocks, columns are not."""
-    if columns % BLOCK == 0:
-        return _parts_problem(module, parts)
-    text = f"ValueError: FP8_PB_WO requires in divisible by {BLOCK}, got {columns}"
+    high, wide = scheme.block
+    if columns % wide == 0:
+        return _parts_problem(module, parts, high)
+    text = f"ValueError: FP8_PB_WO requires in divisible by {wide}, got {columns}"
     return Finding("init", text, f"keep {module.leaf} in BF16")
 
 
@@ -268,23 +239,24 @@ def _mxfp4_problem(module: Module, scheme: LinearScheme) -> Finding | None:
 
 
 def _block_problem(
-    question: Question, module: Module, shapes: list[tuple[int, int]]
+    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
 ) -> Finding | None:
     """Fused linears that are let through have too few rows of scales then."""
     parts = [rows for rows, _ in shapes]
     let_through = question.method in _PARTS_OF_BLOCKS and len(parts) > 1
-    if not let_through or not any(rows % BLOCK for rows in parts):
-        return block_problem(question, module, shapes)
-    return _parts_problem(module, parts)
+    high, _ = scheme.block
+    if not let_through or not any(rows % high for rows in parts):
+        return block_problem(question, module, shapes, scheme.block)
+    return _parts_problem(module, parts, high)
 
 
-def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
-    """Scales of a fused linear whose parts end in the middle of blocks."""
-    if not any(rows % BLOCK for rows in parts[:-1]):
+def _parts_problem(module: Module, parts: list[int], high: int) -> Finding | None:
+    """Scales of a fused linear whose parts end in the middle of blocks, of so many rows."""
+    if not any(rows % high for rows in parts[:-1]):
         return None
-    start, size = (-(-count // BLOCK) for count in (sum(parts[:-1]), sum(parts)))
+    start, size = (-(-count // high) for count in (sum(parts[:-1]), sum(parts)))
     return Finding(
         "load",
         f"RuntimeError: start ({start}) + length (1) exceeds dimension size ({size}).",
-        f"quantize {module.leaf} per channel: its parts are no whole blocks of {BLOCK} rows",
+        f"quantize {module.leaf} per channel: its parts are no whole blocks of {high} rows",
     )

@@ -65,7 +65,6 @@ def _not_on_rocm(name: str, kind: str) -> dict[str, Scheme]:
 _CT_W8A16 = _not_on_rocm("CompressedTensorsW8A16Fp8", "ScaledMM")
 _CT_NVFP4 = {"*": Scheme("CompressedTensorsW4A4Fp4")}
 _WNA16 = {"*": Scheme("CompressedTensorsWNA16")}
-_W8A16 = _not_on_rocm("CompressedTensorsWNA16", "WNA16")
 _CT_MXFP4 = _not_on_rocm("CompressedTensorsW4A4Mxfp4", "MXFP4")
 _INT4 = {"*": Scheme("QuarkW4A16Int4")}
 _MODELOPT = {"*": Scheme("ModelOptLinearMethod")}
@@ -80,10 +79,13 @@ _BYTES_FOR_WORDS = Finding(
     _USE_CT,
 )
 _GROUPS = ("channel", "group32", "group64", "group128")
-_CUDA = ("sm90", "sm100")
-"""Where GPTQ, AutoRound and groups of 256 were executed."""
-_GPTQ = dict.fromkeys(_CUDA, Scheme("AutoGPTQLinearMethod"))
-_AUTO_ROUND = dict.fromkeys(_CUDA, Scheme("INCWNA16LinearScheme"))
+_EVERY_GROUP = ("group16", *_GROUPS, "group256")
+_BITS = range(2, 9)
+_MARLIN = (4, 8)
+"""Bits of symmetric codes that Marlin has; others are for humming, on CUDA."""
+_GPTQ = {"*": Scheme("AutoGPTQLinearMethod")}
+_AUTO_ROUND = {"*": Scheme("INCWNA16LinearScheme")}
+_ROCM = ("gfx942", "gfx950")
 
 
 def _gptq_refused(text: str) -> dict[str, Scheme]:
@@ -94,43 +96,89 @@ _ORDERED = _gptq_refused(
     "GPTQ group activation ordering (desc_act=True) is no longer supported. Use a checkpoint with"
     " static activation ordering or desc_act=False."
 )
-_UNEVEN_INC = Finding(
+_REORDERED = Finding(
     "init",
-    "NotImplementedError: INC quantization with bits=4, sym=False is not supported. Only 4-bit and"
-    " 8-bit symmetric quantization is supported with Marlin kernels.",
+    "ValueError: Compressed-tensors group/dynamic activation ordering (actorder='group') is no"
+    " longer supported. Use a checkpoint with static/weight activation ordering or without"
+    " activation ordering.",
     _USE_CT,
 )
-_NO_GROUP_16 = Finding("init", _NO_WNA16, "quantize with groups of 32, 64 or 128")
+
+
+def _no_marlin_groups(size: str) -> dict[str, Scheme]:
+    text = f"ValueError: Marlin does not support group_size = {size.removeprefix('group')}."
+    remedy = "quantize with groups of 32, 64 or 128"
+    return {"*": Scheme("AutoGPTQLinearMethod", Finding("init", text, remedy))}
+
+
+def _no_inc(bits: int, mark: str) -> Scheme:
+    text = (
+        f"NotImplementedError: INC quantization with bits={bits}, sym={not mark} is not supported."
+        " Only 4-bit and 8-bit symmetric quantization is supported with Marlin kernels."
+    )
+    return Scheme("INCWNA16LinearScheme", Finding("init", text, _USE_CT))
+
+
+_INT8_WEIGHTS = Finding(
+    "config",
+    "AssertionError: vllm/model_executor/layers/quantization/compressed_tensors/"
+    "compressed_tensors.py:367: 8 bits in a byte each want activations of 8 bits",
+    _USE_CT,
+)
 _GROUPS_ALONE = ("group32", "group64", "group128")
 
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     **{
-        f"compressed-tensors {dtype} {size} none": _WNA16 if "int4" in dtype else _W8A16
-        for dtype in ("int4", "int4+", "int8", "int8+")
-        for size in _GROUPS
+        f"compressed-tensors int{bits}{mark} {size} none": _WNA16
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in _EVERY_GROUP
     },
-    "compressed-tensors int4 group16 none": dict.fromkeys(
-        _CUDA, Scheme("CompressedTensorsWNA16", _NO_GROUP_16)
-    ),
-    "compressed-tensors int4 group256 none": dict.fromkeys(_CUDA, Scheme("CompressedTensorsWNA16")),
-    **{f"gptq int4 {size} none": _GPTQ for size in _GROUPS},
-    "gptq int8 group128 none": _GPTQ,
-    **{f"gptq int4 ordered{size} none": _ORDERED for size in (32, 64, 128)},
+    **{
+        f"compressed-tensors int{bits}{mark} ordered{size} none": {
+            "*": Scheme("CompressedTensorsConfig", _REORDERED)
+        }
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in ("", 16, 32, 64, 128, 256)
+    },
+    "compressed-tensors int8@ channel none": {
+        "*": Scheme("CompressedTensorsConfig", _INT8_WEIGHTS)
+    },
     **{
         f"gptq int{bits}{mark} {size} none": _gptq_refused(
             f"Unsupported quantization config: bits={bits}, sym={not mark}"
         )
-        for bits, mark in ((4, "+"), (8, "+"), (2, ""), (3, ""), (2, "+"), (3, "+"))
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in _EVERY_GROUP
+    },
+    **{f"gptq int{bits} {size} none": _GPTQ for bits in _MARLIN for size in _GROUPS},
+    **{
+        f"gptq int{bits} {size} none": _no_marlin_groups(size)
+        for bits in _MARLIN
+        for size in ("group16", "group256")
+    },
+    **{
+        f"gptq int{bits}{mark} ordered{size} none": _ORDERED
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in (16, 32, 64, 128, 256)
+    },
+    **{
+        f"auto-round int{bits}{mark} {size} none": dict.fromkeys(
+            ("*",) if bits in _MARLIN else _ROCM, _no_inc(bits, mark)
+        )
+        for bits in _BITS
+        for mark in ("", "+")
+        for size in _EVERY_GROUP
+    },
+    **{f"auto-round int{bits} {size} none": _AUTO_ROUND for bits in _MARLIN for size in _GROUPS},
+    **{
+        f"auto-round awq-int4{mark} {size} none": _AUTO_ROUND
+        for mark in ("", "+")
         for size in _GROUPS
     },
-    "auto-round int4 group32 none": _AUTO_ROUND,
-    "auto-round int4 group128 none": _AUTO_ROUND,
-    "auto-round int8 group128 none": _AUTO_ROUND,
-    "auto-round int4+ group128 none": dict.fromkeys(
-        _CUDA, Scheme("INCWNA16LinearScheme", _UNEVEN_INC)
-    ),
-    "auto-round awq-int4 group128 none": _AUTO_ROUND,
-    "auto-round awq-int4+ group128 none": _AUTO_ROUND,
     **{
         f"compressed-tensors int8@ {size} int8-{how}": {"*": Scheme("CompressedTensorsW8A8Int8")}
         for size in ("channel", "tensor")
@@ -154,7 +202,12 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "quark nvfp4 nvfp4": {"*": Scheme("QuarkNVFP4")},
     "modelopt fp8 block none": _MODELOPT,
     "modelopt mxfp8 mxfp8": _MODELOPT,
-    **{f"awq {dtype} {size} none": _AWQ for dtype in ("int4", "int4=") for size in _GROUPS_ALONE},
+    **{
+        f"awq {dtype} {size} none": _AWQ
+        for dtype in ("int4", "int4=")
+        for size in ("group16", *_GROUPS_ALONE, "group256")
+    },
+    "awq int4= channel none": {"*": Scheme("AutoAWQLinearMethod", whole_rows=True)},
     "quark int4 channel none": {"*": Scheme("QuarkW4A16Int4", _NO_GROUP)},
     "quark int4 channel token-dynamic": _NOT_QUARK,
     "quark int4 channel tensor-static": _NOT_QUARK,

@@ -57,7 +57,7 @@ ENGINE_TRAITS = EngineTraits(
     vllm=InVllm(
         architectures=frozenset({"DFlashDraftModel"}),
         served_as="dflash",
-        roots=refused_roots("DFlashQwen3Model", "draft_model", "dflash_module"),
+        roots=refused_roots("DFlashQwen3Model", "model", "draft_model", "dflash_module"),
         uneven_heads="AssertionError: vllm/model_executor/models/qwen3_dflash.py:191: assert"
         " self.total_num_heads % tp_size == 0",
         targets_on_disk=frozenset({"modelopt"}),
@@ -68,7 +68,7 @@ ENGINE_TRAITS = EngineTraits(
     sglang=InSglang(
         architectures=frozenset({"DFlashDraftModel"}),
         served_as="DFLASH",
-        roots=dropped_roots("draft_model.", "dflash_module."),
+        roots={"model.": None, **dropped_roots("draft_model.", "dflash_module.")},
         shares_tables=True,
         uneven_heads="AssertionError: DFlashAttention requires total_num_heads divisible by"
         " tp_size. total_num_heads={heads}, tp_size={tp}.",

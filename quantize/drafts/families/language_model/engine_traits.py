@@ -8,10 +8,13 @@ from ...engine_traits import (
     NO_BIAS,
     Biases,
     EngineTraits,
+    Finding,
     InSglang,
     InVllm,
     ServedDraft,
 )
+
+_BARE = ("layers.", "embed_tokens.", "norm.")
 
 
 def _biases_in_vllm(draft: ServedDraft) -> Biases:
@@ -26,6 +29,16 @@ def _biases_in_sglang(draft: ServedDraft) -> Biases:
     return (None if qwen2 else ATTENTION, NO_BIAS)
 
 
+def _without_root(draft: ServedDraft) -> Finding | None:
+    """VLLM looks for every name but the head's below "model."."""
+    bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
+    if not bare:
+        return None
+    name = bare[0].partition(".")[0]
+    text = f"ValueError: There is no module or parameter named '{name}'"
+    return Finding("load", text, 'put "model." before the names of the tensors')
+
+
 ENGINE_TRAITS = EngineTraits(
     whole_model=True,
     head="unless tied",
@@ -33,6 +46,7 @@ ENGINE_TRAITS = EngineTraits(
         architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
         served_as="draft_model",
         roots={"model.": None},
+        problem=_without_root,
         refuses_absent_norm=True,
         biases=_biases_in_vllm,
         head_declared="always",  # `llama.py`, `qwen2.py`, `qwen3.py`

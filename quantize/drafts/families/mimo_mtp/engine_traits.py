@@ -5,6 +5,12 @@ from ...shared.mtp.engine_traits import mtp_traits
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
+    hidden, heads, size = (
+        draft.config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim")
+    )
+    if type(hidden) is type(heads) is type(size) is int and heads and hidden // heads != size:
+        text = f"RuntimeError: start (0) + length exceeds dimension size: {hidden} / {heads} heads"
+        return Finding("load", text, "serve it with SGLang: vLLM does not read head_dim here")
     if draft.config.get("model_type") != "mimo" or "auto_map" in draft.config:
         return None
     text = (

@@ -1,0 +1,96 @@
+"""What vLLM 0.33.0 takes a declaration for, or why it refuses it, before it looks at any layer.
+
+Source: `_verify_quantization` and `_normalize_quantization_config` of `config/model.py`,
+`QUANTIZATION_METHODS`, and `supported_quantization` of `platforms/rocm.py`.
+"""
+
+from dataclasses import replace
+
+from ...drafts.engine_traits import INVALID, Finding
+from ..declaration import Declaration
+from ..declared.quark import quantizes_outputs
+from ..needed_keys import NEEDED, NO_OUTPUTS, absent_key
+
+_NAMES = """
+    awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed
+    auto-round auto_gptq gptq gptq_marlin awq_marlin humming compressed-tensors experts_int8 quark
+    moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 online fp8_per_tensor fp8_per_block
+    fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8
+"""
+METHODS = frozenset(_NAMES.split())
+UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
+_NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
+_ALGORITHMS = (
+    "FP8",
+    "FP8_PER_CHANNEL_PER_TOKEN",
+    "FP8_PB_WO",
+    "NVFP4",
+    "W4A16_NVFP4",
+    "MXFP8",
+    "MIXED_PRECISION",
+)
+_DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
+_NOT_ON_ROCM = frozenset(
+    ["experts_int8", "humming", "moe_wna16", "nvfp4_per_token", "int8_per_channel_weight_only"]
+)
+_OF_PACKAGES = {"torchao": "torchao>=0.10.0"}
+"""quant_method -> the package that it wants, and that its wheel does not ask for."""
+_FLOATS = frozenset({"experts_int8"})
+"""Each quant_method that quantizes experts alone, while loading."""
+_DEQUANTIZE = "write it in BF16 with the tool that made it, and quantize that"
+
+
+def taken(declaration: Declaration, arch: str) -> Declaration | Finding:
+    """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
+    problem = _refused(declaration, arch) or absent_key(declaration, NEEDED)
+    if problem is not None:
+        return problem
+    if declaration.form == "flat" or not declaration.by_modelopt:
+        algorithm = (declaration.algorithm or "").upper()
+        if declaration.method == "modelopt" and algorithm and algorithm not in _ALGORITHMS:
+            text = f"ValueError: ModelOpt currently only supports: {list(_ALGORITHMS)}"
+            remedy = "store it in layout compressed-tensors or quark: draftquant transcode"
+            return Finding("init", text, remedy)
+        return declaration
+    algorithm = declaration.algorithm or ""
+    if algorithm.upper() not in _NESTED_ALGORITHMS:
+        return Finding(
+            "config",
+            INVALID.format(f"Unknown ModelOpt quant algo: {algorithm}"),
+            "write quantization_config of config.json in ModelOpt's flat form",
+        )
+    return replace(declaration, method="modelopt")
+
+
+def _refused(declaration: Declaration, arch: str) -> Finding | None:
+    """A quant_method by its name."""
+    method = declaration.method or ""
+    if method in _DEPRECATED:
+        text = f"The quantization method {method} is deprecated and will be removed in future"
+        return Finding("config", INVALID.format(text), _DEQUANTIZE)
+    if method in _NOT_ON_ROCM and arch.startswith("gfx"):
+        text = f"{method} quantization is currently not supported in rocm."
+        return Finding("config", INVALID.format(text), _DEQUANTIZE)
+    if method in _OF_PACKAGES:
+        text = f"ImportError: Please install {_OF_PACKAGES[method]}"
+        return Finding("config", text, f"{_DEQUANTIZE}; or install it beside vLLM, and try")
+    if method in _FLOATS:
+        text = "ValueError: There is no module or parameter named 'weight_scale'"
+        return Finding("load", text, _DEQUANTIZE)
+    if method == "compressed-tensors":
+        return _transforms(declaration)
+    if method == "quark" and quantizes_outputs(declaration.keys):
+        return Finding("init", NO_OUTPUTS, _DEQUANTIZE)
+    return None
+
+
+def _transforms(declaration: Declaration) -> Finding | None:
+    """Sparsity by targets was taken out; transforms are read, see `modules.config_problem`."""
+    sparsity = declaration.keys.get("sparsity_config")
+    if isinstance(sparsity, dict) and sparsity.get("targets"):
+        text = (
+            "DeprecationWarning: Sparsity support has been removed from compressed-tensors. Please"
+            " use a model without sparsity configuration."
+        )
+        return Finding("config", text, _DEQUANTIZE)
+    return None
