@@ -250,13 +250,14 @@ def only_group(keys: ObjectReader) -> ObjectReader:
 
 
 def _has_names(keys: ObjectReader) -> bool:
-    """Several groups, or one for every linear that names a module besides: a head."""
+    """Several groups, or one for every linear that names a module besides, a head, or patterns."""
     groups = keys.section("config_groups")
     names = groups.names()
     if len(names) != 1:
         return len(names) > 1
     targets = groups.section(names[0]).strings("targets")
-    return len(targets) > 1 and set(EVERY_LINEAR) < set(targets)
+    patterns = bool(targets) and all(target.startswith("re:") for target in targets)
+    return patterns or (len(targets) > 1 and set(EVERY_LINEAR) < set(targets))
 
 
 def _groups(keys: ObjectReader) -> list[ObjectReader]:
