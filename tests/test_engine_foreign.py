@@ -1,9 +1,12 @@
 """What `check` says of folders that other tools made, beside what the engines did with them.
 
-A sample of tests/engines/FOREIGN.md: one folder of each scheme of each tool, headers only.
+A sample of tests/engines/FOREIGN.md: one folder of each scheme of each tool, and of each format
+that `engines/foreign_mix.py` draws; headers only.
 """
 
 import copy
+import itertools
+import json
 import sys
 import typing
 from collections import Counter
@@ -23,9 +26,10 @@ sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 import foreign_sample  # noqa: E402
 
 ROWS = foreign_sample.read_sample()
+DRAWN = json.loads((ENGINES_FOLDER / "foreign_mix.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["draft"])
+@pytest.mark.parametrize("row", [*ROWS, *DRAWN["rows"]], ids=lambda row: row["draft"])
 def test_check_says_what_the_engines_did(row: dict[str, Any], tmp_path: Path) -> None:
     wrong = [
         f"{asked}: {said.verdict} ({said.error}), not {verdict}"
@@ -47,6 +51,19 @@ def test_the_sample_has_every_tool_and_every_answer() -> None:
     }
     answers = Counter({verdict for row in ROWS for verdict in row["answers"]})
     assert answers.keys() == {"LOADS", "LOADS BUT WRONG", "REFUSED"}
+
+
+def test_the_drawn_folders_ask_both_engines_on_every_gpu() -> None:
+    asked = {
+        tuple(each.split()[:2])
+        for row in DRAWN["rows"]
+        for questions in row["answers"].values()
+        for each in questions
+    }
+    gpus = ("sm80", "sm90", "sm100", "gfx942", "gfx950")
+    assert asked == set(itertools.product(("vllm", "sglang"), gpus))
+    verdicts = {verdict for row in DRAWN["rows"] for verdict in row["answers"]}
+    assert verdicts == {"LOADS", "LOADS BUT WRONG", "REFUSED"}
 
 
 JUNK: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "x", [], {}, [None], {"a": 1}, [{}, {}])

@@ -1,15 +1,25 @@
 """`graft`: a layer goes into its target's folder, and what was there stays, byte for byte."""
 
 import json
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.quantize.errors import CheckpointError, OutputError
+from draftquant.quantize.files import linking
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.files.staging import write_text
+from draftquant.quantize.grafting.graft_layer import graft_layer
+from draftquant.quantize.grafting.graft_plan import plan_graft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.scripts.cli import main
-from tiny import Stored, read_tensors
-from tiny_target import FORMS, MTP, quantized_target, tiny_target
+from tiny import Stored, edit_json, read_tensors
+from tiny_mtp import tiny_mimo_mtp
+from tiny_target import FORMS, LAYERS, MTP, SIZES, quantized_target, tiny_target, write_shards
 
 INDEX = "model.safetensors.index.json"
 KINDS = tuple(MTP)
@@ -74,7 +84,7 @@ def test_target_and_layer_each_in_its_own_format(
     assert set(index["weight_map"]) == set(tensors)
     added = index["metadata"]["total_parameters"] - 12345
     plain = read_tensors(folders / kind)
-    assert added == sum(t.numel for n, t in sizes(plain).items() if n.startswith(starts))
+    assert added == sum(math.prod(t.shape) for n, t in plain.items() if n.startswith(starts))
     assert config_of(out)["num_nextn_predict_layers"] == 1
     against = ["verify", str(out), "--against", str(target)]
     assert main(against) == main([*against, "--layer", str(own)]) == 0
@@ -87,9 +97,292 @@ def test_target_and_layer_each_in_its_own_format(
     assert schemes[0] == schemes[1]
 
 
-def sizes(tensors: dict[str, Stored]) -> dict[str, Any]:
-    from types import SimpleNamespace
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropped_layer_comes_back_unquantized_from_the_original(
+    kind: str, folders: Path, tmp_path: Path
+) -> None:
+    target, out = folders / f"{kind}-ct-int4", tmp_path / "out"
+    assert config_of(target)["num_nextn_predict_layers"] == 0
+    assert graft(target, folders / kind, out, "--subtree", MTP[kind]) == 0
+    declared = config_of(out)["quantization_config"]
+    assert declared["config_groups"] == config_of(target)["quantization_config"][
+        "config_groups"
+    ] | {"group_0": declared["config_groups"]["group_0"]}
+    (pattern,) = set(declared["ignore"]) - set(config_of(target)["quantization_config"]["ignore"])
+    assert re.match(pattern[3:], f"{MTP[kind]}.self_attn.o_proj")
+    assert re.match(pattern[3:], "model.layers.1.self_attn.o_proj") is None
+    stored = StoredDraft.read(Checkpoint.open(out, subtree=MTP[kind]))
+    assert not stored.modules
 
-    import numpy as np
 
-    return {n: SimpleNamespace(numel=int(np.prod(t.shape))) for n, t in tensors.items()}
+@pytest.mark.parametrize("kind", KINDS)
+def test_taken_out_and_put_back_is_byte_identical(kind: str, folders: Path, tmp_path: Path) -> None:
+    target, layer = folders / f"{kind}-ct-fp8", folders / f"{kind}-int4"
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    assert graft(target, layer, first) == 0
+    assert graft(target, first, second, "--subtree", MTP[kind]) == 0
+    assert graft(first, layer, third, "--replace") == 0
+    for again in (second, third):
+        assert {path.name for path in again.iterdir()} == {path.name for path in first.iterdir()}
+        for path in first.iterdir():
+            if path.name != "draftquant.json":  # it says by which command line
+                assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_shard_that_holds_a_part_of_a_replaced_layer_is_written_without_it(
+    folders: Path, tmp_path: Path
+) -> None:
+    target = quantized_target(folders / "glm", tmp_path / "target", "ct-fp8", drops=False)
+    layer, out = folders / "glm-int4", tmp_path / "out"
+    with pytest.raises(CheckpointError, match="the target has this layer already: 34 tensors"):
+        plan_graft(target, resolve_draft(str(layer)))
+    before = states(target)
+    assert graft(target, layer, out, "--replace") == 0
+    assert states(target) == before
+    whole, tensors = read_tensors(target), read_tensors(out)
+    assert {n: t for n, t in whole.items() if not n.startswith("model.layers.2.")} == {
+        n: t for n, t in tensors.items() if not n.startswith("model.layers.2.")
+    }
+    linked = {path.name for path in target.glob("*.safetensors") if (out / path.name).exists()}
+    same = {name for name in linked if (out / name).samefile(target / name)}
+    assert linked - same
+    assert same
+    assert main(["verify", str(out), "--against", str(target), "--layer", str(layer)]) == 0
+    index = json.loads((out / INDEX).read_text(encoding="utf-8"))
+    assert index["metadata"]["total_parameters"] == 12345
+
+
+@pytest.mark.parametrize("how", ["symbolic", "none"])
+def test_other_ways_of_linking(how: str, folders: Path, tmp_path: Path) -> None:
+    target, layer, out = folders / "mimo-ct-fp8", folders / "mimo-int4", tmp_path / "out"
+    assert graft(target, layer, out, "--link", how) == 0
+    for path in target.glob("*.safetensors"):
+        assert (out / path.name).is_symlink() == (how == "symbolic")
+        assert (out / path.name).samefile(path) == (how == "symbolic")
+    assert main(["verify", str(out), "--against", str(target), "--layer", str(layer)]) == 0
+
+
+@pytest.mark.slow
+def test_disk_without_hard_links_gets_copies(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(linking.os, "link", refuse)
+    target = folders / "mimo-ct-fp8"
+    plan = plan_graft(target, resolve_draft(str(folders / "mimo-int4")))
+    report = graft_layer(plan, tmp_path / "out")
+    assert set(report.linked.values()) == {"copy"}
+    assert report.bytes_written > plan.linked_bytes
+
+
+@pytest.mark.slow
+def test_snapshot_of_the_hub_is_linked_by_its_blobs(folders: Path, tmp_path: Path) -> None:
+    source, repository = folders / "mimo-ct-fp8", tmp_path / "models--a--b"
+    snapshot, blobs = repository / "snapshots" / "1", repository / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for i, path in enumerate(sorted(source.iterdir())):
+        (blobs / str(i)).write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(Path("..", "..", "blobs", str(i)))
+    assert graft(snapshot, folders / "mimo-int4", tmp_path / "out") == 0
+    for path in (tmp_path / "out").glob("model-*.safetensors"):
+        assert not path.is_symlink()
+        assert path.samefile(snapshot / path.name)
+
+
+def other_hidden(folders: Path, tmp_path: Path) -> list[str]:
+    edit_json(copied(folders / "mimo-ct-fp8", tmp_path) / "config.json", hidden_size=512)
+    return [str(tmp_path / "target"), str(folders / "mimo-int4")]
+
+
+def other_vocabulary(folders: Path, tmp_path: Path) -> list[str]:
+    edit_json(copied(folders / "mimo-ct-fp8", tmp_path) / "config.json", vocab_size=128)
+    return [str(tmp_path / "target"), str(folders / "mimo-int4")]
+
+
+def other_number(folders: Path, tmp_path: Path) -> list[str]:
+    edit_json(copied(folders / "glm-ct-fp8", tmp_path) / "config.json", num_hidden_layers=4)
+    return [str(tmp_path / "target"), str(folders / "glm-int4")]
+
+
+def other_family(folders: Path, _tmp_path: Path) -> list[str]:
+    return [str(folders / "glm-ct-fp8"), str(folders / "mimo-int4")]
+
+
+def lying_index(folders: Path, tmp_path: Path) -> list[str]:
+    path = copied(folders / "mimo-ct-fp8", tmp_path) / INDEX
+    index = json.loads(path.read_text(encoding="utf-8"))
+    first, *_ = index["weight_map"]
+    index["weight_map"][first] = "model-00003-of-00003.safetensors"
+    path.write_text(json.dumps(index), encoding="utf-8")
+    return [str(tmp_path / "target"), str(folders / "mimo-int4")]
+
+
+def missing_shard(folders: Path, tmp_path: Path) -> list[str]:
+    (copied(folders / "mimo-ct-fp8", tmp_path) / "model-00002-of-00003.safetensors").unlink()
+    return [str(tmp_path / "target"), str(folders / "mimo-int4")]
+
+
+def other_tool(folders: Path, _tmp_path: Path) -> list[str]:
+    return [str(folders / "mimo-quark-fp8"), str(folders / "mimo-int4")]
+
+
+def other_tables(folders: Path, tmp_path: Path) -> list[str]:
+    target = copied(folders / "mimo-bf16", tmp_path)
+    layer = folders / "mimo-with-tables"
+    if not layer.exists():
+        config = {"num_hidden_layers": LAYERS, "model_type": "qwen2"}
+        tiny_mimo_mtp(layer, config=config, seed=7, **SIZES)
+    return [str(target), str(layer)]
+
+
+def unknown_tool(folders: Path, tmp_path: Path) -> list[str]:
+    target = copied(folders / "mimo-bf16", tmp_path)
+    edit_json(target / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    return [str(target), str(folders / "mimo-int4")]
+
+
+def whole_model(folders: Path, _tmp_path: Path) -> list[str]:
+    return [str(folders / "mimo-ct-fp8"), str(folders / "mimo")]
+
+
+def copied(folder: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "target"
+    target.mkdir()
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+BAD: dict[Callable[[Path, Path], list[str]], str] = {
+    other_hidden: "hidden_size: the layer has 256, the target",
+    other_vocabulary: "vocab_size: the layer has 96, the target",
+    other_number: "the layer is number 2; the target has 4 decoder layers",
+    other_family: "the layer is mimo-mtp",
+    lying_index: "expected in 'model-00003-of-00003.safetensors', found in",
+    missing_shard: "which is not in the folder",
+    other_tool: "the target's quant_method is 'quark', the layer's 'compressed-tensors'",
+    other_tables: "is not the target's",
+    unknown_tool: "the target's quant_method is 'gptq'",
+    whole_model: "--subtree model.mtp_layers.0",
+}
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("make", BAD, ids=lambda make: str(make.__name__))
+def test_bad_input_is_refused_by_name(
+    make: Callable[[Path, Path], list[str]],
+    folders: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target, layer = make(folders, tmp_path)
+    capsys.readouterr()
+    assert graft(Path(target), Path(layer), tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert BAD[make] in said
+    assert "fix:" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_outputs_that_exist_or_lie_inside_are_refused(folders: Path, tmp_path: Path) -> None:
+    target, layer = folders / "mimo-ct-fp8", folders / "mimo-int4"
+    plan = plan_graft(target, resolve_draft(str(layer)))
+    before = states(target)
+    for out, why in ((tmp_path, "already exists"), (target / "out", "overlaps"),
+                     (layer / "out", "overlaps")):  # fmt: skip
+        with pytest.raises(OutputError, match=why):
+            graft_layer(plan, out)
+    assert states(target) == before
+
+
+def test_excludes_of_the_target_that_mean_the_layer_are_narrowed(
+    folders: Path, tmp_path: Path
+) -> None:
+    target = copied(folders / "glm-ct-fp8", tmp_path)
+    declared = config_of(target)["quantization_config"]
+    declared["ignore"] += ["re:.*shared_experts.*", "model.layers.2.self_attn.q_proj"]
+    edit_json(target / "config.json", quantization_config=declared)
+    out = tmp_path / "out"
+    assert graft(target, folders / "glm-int4", out) == 0
+    ignore = config_of(out)["quantization_config"]["ignore"]
+    layer = ["model.layers.2", "model.decoder"]
+
+    def excluded(name: str) -> bool:
+        return any(re.match(e[3:], name) if e.startswith("re:") else e == name for e in ignore)
+
+    for start in layer:
+        assert not excluded(f"{start}.mlp.shared_experts.down_proj")
+        assert not excluded(f"{start}.self_attn.q_proj")
+        assert excluded(f"{start}.eh_proj")
+    assert excluded("model.layers.1.mlp.shared_experts.down_proj")
+    assert not excluded("model.layers.1.self_attn.q_proj")
+
+
+def test_name_that_engines_read_differently_is_left_and_said(folders: Path, tmp_path: Path) -> None:
+    target = copied(folders / "mimo-ct-fp8", tmp_path)
+    declared = config_of(target)["quantization_config"]
+    edit_json(
+        target / "config.json",
+        quantization_config=declared | {"ignore": [*declared["ignore"], "o_proj"]},
+    )
+    plan = plan_graft(target, resolve_draft(str(folders / "mimo-int4")))
+    vllm, sglang = plan.checks
+    assert (vllm.verdict, sglang.verdict) == ("LOADS", "REFUSED")
+    assert "the target's exclude 'o_proj'" in str(sglang.error)
+    assert graft(target, folders / "mimo-int4", tmp_path / "out") == 0
+    assert "o_proj" in config_of(tmp_path / "out")["quantization_config"]["ignore"]
+
+
+WRONG: dict[str, Callable[[Path], object]] = {
+    "a byte of a copied shard": lambda out: flip(out / "model-00001-of-00003.safetensors"),
+    "a byte of the layer": lambda out: flip(out / "mtp.safetensors"),
+    "another exclude": lambda out: exclude(out, "re:.*layers.0.*"),
+    "a key of config.json": lambda out: edit_json(out / "config.json", rope_theta=1.0),
+    "a side file": lambda out: write_text(out / "tokenizer.json", "{}"),
+    "a foreign file": lambda out: write_text(out / "notes.txt", "x"),
+    "the record": lambda out: edit_json(out / "draftquant.json", argv=["x"]),
+}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+
+
+def exclude(out: Path, pattern: str) -> None:
+    declared = config_of(out)["quantization_config"]
+    declared["ignore"].append(pattern)
+    edit_json(out / "config.json", quantization_config=declared)
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_verify_finds(wrong: str, folders: Path, tmp_path: Path) -> None:
+    target, layer, out = folders / "mimo-ct-fp8", folders / "mimo-int4", tmp_path / "out"
+    assert graft(target, layer, out) == 0
+    before = states(target)
+    WRONG[wrong](out)
+    assert main(["verify", str(out), "--against", str(target)]) == 1
+    assert states(target) == before
+
+
+def test_hundreds_of_shards_by_their_headers(folders: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    config = config_of(folders / "mimo") | {"num_nextn_predict_layers": 0}
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    plain = read_tensors(folders / "mimo")
+    own = {n: t for n, t in plain.items() if not n.startswith(f"{MTP['mimo']}.")}
+    own |= {f"model.other.{i:03}.weight": Stored("BF16", (1,), b"ab") for i in range(400)}
+    write_shards(target, own, 200)
+    out = tmp_path / "out"
+    assert graft(target, folders / "mimo-int4", out) == 0
+    assert len(list(out.glob("*.safetensors"))) == 201
+    assert all((out / path.name).samefile(path) for path in target.glob("*.safetensors"))

@@ -278,7 +278,7 @@ def test_vllm_serves_it_unquantized_and_refuses_its_declaration(
     refused = check_draft(out, engine="vllm")
     assert refused.verdict == "REFUSED"
     assert "weight_scale'" in (refused.error or "")
-    assert "--hf-overrides" in (refused.remedy or "")
+    assert "draftquant graft TARGET LAYER" in (refused.remedy or "")
 
 
 def test_mimos_own_model_type_needs_its_code(tmp_path: Path) -> None:

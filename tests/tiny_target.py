@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 from tiny import Stored, edit_json, read_tensors, store, values_of, write_safetensors
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp
 
-SIZES: Mapping[str, Any] = {"hidden": 128, "head_dim": 64, "intermediate": 256}
+SIZES: Mapping[str, Any] = {"hidden": 256, "head_dim": 64, "intermediate": 256}
 LAYERS = 2
 MTP = {"glm": f"model.layers.{LAYERS}", "mimo": "model.mtp_layers.0"}
+_FC = ("eh_proj", "input_proj")
 _QUANTIZED = re.compile(r"(.*layers\.\d+\..*(?:[qkvo]|gate|up|down)_proj)\.weight")
 Form = tuple[dict[str, Any], Callable[[str, Stored], dict[str, Stored]]]
 """A quantization_config, and what a weight becomes."""
@@ -87,12 +89,12 @@ def quantized_target(
         shards: how many.
     """
     tensors = read_tensors(plain)
-    mtp = tuple(f"{prefix}." for prefix in MTP.values())
+    (mtp,) = {f"{p}." for p in MTP.values() for fc in _FC if f"{p}.{fc}.weight" in tensors}
     declared, become = FORMS[form]
     found: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         weight = _QUANTIZED.fullmatch(name)
-        if name.startswith(mtp) and "layers.0" not in name.replace("mtp_layers.0", ""):
+        if name.startswith(mtp):
             if not drops:
                 found[name] = tensor
         elif weight and become is not None:
@@ -146,9 +148,9 @@ def _quark_channel(module: str, weight: Stored) -> dict[str, Stored]:
     }
 
 
-def _int4_group(module: str, weight: Stored) -> dict[str, Stored]:
+def _int4_group(module: str, weight: Stored, size: int = 128) -> dict[str, Stored]:
     rows, columns = weight.shape
-    values = values_of(weight).reshape(rows, -1, 128)
+    values = values_of(weight).reshape(rows, -1, size)
     scale = np.abs(values).max(axis=2, keepdims=True) / 7.5
     codes = (np.clip(np.rint(values / scale), -8, 7) + 8).astype(np.uint32).reshape(rows, -1, 8)
     words = (codes << (4 * np.arange(8, dtype=np.uint32))).sum(axis=2, dtype=np.uint32)
@@ -204,6 +206,10 @@ FORMS: Mapping[str, Any] = {
     "bf16": ({}, None),
     "ct-fp8": (_ct("float-quantized", _args(8, "float", "channel"), _TOKEN), _fp8_channel),
     "ct-int4": (_ct("pack-quantized", _args(4, "int", "group", size=128), None), _int4_group),
+    "ct-int4-64": (
+        _ct("pack-quantized", _args(4, "int", "group", size=64), None),
+        partial(_int4_group, size=64),
+    ),
     "fp8-block": (
         {
             "quant_method": "fp8",

@@ -12,6 +12,7 @@ from ..stored.parts import COMPANIONS
 from .contract import Module, Question
 from .cut_heads import Stored, cut_head_findings
 from .engine import TRAITS, Engine
+from .mtp import ROUTED
 from .parameters import bias_findings, built_biases
 
 _OF_FAMILIES = "".join(f"|{name}" for traits in TRAITS for name in traits.module_names)
@@ -63,6 +64,8 @@ def folder_findings(
         text = f"Loading a tensor called {name} was never executed"
         yield Finding("unknown", text, "use the names of the published drafts")
     for module, tensors in stored.items():
+        if question.inside_target and ROUTED in module:
+            continue  # see `mtp`
         for suffix, tensor in tensors.items():
             plain = f"{module}.{suffix}".lstrip(".") in specs
             companion = suffix in _BESIDE_CODES and (module in linears or not linears)

@@ -12,9 +12,21 @@ from ..drafts.fused import FusedLinear
 from ..drafts.shared.mixture.names import is_expert
 from ..drafts.shared.mtp.geometry import around_layer
 from ..stored.parts import COMPANIONS
-from .contract import Module, Question
+from .contract import Module, Question, UnsureError
 from .layer_linears import layer_linears
+from .name_patterns import scheme_of
 
+EXPERTS_LOADED = frozenset(
+    {
+        "compressed-tensors fp8 channel token-dynamic",
+        "compressed-tensors int4 group128 none",
+        "fp8 fp8 block group-dynamic",
+        "quark fp8 channel token-dynamic",
+    }
+)
+"""Signatures of which both engines loaded routed experts, on H200."""
+ROUTED = ".experts."
+"""In the names of the linears that engines fuse into one module."""
 _ATTENTION = "self_attn."
 _HEAD = Module("lm_head", "lm_head", ("lm_head",), "column")
 
@@ -60,8 +72,10 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
     the target's; with the same declaration in the target's config the folder loads (executed).
     """
     problem = served.misconfigured(question)
-    if problem is not None or question.declaration is None or question.inside_target:
+    if problem is not None or question.declaration is None:
         return problem
+    if question.inside_target:
+        return _experts_problem(question, served)
     if served.declared is not None:
         return served.declared(question)
     stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
@@ -73,8 +87,8 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
         _no_expert(served, stored[0])
         if served.no_expert and is_expert(stored[0])
         else served.no_parameter.format(name=_in_vllm(stored[0], layer)),
-        "give the target this quantization_config with its own layers ignored (--hf-overrides):"
-        " vLLM reads the target's for an MTP layer; or serve it with SGLang",
+        "put it into the target's folder, whose declaration vLLM reads for an MTP layer:"
+        " draftquant graft TARGET LAYER; or serve it with SGLang",
     )
 
 
@@ -102,8 +116,35 @@ def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
         return problem
     if question.declaration is None or not any(map(is_expert, question.tensor_names)):
         return None
+    if question.inside_target:
+        return _experts_problem(question, served)
     what = "Loading quantized experts of a mixture was never executed"
     return Finding("unknown", what, "try it, or serve the layer in BF16")
+
+
+def _experts_problem(question: Question, served: MtpLayer) -> Finding | None:
+    """Quantized experts of a layer in its target's folder, in a format that nobody has loaded.
+
+    What was loaded stands in `EXPERTS_LOADED` (`tests/engines/graft.py`).
+    """
+    stored = [
+        n for n in question.tensor_names if ROUTED in n and n.rpartition(".")[2] in COMPANIONS
+    ]
+    if not stored:
+        return None
+    module = min(stored).rpartition(".")[0]
+    path = module[module.index("mlp.") :]
+    first = question.config.get("num_hidden_layers", 0)
+    prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
+    asked = Module(module, f"{prefix.format(n=first)}{path}", (), "column")
+    try:
+        scheme = scheme_of(question, asked)
+    except UnsureError as exc:
+        return Finding("unknown", str(exc), "write targets as plain patterns")
+    if scheme is not None and scheme.signature in EXPERTS_LOADED:
+        return None
+    what = "Loading experts of a mixture was never executed in this format"
+    return Finding("unknown", what, "try it, or graft the layer unquantized")
 
 
 def _in_vllm(name: str, layer: str) -> str:

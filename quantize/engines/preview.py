@@ -41,6 +41,7 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
         source,
         config={**fixed_config(source.config, changes), "quantization_config": plan.declared()},
         tensors=dict(sorted(tensors.items())),
+        subtree=None,  # a folder of its own
     )
 
 

@@ -71,7 +71,7 @@ def cut_groups(module: Module, scheme: LinearScheme, columns: int) -> Finding | 
     Both engines take as many scales as whole groups fit into a shard, and no kernel minds.
     """
     size = scheme.group_size or columns
-    if scheme.layout not in _CUT or not columns % size:
+    if scheme.layout not in _CUT or scheme.weight_dtype.startswith("awq") or not columns % size:
         return None
     text = (
         f"A group of {size} inputs of {module.name} is split between GPUs, and its scale is served"

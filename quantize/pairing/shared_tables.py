@@ -2,7 +2,8 @@
 
 Sources: vLLM 0.33 hands on the module with its own kernel (`v1/worker/gpu/spec_decode/eagle/
 utils.py:104`, `dflash/utils.py:62`, `dspark/utils.py:134`). SGLang 0.5.23 puts the target's
-`weight` into the draft's head (`eagle_worker_v2.py:337`), which keeps the kernel of floats but for
+`weight` into the draft's head (`eagle_worker_v2.py:337`; executed for EAGLE-1 with 4-bit values,
+whose error this is), which keeps the kernel of floats but for
 Qwen3.5's and Nemotron's MTP layers (`set_lm_head_from_target`); DFlash, DFlash2 and DSpark project
 through the target's head with its own kernel (`models/dflash.py:106`, `models/dspark.py:128`).
 """
@@ -43,8 +44,8 @@ def quantized_head(pair: Pair) -> Iterator[PairFinding]:
         "refused",
         "shared-head",
         "the draft borrows the target's head, which is stored quantized: SGLang puts its packed"
-        " values into a head that it computes as floats, and ends with an error of shapes or dtypes"
-        " at the first proposal (read in its source, not executed)",
+        " values into a head that it computes as floats, and ends with an error at the first"
+        " proposal [RuntimeError: mat1 and mat2 shapes cannot be multiplied]",
         "store the head with the draft (lm_head.weight in BF16), keep the target's head in BF16, or"
         " serve the pair with vLLM, which shares the head with its kernel",
         "sglang",

@@ -89,6 +89,7 @@ def load_draft(
     rope_theta: float | None = None,
     online_head: OnlineHead | None = None,
     kv_cache: KvCacheDtype | None = None,
+    subtree: str | None = None,
 ) -> LoadedDraft:
     """Load a BF16 folder, or a quantized one of any layout that `declared` understands.
 
@@ -110,6 +111,7 @@ def load_draft(
         online_head: what vLLM makes of the head while it loads the draft, see `online_heads`.
         kv_cache: of an engine's option for the draft's KV cache: FP8, under scales of 1 where the
             folder stores none; None = as the folder declares.
+        subtree: the draft is this layer of a target's folder, see `Checkpoint`.
 
     Raises:
         CheckpointError: the folder is not a draft, a stored tensor is not as declared, or an
@@ -117,7 +119,7 @@ def load_draft(
             no `online_head` of this draft's, or a `kv_cache` is asked of a draft without one.
         VerifyError: its quantization_config is not understood.
     """
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint.open(folder, subtree=subtree)
     stored = StoredDraft.read(checkpoint)
     draft = stored.draft
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)

@@ -196,13 +196,14 @@ def draft_on_traces(
     device: str = "auto",
     target: Path | None = None,
     num_draft_tokens: int | None = None,
+    subtree: str | None = None,
 ) -> DraftOnTraces:
-    """Load a draft with the tables that it shares, onto a device."""
+    """Load a draft, or with `subtree` a layer of a target, with the tables that it shares."""
     from ...calibration.passes.devices import resolve_device
     from ...quantize.stored.loading import load_draft
     from ...validate.counting.trace_replay import chosen_num_draft_tokens
 
     where = resolve_device(device)
     shared = shared_tables(traces, target, where)
-    draft = load_draft(folder, device=where, compact=True, shared=shared)
+    draft = load_draft(folder, device=where, compact=True, shared=shared, subtree=subtree)
     return DraftOnTraces(draft, shared, chosen_num_draft_tokens(num_draft_tokens, [draft]))

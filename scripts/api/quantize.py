@@ -295,6 +295,7 @@ class _Inputs:
             device=settings.device,
             target=optional_path(settings.target),
             num_draft_tokens=settings.num_draft_tokens,
+            subtree=plan.draft.checkpoint.subtree,
         )
         if few := few_for_correction(plan, draft, traces, num_draft_tokens):
             watch.note(few)

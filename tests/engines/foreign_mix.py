@@ -20,6 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "foreign")]
 
+import foreign_sample  # noqa: E402
 import kind_formats  # noqa: E402
 import kinds  # noqa: E402
 import mix_formats  # noqa: E402
@@ -27,6 +28,7 @@ import numpy as np  # noqa: E402
 from draftquant.quantize.engines import check_draft  # noqa: E402
 from draftquant.recipes import DraftQuantError  # noqa: E402
 from drafts import TARGET_FOLDER, write_target  # noqa: E402
+from foreign_results import write_page  # noqa: E402
 from foreign_sample import NUM_TARGET_LAYERS  # noqa: E402
 from mix_formats import Format  # noqa: E402
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors  # noqa: E402
@@ -365,6 +367,53 @@ def compared(work: Path) -> Iterator[Compared]:
                 yield Compared(outcome=outcome, verdict="crash", error=f"{type(exc)} {exc}")
 
 
+def write_results(
+    work: Path, answers: Sequence[Compared], name: str | None, *, sample: bool
+) -> None:
+    """`foreign_mix.json`: counts by set and engine, and headers of some folders; and FOREIGN.md."""
+    file = HERE / "foreign_mix.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    counts = [row for row in known.get("counts", []) if row["set"] != name]
+    for engine in ARCHS if name else ():
+        kinds_of = Counter(each.kind for each in answers if each.outcome["engine"] == engine)
+        counts.append({"set": name, "engine": engine, "kinds": dict(sorted(kinds_of.items()))})
+    rows = sampled(work, answers) if sample else known.get("rows", [])
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    said = ",\n".join(json.dumps(row) for row in counts)
+    text = f'{{"counts": [\n{said}\n], "rows": [\n{lines}\n]}}\n'
+    file.write_text(text, encoding="utf-8")
+    write_page(HERE, (HERE / "FOREIGN.md").read_text(encoding="utf-8"))
+
+
+def sampled(work: Path, answers: Sequence[Compared]) -> list[foreign_sample.Row]:
+    """Of each format the folder with most kinds of answers; of as many the smallest.
+
+    MTP layers are left out: they have another target than the rest.
+    """
+    told: dict[str, list[Compared]] = {}
+    for each in answers:
+        if "mtp" not in each.outcome["draft"]:
+            told.setdefault(each.outcome["draft"], []).append(each)
+    best: dict[str, tuple[tuple[int, int], str]] = {}
+    for draft, found in told.items():
+        if {each.kind for each in found} != {"right"}:
+            continue
+        folder = work / "drafts" / draft
+        size = (folder / "config.json").stat().st_size
+        worth = (len({each.verdict for each in found}), -size)
+        kind = "-".join(draft.split("-")[1:4])
+        best[kind] = max(best.get(kind, (worth, draft)), (worth, draft))
+    rows = []
+    for _, draft in sorted(best.values(), key=lambda found: found[1]):
+        row = dict(
+            foreign_sample.sample_row(
+                work / "drafts" / draft, [each.outcome for each in told[draft]]
+            )
+        )
+        rows.append({**row, "draft": draft.removesuffix("/draft")})
+    return rows
+
+
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser()
@@ -372,6 +421,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--work", type=Path, required=True, help="folder of folders and answers")
     parser.add_argument("--count", type=int, default=NUM_FOLDERS)
+    parser.add_argument("--results", help="name of the set: write foreign_mix.json and FOREIGN.md")
+    parser.add_argument("--sample", action="store_true", help="keep some folders for the tests")
     parser.add_argument("--only", default="", help="part of a platform, such as vllm-sm90")
     arguments = parser.parse_args()
     work, found = arguments.work, draw(arguments.seed, arguments.count)
@@ -397,6 +448,8 @@ def main() -> int:
                 f" {each.error} | {o['verdict']}: {o['stage']}: {o['error']}"
                 f" {o['unread'][:2]} {o['unloaded'][:2]} {o['cast'][:1]}"
             )
+    if arguments.results or arguments.sample:
+        write_results(work, answers, arguments.results, sample=arguments.sample)
     counts = Counter((each.outcome["engine"], each.kind) for each in answers)
     for (engine, kind), number in sorted(counts.items()):
         print(f"{engine}: {number} {kind}")

@@ -73,10 +73,12 @@ class Draft:
 
     Attributes:
         make: writes it into the folder that it is given. plugin: whether vLLM loads draftquant's.
+        fp8_cache: whether vLLM is told to keep the draft's keys and values in FP8.
     """
 
     make: Callable[[Path], None]
     plugin: bool = False
+    fp8_cache: bool = False
 
 
 def record(
@@ -118,18 +120,25 @@ CUT = f"cut to {NUM_KEPT} of 1,024 tokens"
 CUT_FP8 = f"{CUT}, then fp8-ptpc"
 TRANSCODED, WITH_PLUGIN = f"{W4A8}, transcoded", f"{W4A8}, with the plugin"
 MIXED = "int4-channel, down_proj in FP8"
+_CACHE = "KV cache in FP8"
+UNIT_CACHE = f"{UNQUANTIZED}, {_CACHE}, scales of 1"
+FP8_CACHE, WITH_PLUGIN_AND_CACHE = (
+    f"{name}, {_CACHE}, measured scales" for name in ("fp8-ptpc", WITH_PLUGIN)
+)
 
 
 def draft_names() -> tuple[str, ...]:
     """Those of `drafts`, in their order."""
-    return UNQUANTIZED, *built_in_recipes(), MIXED, TRANSCODED, WITH_PLUGIN, CUT, CUT_FP8
+    of_heads, of_caches = (CUT, CUT_FP8), (UNIT_CACHE, FP8_CACHE, WITH_PLUGIN_AND_CACHE)
+    ways = MIXED, TRANSCODED, WITH_PLUGIN
+    return UNQUANTIZED, *built_in_recipes(), *ways, *of_heads, *of_caches
 
 
 def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
     """Every draft to serve, by name.
 
     They are those as they were trained, by every recipe, in two formats, W4A8 in two more ways, and
-    with fewer rows in the head.
+    with fewer rows in the head, or with a KV cache in FP8.
 
     Args:
         pair: whose draft is quantized.
@@ -168,6 +177,10 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
         cut(whole)
         _run("quantize", whole, "--recipe", "fp8-ptpc", "--out", out)
 
+    def with_measured_cache(recipe: str) -> Callable[[Path], None]:
+        given = ("--recipe", recipe, "--kv-cache", "measured", "--traces", calibration.folder)
+        return lambda out: _run("quantize", source, *given, "--out", out)
+
     return {
         UNQUANTIZED: Draft(make=lambda out: out.symlink_to(source)),
         **{recipe: Draft(make=quantized(recipe)) for recipe in built_in_recipes()},
@@ -176,6 +189,9 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
         WITH_PLUGIN: Draft(make=quantized(W4A8), plugin=True),
         CUT: Draft(make=cut),
         CUT_FP8: Draft(make=cut_and_quantized),
+        UNIT_CACHE: Draft(make=lambda out: out.symlink_to(source), fp8_cache=True),
+        FP8_CACHE: Draft(make=with_measured_cache("fp8-ptpc"), fp8_cache=True),
+        WITH_PLUGIN_AND_CACHE: Draft(make=with_measured_cache(W4A8), plugin=True, fp8_cache=True),
     }
 
 

@@ -30,6 +30,9 @@ square, replay in BF16 against float32). A GPU may have the kernels that a CPU l
 (tests/engines/RESULTS.md). On a CPU without AVX-512 vLLM loads INT4 weights and dies at the first
 request: there those drafts are served dequantized, the same quantized values as BF16 weights, and
 marked "as BF16".
+
+vLLM on a CPU rounds keys and values to FP8 towards zero, GPUs to the nearest value. Where the cache
+is in FP8, replay rounds here as the CPU does (`cpu_cache.py`).
 """
 
 
@@ -39,6 +42,9 @@ _MEANINGS = {
     "MXFP4 linear layer": "vLLM has no MXFP4 kernel for this CPU.",
     "No compressed-tensors compatible scheme": (
         "vLLM has no scheme for INT4 in groups with FP8 inputs on this CPU."
+    ),
+    "fp8 KV cache for CPU MLA is not yet implemented": (
+        "vLLM's latent attention on a CPU keeps no FP8."
     ),
     "No quark compatible scheme": (
         "vLLM has no scheme for Quark's INT4 per channel with FP8 inputs; the plugin adds one."

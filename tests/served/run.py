@@ -22,8 +22,10 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
+from draftquant.recipes.formats import KvCacheDtype  # noqa: E402
 from draftquant.validate.served.every_position import NEAR, every_position, noise  # noqa: E402
 from served.cpu import NOTE, has_int4_product, needs_it  # noqa: E402
+from served.cpu_cache import on_cpu  # noqa: E402
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,
     SERVED_PAIRS,
@@ -39,6 +41,7 @@ from served.results import Served, read_results, write_results, write_tables  # 
 from served.rounds import compare  # noqa: E402
 
 CPUINFO = Path("/proc/cpuinfo")
+FP8: KvCacheDtype = "fp8_e4m3"
 MAX_DIFFERENCE = 0.03
 """Of acceptance lengths over the same rounds, relative: they part at near ties only, of which each
 moves a round by up to K tokens."""
@@ -93,13 +96,14 @@ def _serve_pair(
 
     def serve(named: tuple[str, Draft]) -> Served:
         name, draft = named
-        plugin = ["--plugin"] if draft.plugin else []
-        answer = _ask(python, pair, prompts, plain.get(name, folder / name), *plugin)
+        options = ["--plugin"] if draft.plugin else []
+        options += ["--kv-cache-dtype", FP8] if draft.fp8_cache else []
+        answer = _ask(python, pair, prompts, plain.get(name, folder / name), *options)
         if "error" in answer:
             return Served(family=pair.family, draft=name, error=answer["error"])
         as_served, exact = (
             [every_position(loaded, traces, text, pair.num_draft_tokens) for text in texts]
-            for loaded in _in_both_dtypes(folder / name, traces)
+            for loaded in _in_both_dtypes(folder / name, traces, FP8 if draft.fp8_cache else None)
         )
         found = compare(
             answer["token_ids"],
@@ -131,10 +135,14 @@ def _serve_pair(
             yield served
 
 
-def _in_both_dtypes(folder: Path, traces: TraceFolder) -> Iterator[LoadedDraft]:
+def _in_both_dtypes(
+    folder: Path, traces: TraceFolder, kv_cache: KvCacheDtype | None
+) -> Iterator[LoadedDraft]:
     """As the engine computes, and exactly."""
+    tables = traces.tables(None)
     for dtype in (torch.bfloat16, torch.float32):
-        yield load_draft(folder, dtype=dtype, compact=True, shared=traces.tables(None))
+        loaded = load_draft(folder, dtype=dtype, compact=True, shared=tables, kv_cache=kv_cache)
+        yield on_cpu(loaded)
 
 
 def _ask(python: Path, pair: Pair, prompts: Path, draft: Path, *options: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--method", choices=("eagle3", "dflash"))
     parser.add_argument("-k", "--num-draft-tokens", type=int)
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--kv-cache-dtype", help="of the draft's KV cache alone")
     parser.add_argument("--plugin", action="store_true", help="with draftquant's plugin")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT, VLLM_PLUGINS="draftquant" if options.plugin else "")
@@ -57,6 +58,8 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
         "model": str(options.draft),
         "num_speculative_tokens": options.num_draft_tokens,
     }
+    if options.kv_cache_dtype:
+        speculative["kv_cache_dtype"] = options.kv_cache_dtype
     engine = vllm.LLM(
         model=str(options.target),
         speculative_config=speculative,

@@ -41,11 +41,16 @@ _CT_SPLIT = dict.fromkeys(
     "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
     "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
 )
+_NOT_ALIGNED = (
+    "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
+    " by too large tensor parallel size."
+)
 _CUDA_SPLIT: Mapping[str, str] = {
     **_CT_SPLIT,
     "awq int4": "ValueError: Weight input_size_per_partition = {columns} is not divisible by"
     " min_thread_k = 128. Consider reducing tensor_parallel_size or running with --quantization"
     " gptq.",
+    "auto-round awq-int4": _NOT_ALIGNED,
     "modelopt nvfp4 nvfp4": "ValueError: Unsupported model when in features size is not multiple"
     " of 16",
     "modelopt nvfp4 none": "ValueError: Unsupported model when input feature size is not a"
@@ -53,8 +58,8 @@ _CUDA_SPLIT: Mapping[str, str] = {
 }
 _ROCM_SPLIT: Mapping[str, str] = {
     **_CT_SPLIT,
-    "awq int4": "ValueError: The input size is not aligned with the quantized weight shape."
-    " This can be caused by too large tensor parallel size.",
+    "auto-round awq-int4": _NOT_ALIGNED,
+    "awq int4": _NOT_ALIGNED,
 }
 _DROPPED_GROUPS = frozenset({"quark mxfp4"})
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128

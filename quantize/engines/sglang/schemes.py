@@ -273,6 +273,11 @@ CONCATENATED: Mapping[str, str] = {
     "fp8 fp8 tensor token-dynamic": _ZERO_DIM,
     "fp8 fp8 tensor tensor-static": _ZERO_DIM,
     **{
+        f"auto-round awq-int4{mark} {size} none": _COLUMNS
+        for mark in ("", "+")
+        for size in _WHOLE_ROWS
+    },
+    **{
         f"{method} int{bits}{mark} {size} none": _COLUMNS
         for method in ("gptq", "auto-round")
         for bits in _BITS

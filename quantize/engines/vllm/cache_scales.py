@@ -16,6 +16,8 @@ _OF_ATTENTION = re.compile(
     r"\.self_attn\.(?:attn\.[qkv]_(?:scale|zero_point)|(?:[kv]_proj\.)?[kv]_scale|q_scale|kv_scale"
     r"|[qkv]_zero_point)$"
 )
+_NO_DATA = "AttributeError: 'QKVParallelLinear' object has no attribute 'data'"
+_RENAME = "rename k_proj.output_scale to k_scale, and v_proj.output_scale to v_scale"
 _BY_OUTPUTS = frozenset({"fp8", "quark"})
 """Each quant_method that takes scales of the outputs of linears for those of the cache."""
 _PER_TENSOR = frozenset({"fp8", "modelopt", "quark"})
@@ -33,6 +35,8 @@ def cache_scale(question: Question, tensor: TensorInfo) -> bool | Finding | None
     outputs = bool(_OF_OUTPUTS.search(name)) and method in _BY_OUTPUTS
     if not outputs and not _OF_ATTENTION.search(name):
         return False
+    if outputs and not (question.traits.whole_model or question.traits.drafts_blocks):
+        return Finding("load", _NO_DATA, _RENAME)
     if name.endswith("_zero_point"):  # symmetric: all zero, and never used
         return True
     if method not in _BOTH:

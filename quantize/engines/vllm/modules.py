@@ -36,6 +36,7 @@ _NOT_ALIGNED = (
     " by too large tensor parallel size."
 )
 _SPLIT_GROUPS: Mapping[str, str] = {
+    "auto-round awq-int4": _NOT_ALIGNED,
     "awq int4": _NOT_ALIGNED,
     "modelopt nvfp4": "ValueError: Unsupported model when in features size is not multiple of 16",
     "quark int4": f"{_NOT_ALIGNED} input_size_per_partition={{columns}},"

@@ -9,7 +9,13 @@ from typing import Any
 
 from ..grafted_layer import GraftedLayer
 from .convention import EXPERTS, Merged, other_tool, refused, same_names
-from .patterns import excludes_without, float_patterns, means, patterns_of
+from .patterns import (
+    excludes_without,
+    float_patterns,
+    means,
+    only_some_engines,
+    patterns_of,
+)
 
 METHOD = "compressed-tensors"
 _MIXED, _PACKED = "mixed-precision", "pack-quantized"
@@ -38,18 +44,15 @@ def merged(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
         for i, (group, modules) in enumerate(_own_groups(layer))
     }
     groups |= of_target
+    excludes = excludes_without(old.get("ignore"), layer)
     only_layer = [] if target is not None else [f"re:(?!{layer.names.pattern})"]
     value = {
         **old,
         "config_groups": groups,
         "format": _whole_format({group["format"] for group in groups.values()}, layer),
-        "ignore": [
-            *only_layer,
-            *excludes_without(old.get("ignore"), layer),
-            *float_patterns(layer),
-        ],
+        "ignore": [*only_layer, *excludes, *float_patterns(layer)],
     }
-    return Merged(value=value, cannot=same_names(layer))
+    return Merged(value=value, cannot=only_some_engines(excludes, layer) | same_names(layer))
 
 
 def _whole_format(forms: set[str], layer: GraftedLayer) -> str:

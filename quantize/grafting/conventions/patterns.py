@@ -4,7 +4,7 @@ Each begins as no name of a linear of the target does; see `layer_names`.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from ...drafts.fused import fused_names
 from ...stored.patterns import PatternProblem, matches
@@ -32,32 +32,37 @@ def float_patterns(layer: GraftedLayer) -> list[str]:
 
 
 def excludes_without(old: Iterable[object] | None, layer: GraftedLayer) -> list[str]:
-    """The target's excludes; those that mean a quantized linear of the layer, without the layer.
+    """The target's excludes; patterns that mean a quantized linear of the layer, without the layer.
+
+    Names of the layer's quantized linears go.
 
     Raises:
         LayoutError: one of them is no pattern that is understood.
     """
     names = layer.quantized_names
-    plain = {*names, *(name[i + 1 :] for name in names for i, c in enumerate(name) if c == ".")}
     pattern = layer.names.pattern
     found = []
     for entry in map(str, old or ()):
         if entry.startswith(f"re:{pattern}"):
             continue  # of an earlier graft
-        if not _hits(entry, names, plain):
+        if not any(means(entry, name) for name in names):
             found.append(entry)
         elif entry.startswith("re:"):
             found.append(f"re:(?!{pattern})(?:{entry[3:]})")
-        elif not layer.names.contains(entry):
-            found.append(f"re:(?!{pattern})(?:.*\\.)?{re.escape(entry)}$")
     return found
 
 
-def _hits(entry: str, names: Iterable[str], plain: Collection[str]) -> bool:
-    """Whether an exclude means one of these names, in one engine at least."""
-    if not entry.startswith("re:"):
-        return entry in plain
-    return any(means(entry, name) for name in names)
+def only_some_engines(excludes: Iterable[str], layer: GraftedLayer) -> dict[str, str]:
+    """Why SGLang cannot take the layer: it takes names for the last parts of others, vLLM does not.
+
+    Neither a name nor a pattern says the same of the target's linears to both.
+    """
+    names = layer.quantized_names
+    ends = {name[i + 1 :] for name in names for i, sign in enumerate(name) if sign == "."}
+    hit = next((entry for entry in excludes if entry in ends and entry not in names), None)
+    if hit is None:
+        return {}
+    return {"sglang": f"the target's exclude {hit!r} means quantized linears of the layer there"}
 
 
 def means(target: str, module: str) -> bool:

@@ -13,6 +13,8 @@ from .patterns import excludes_without, float_patterns
 
 METHOD = "quark"
 _SPEC = ("bias", "input_tensors", "output_tensors", "weight")
+_MEANT = ("dtype", "qscheme", "ch_axis", "group_size", "is_dynamic", "symmetric", "scale_format")
+"""Keys of a tensor's spec by which it is decoded; the others say how values were found."""
 
 
 def merged(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
@@ -29,7 +31,8 @@ def merged(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
     if layer.declared is not None:
         spec = _spec(layer.declared, wildcards)
         _check_packing(target, layer.declared)
-        if spec != {key: (target.get("global_quant_config") or {}).get(key) for key in _SPEC}:
+        whole = target.get("global_quant_config") or {}
+        if any(_meant(spec[key]) != _meant(whole.get(key)) for key in _SPEC):
             own = dict.fromkeys(wildcards, spec)
         elif any(others):
             own = {name: dict(target["global_quant_config"]) for name in wildcards}
@@ -50,6 +53,13 @@ def _spec(declared: Mapping[str, Any], wildcards: list[str]) -> dict[str, Any]:
         )
     whole = of_layer[0] if of_layer else declared.get("global_quant_config") or {}
     return {key: whole.get(key) for key in _SPEC}
+
+
+def _meant(spec: object) -> object:
+    """What a tensor's spec, or a list of stages, says of the stored values."""
+    if isinstance(spec, list):
+        return [_meant(stage) for stage in spec]
+    return {key: spec.get(key) for key in _MEANT} if isinstance(spec, Mapping) else spec
 
 
 def _check_packing(target: Mapping[str, Any], layer: Mapping[str, Any]) -> None:

@@ -10,10 +10,9 @@ from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
 from .declared_cache import complete_spec_of, of_compressed_tensors
 from .name_matching import is_regex_match
-from .reader import ObjectReader, not_understood
+from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
 from .scheme import (
     EVERY_LINEAR,
-    SPEC_NO_MEANING,
     Activations,
     DeclaredScheme,
     OwnFormat,
@@ -60,6 +59,7 @@ class StoredCompressedTensors(StoredLayout):
         }
     )
     nibble_offset = 8
+    signed_scales = True
     names_heads = True
 
     @override
@@ -250,13 +250,14 @@ def only_group(keys: ObjectReader) -> ObjectReader:
 
 
 def _has_names(keys: ObjectReader) -> bool:
-    """Several groups, or one for every linear that names a module besides: a head."""
+    """Several groups, or one for every linear that names a module besides, a head, or patterns."""
     groups = keys.section("config_groups")
     names = groups.names()
     if len(names) != 1:
         return len(names) > 1
     targets = groups.section(names[0]).strings("targets")
-    return len(targets) > 1 and set(EVERY_LINEAR) < set(targets)
+    patterns = bool(targets) and all(target.startswith("re:") for target in targets)
+    return patterns or (len(targets) > 1 and set(EVERY_LINEAR) < set(targets))
 
 
 def _groups(keys: ObjectReader) -> list[ObjectReader]:
