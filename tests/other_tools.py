@@ -89,7 +89,92 @@ def gptqmodel() -> Iterator[Linear]:
         yield name, declared, tensors, plain
 
 
-TOOLS: dict[str, Callable[[], Iterator[Linear]]] = {"gptqmodel": gptqmodel}
+def auto_round() -> Iterator[Linear]:
+    """AutoRound 0.15.1: its packings as GPTQ, multiplied by the identity; as AWQ, by AutoAWQ."""
+    import torch
+    from auto_round.export.export_to_awq.utils import WQLinear_GEMM
+    from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
+    from awq.utils.packing_utils import dequantize_gemm
+
+    for number, (packing, bits, size, symmetric) in enumerate(
+        [
+            ("auto_round:auto_gptq", 4, 32, True),
+            ("auto_round:auto_gptq", 4, 32, False),
+            ("auto_round", 3, 64, False),
+            ("auto_round", 8, -1, False),
+            ("auto_round:auto_awq", 4, 32, False),
+            ("auto_round:auto_awq", 4, 64, True),
+        ]
+    ):
+        weight = weights(20 + number)
+        scale, zero = _of_neighbours(weight, bits, size, symmetric=symmetric)
+        linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+        linear.weight.data = weight
+        of_group = COLUMNS if size == -1 else size
+        if packing == "auto_round:auto_awq":
+            packed = WQLinear_GEMM.from_linear(
+                linear, bits, of_group, scales=scale.T.contiguous(), zeros=zero.T.contiguous()
+            )
+            words, zeros, scales = packed.qweight, packed.qzeros, packed.scales
+            plain = dequantize_gemm(words, zeros, scales.float(), bits, of_group).T
+        else:
+            kind = qlinear_torch_zp if "gptq" in packing else qlinear_torch
+            packed = kind.QuantLinear(bits, size, COLUMNS, ROWS, bias=False)
+            packed.device = "cpu"
+            packed.pack(linear, scale, zero, None, device="cpu")
+            words, zeros, scales = packed.qweight, packed.qzeros, packed.scales
+            packed.scales = scales.float()
+            plain = packed(torch.eye(COLUMNS)).T
+        declared = {"quant_method": "auto-round", "packing_format": packing, "data_type": "int"}
+        declared |= {"bits": bits, "group_size": size, "sym": symmetric}
+        declared |= {"autoround_version": "0.15.1", "block_name_to_quantize": "model.layers"}
+        form = "symmetric" if symmetric else "asymmetric"
+        tensors = {"qweight": words, "qzeros": zeros, "scales": scales}
+        yield f"{packing} {bits} bits, groups of {size}, {form}", declared, tensors, plain
+
+
+def awq() -> Iterator[Linear]:
+    """AutoAWQ 0.2.9: `WQLinear_GEMM.from_linear` and `dequantize_gemm`; spelled in three ways."""
+    import torch
+    from awq.modules.linear.gemm import WQLinear_GEMM
+    from awq.utils.packing_utils import dequantize_gemm
+
+    plain_keys = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    spelled = {"quant_method": "awq", "w_bit": 4, "q_group_size": 32}
+    for number, keys in enumerate(
+        (plain_keys, {**plain_keys, "quant_method": "awq_marlin"}, spelled)
+    ):
+        weight = weights(40 + number)
+        scale, zero = _of_neighbours(weight, 4, 32, symmetric=False)
+        linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+        linear.weight.data = weight
+        packed = WQLinear_GEMM.from_linear(
+            linear, 4, 32, scales=scale.T.contiguous(), zeros=zero.T.contiguous()
+        )
+        tensors = {"qweight": packed.qweight, "qzeros": packed.qzeros, "scales": packed.scales}
+        plain = dequantize_gemm(packed.qweight, packed.qzeros, packed.scales.float(), 4, 32).T
+        declared = {**keys, "zero_point": True, "version": "gemm", "modules_to_not_convert": None}
+        yield f"AutoAWQ, declared as {', '.join(map(str, keys))} {number}", declared, tensors, plain
+
+
+def _of_neighbours(weight: Any, bits: int, size: int, *, symmetric: bool) -> tuple[Any, Any]:
+    """Scales and zero points [rows, groups] of neighbouring inputs; no zero point is 0."""
+    import torch
+
+    top = 2**bits - 1
+    parts = weight.reshape(ROWS, -1, COLUMNS if size == -1 else size)
+    low, high = parts.amin(2).clamp(max=-0.1), parts.amax(2).clamp(min=0.1)
+    largest = torch.maximum(-low, high)
+    scale = (2 * largest / top if symmetric else (high - low) / top).half().float()
+    middle = torch.full_like(scale, (top + 1) / 2)
+    return scale, middle if symmetric else torch.round(-low / scale).clamp(1, top)
+
+
+TOOLS: dict[str, Callable[[], Iterator[Linear]]] = {
+    "gptqmodel": gptqmodel,
+    "auto_round": auto_round,
+    "awq": awq,
+}
 
 
 def _text(array: Any) -> dict[str, Any]:

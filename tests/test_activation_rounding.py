@@ -58,6 +58,12 @@ GOLDEN: dict[str, tuple[Activations, float | None, Rows, Rows]] = {
         [[*TIES, *[0.0] * 124, *SMALL]],
         [[*TIES_ROUNDED, *[0.0] * 124, 3.5, 2.0**-10, -20 / 128, 0.0]],
     ),
+    "fp8 per group of 64": (
+        "group-dynamic-64",
+        None,
+        [[*TIES, *[0.0] * 60, *SMALL]],
+        [[*TIES_ROUNDED, *[0.0] * 60, 3.5, 2.0**-10, -20 / 128, 0.0]],
+    ),
     "nvfp4": (
         "nvfp4",
         1.0,
@@ -122,7 +128,8 @@ def nearest(value: float, of: Sequence[float]) -> float:
 def defined(how: Activations, scale: float | None, x: np.ndarray[Any, Any]) -> list[list[float]]:
     """Each row in pieces of those that share a scale; quotients and scales are float32."""
     f32 = np.float32
-    size = {"group-dynamic": 128, "nvfp4": 16, "mxfp4": 32}.get(how, x.shape[1])
+    sizes = {"group-dynamic": 128, "group-dynamic-64": 64, "nvfp4": 16, "mxfp4": 32}
+    size = sizes.get(how, x.shape[1])
     largest = np.abs(x).max()
     out = []
     for row in x:

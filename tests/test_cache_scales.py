@@ -80,6 +80,7 @@ def test_ranges_are_those_of_every_key_that_any_step_keeps(
     }
 
 
+@pytest.mark.slow
 def test_values_too_small_for_unit_scales_get_scales_that_keep_them(
     pair: tuple[LoadedDraft, TraceFolder],
 ) -> None:

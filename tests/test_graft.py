@@ -91,10 +91,12 @@ def test_target_and_layer_each_in_its_own_format(
     stored = StoredDraft.read(Checkpoint.open(out, subtree=MTP[kind]))
     apart = StoredDraft.read(Checkpoint.open(own))
     assert stored.modules == apart.modules
-    schemes = [
-        {str(s.scheme_of(r)).partition(";")[0] for r in s.draft.rows} for s in (stored, apart)
-    ]
-    assert schemes[0] == schemes[1]
+    assert of_linears(stored) == of_linears(apart)
+
+
+def of_linears(stored: StoredDraft) -> dict[str, str]:
+    rows = (row for row in stored.draft.rows if stored.is_quantized(row))
+    return {row.module: str(stored.scheme_of(row)).partition(";")[0] for row in rows}
 
 
 @pytest.mark.slow
@@ -386,3 +388,18 @@ def test_hundreds_of_shards_by_their_headers(folders: Path, tmp_path: Path) -> N
     assert graft(target, folders / "mimo-int4", out) == 0
     assert len(list(out.glob("*.safetensors"))) == 201
     assert all((out / path.name).samefile(path) for path in target.glob("*.safetensors"))
+
+
+def test_groups_of_the_target_by_name_are_asked_after_the_layers(
+    folders: Path, tmp_path: Path
+) -> None:
+    target = copied(folders / "mimo-ct-fp8", tmp_path)
+    declared = config_of(target)["quantization_config"]
+    (group,) = declared["config_groups"].values()
+    named = {"by_name": {**group, "targets": ["re:.*_proj$"]}}
+    edit_json(target / "config.json", quantization_config=declared | {"config_groups": named})
+    assert graft(target, folders / "mimo-int4", tmp_path / "out") == 0
+    groups = config_of(tmp_path / "out")["quantization_config"]["config_groups"]
+    assert list(groups) == ["mtp_0", "by_name"]
+    stored = StoredDraft.read(Checkpoint.open(tmp_path / "out", subtree=MTP["mimo"]))
+    assert all("int4" in scheme for scheme in of_linears(stored).values())

@@ -156,3 +156,12 @@ def test_rules_for_single_linears(tmp_path: Path) -> None:
         str(scheme).partition(";")[0],
     ]
     assert [scheme.is_excluded(name) for name in ("model.fc", "model.up_proj")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "method", ["bitsandbytes", "torchao", "hqq", "aqlm", "vptq", "gguf", "eetq"]
+)
+def test_what_only_its_own_library_reads_is_refused_by_name(method: str, tmp_path: Path) -> None:
+    checkpoint = folder_of(SYMMETRIC, tmp_path / "folder", declared={"quant_method": method})
+    with pytest.raises(DeclarationError, match=f"{method} is not read: .*\n  fix: dequantize it"):
+        declared_scheme(checkpoint)

@@ -1,11 +1,12 @@
 """How many positions are served, and what engines do where the draft is made for fewer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..engines.contract import EngineName
 from .pair import Pair, PairFinding
 from .rotation import Rotation
 
+_FLAGS: Mapping[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
 
 
@@ -27,11 +28,9 @@ def beyond_target(pair: Pair) -> Iterator[PairFinding]:
 
     Sources: vLLM 0.33 `config/model.py:2650`; SGLang 0.5.23 `configs/model_config.py:1295`.
     """
-    asked, rotation = pair.args.context, pair.target.rotation
-    for engine, made, flag in (
-        ("vllm", rotation.in_vllm, "--max-model-len"),
-        ("sglang", rotation.in_sglang, "--context-length"),
-    ):
+    asked = pair.args.context
+    for engine, flag in _FLAGS.items():
+        made = _derived(pair.target.rotation, engine)
         if asked is not None and made is not None and asked > made:
             yield PairFinding(
                 "refused",
@@ -39,7 +38,7 @@ def beyond_target(pair: Pair) -> Iterator[PairFinding]:
                 f"{flag} {asked} is more than the {made:,} positions of the target itself, and the"
                 " engine ends with an error",
                 f"serve at most {made}",
-                "vllm" if engine == "vllm" else "sglang",
+                engine,
             )
 
 

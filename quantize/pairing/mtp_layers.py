@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..drafts.family import Family
+from ..engines.contract import TITLES, EngineName
 from ..engines.exclude_mismatches import misread_excludes
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
@@ -16,6 +17,7 @@ from ..stored.parts import quantized_looking
 from .pair import Pair, PairFinding
 from .target import Target
 
+_READING: tuple[EngineName, ...] = ("vllm", "sglang")
 _GRAFT = "put the layer back: draftquant graft TARGET LAYER --out O"
 
 
@@ -49,7 +51,8 @@ def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
         )
     except CheckpointError:
         return
-    for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang")):
+    for engine in _READING:
+        title = TITLES[engine]
         of_engine = [each for each in found if title in each.engine and each.as_floats is not None]
         if not of_engine or (engine == "sglang" and not pair.is_inside):
             continue
@@ -62,7 +65,7 @@ def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
             " loaded",
             "correct the excludes of the target's quantization_config, or take the layer of the"
             " BF16 original: draftquant graft TARGET LAYER --out O",
-            engine,  # type: ignore[arg-type]
+            engine,
         )
 
 

@@ -14,6 +14,7 @@ from .layouts.scheme import GROUPS, INVERTED, Activations
 
 FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest
 (FP8_GROUP,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]  # inputs that share a scale, with blocks
+_FP8_GROUPS: Mapping[str, int] = {"group-dynamic": FP8_GROUP, "group-dynamic-64": 64}
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4_MAX = FP4_VALUES[-1]
 STATIC: tuple[str, ...] = ("tensor-static", *INVERTED)
@@ -80,8 +81,8 @@ class InputRounding:
             return _in_groups(x, GROUPS[how], lambda groups: _nvfp4(groups, self._scales[name]))
         if how in GROUPS:
             return _in_groups(x, GROUPS[how], _mxfp4)
-        if how == "group-dynamic":
-            return _in_groups(x, FP8_GROUP, lambda groups: _fp8(groups, _fp8_scale(groups)))
+        if how in _FP8_GROUPS:
+            return _in_groups(x, _FP8_GROUPS[how], lambda groups: _fp8(groups, _fp8_scale(groups)))
         if how == "tensor-dynamic":  # one scale for all tokens of a call
             return _fp8(x, _fp8_scale(x.reshape(1, -1)).reshape(()))
         return _fp8(x, _fp8_scale(x))

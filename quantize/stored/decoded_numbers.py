@@ -245,8 +245,8 @@ DECODERS: Mapping[WeightDtype, Decoder] = {
 
 
 def scale_values(block: Bytes, dtype: str) -> Floats:
-    """Stored scales of any format -> float32; "U8" are E8M0 bytes, 2^(byte - 127)."""
-    if dtype == "U8":
+    """Stored scales of any format -> float32; E8M0 bytes, "U8" too, are 2^(byte - 127)."""
+    if dtype in ("U8", "F8_E8M0"):
         powers: Floats = np.ldexp(np.float32(1), block.astype(np.int32) - E8M0_BIAS)
         return powers.astype(np.float32)
     return floats(block, dtype)

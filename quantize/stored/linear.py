@@ -162,7 +162,8 @@ def _scale(
     if scheme.granularity == "tensor":
         return scale.reshape(1, 1)
     if scheme.granularity == "block":
-        rows = np.repeat(scale.reshape(tensor.shape), scheme.group_size or 1, axis=0)
+        blocks = scale.reshape(tensor.shape[0], -1)
+        rows = np.repeat(blocks, scheme.rows_of_scale, axis=0)
         return rows[:out_features]
     if scheme.transposed:
         return np.ascontiguousarray(scale.reshape(tensor.shape).T)

@@ -138,7 +138,8 @@ class StoredDraft:
                     " supported",
                 )
         linear = StoredLinear(self.checkpoint, scheme, module, in_features=row.tensor.shape[1])
-        bad = np.argwhere(~(np.isfinite(linear.scale) & (linear.scale > 0)))
+        scale = np.abs(linear.scale) if scheme.has_signed_scales else linear.scale
+        bad = np.argwhere(~(np.isfinite(scale) & (scale > 0)))
         if len(bad):
             first = tuple(bad[0])
             raise CheckpointError(

@@ -201,7 +201,9 @@ def _look(
         faults += companion_faults(checkpoint, own, row.tensor, right, symmetric=ours)
         if wrong <= beside_codes(own):
             try:
-                codes, more = code_statistics(checkpoint, own, row, concat=row.canonical in concat)
+                codes, more = code_statistics(
+                    checkpoint, own, row, concat=row.canonical in concat, ours=ours
+                )
             except CheckpointError as exc:
                 more = [Fault(where=module, expected="what is declared", got=exc.what)]
             faults += more

@@ -111,7 +111,8 @@ def compare_linear(
         return found
     # What the codes are, whatever carries them.
     own = replace(scheme, weight_dtype=expected.carried) if expected.carried else scheme
-    bad = _no_scales(linear.scale, own)
+    signed = own.has_signed_scales and not rule.of_our_own
+    bad = _no_scales(np.abs(linear.scale) if signed else linear.scale, own)
     if bad is not None:
         where = f"{module}.{scale_suffix(scheme)}"
         found.faults.append(Fault(where=where, expected=bad[0], got=bad[1]))
@@ -266,7 +267,7 @@ class _Pass:
         # That of a whole matrix was looked for before, where it is demanded exactly.
         self._needs_absmax = expected.largest is None or scheme.granularity != "tensor"
         self._group = scheme.group_size or self._columns
-        self._square_rows = self._group if scheme.granularity == "block" else 0
+        self._square_rows = scheme.rows_of_scale if scheme.granularity == "block" else 0
         self.absmax = np.zeros((rows, -(-self._columns // self._group)), np.float32)
         self._padding = 0
         self._square_error = 0.0

@@ -239,7 +239,7 @@ class _Verification:
             *cache_scale_faults(self._draft, self._output, scheme, self._method),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),
-            *side_file_faults(self._source, self._output, without=ONLY_OURS),
+            *side_file_faults(self._source, self._output, without=ONLY_OURS, foreign=not ours),
             *card_faults(self._output, self._provenance),
             *self._unowned_faults(),
             *self._method_faults(),
@@ -249,8 +249,9 @@ class _Verification:
         side_file = self._scheme.layout.side_file if self._scheme else None
         own = own_files(side_file.name if side_file else None)
         return unowned_faults(
-            self._source, self._output, config_file=self._config_file, own=own, without=ONLY_OURS
-        )
+            self._source, self._output, config_file=self._config_file, own=own, without=ONLY_OURS,
+            foreign=self._method is None,
+        )  # fmt: skip
 
     def _method_faults(self) -> list[Fault]:
         """What the run did, against headers and small values."""

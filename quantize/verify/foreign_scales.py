@@ -24,9 +24,11 @@ _ODD_ONES = 1 / 8
 INT4_SMALLEST_SCALE = 2.0**-23
 FP8_MAX = 448.0
 FP4_MAX = 6.0
+POWERS_OF_TWO = "ue8m0"
+"""What a declaration calls FP8 scales that are the next power of two."""
 E4M3_SMALLEST = 2.0**-9
 # scale = absmax / divisor, rounded to the scale's dtype: half an ulp, and one float32 division.
-_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8}
+_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8, "F8_E8M0": 0.0}
 _BF16_HALF_STEP = 2.0**-8
 _GLOBAL_SLACK = 2.0**-20  # a few float32 roundings, and those of an inverse
 _F16_SMALLEST_STEP = 2.0**-24
@@ -62,6 +64,7 @@ def about_absmax_faults(
     name = f"{module}.{scale_suffix(scheme)}"
     largest = _covered(absmax.astype(np.float64), scheme)
     wide = scale.astype(np.float64)
+    wide = np.abs(wide) if scheme.has_signed_scales else wide
     if scheme.number.global_scale:
         return _nvfp4_faults(output, module, name, wide, largest)
     if scheme.first_stage:
@@ -74,7 +77,11 @@ def about_absmax_faults(
     if scheme.number.is_integer:
         return _integer_faults(output.tensors[name], scheme, wide, largest, compensated=compensated)
     expected = largest / FP8_MAX
-    wrong = ~_fits(wide, expected, output.tensors[name].dtype) & (largest > 0)
+    dtype = output.tensors[name].dtype
+    wrong = ~_fits(wide, expected, dtype) & (largest > 0)
+    if scheme.version == POWERS_OF_TWO:
+        next_power = (np.frexp(wide)[0] == 0.5) & (wide >= expected) & (wide < 2 * expected)
+        wrong &= ~next_power
     return _faults(name, wrong, wide, expected, f"absmax / {FP8_MAX:g}")
 
 
@@ -89,6 +96,7 @@ def integer_scale_rule(
         scale: see `about_absmax_faults`.
         absmax: likewise.
     """
+    scale = np.abs(scale)
     sides = scale.astype(np.float64), absmax.astype(np.float64)
     divisor, wrong, _ = _integer_rule(tensor, scheme, *sides)
     if not wrong.any() and not scheme.asymmetric:
@@ -157,7 +165,7 @@ def _covered(absmax: Doubles, scheme: DeclaredScheme) -> Doubles:
     """Largest magnitude that each scale covers, in the shape of the scales."""
     if scheme.granularity != "block":
         return absmax
-    size = scheme.group_size or 1
+    size = scheme.rows_of_scale
     blocks = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
     return np.repeat(blocks, size, axis=0)[: len(absmax)]
 

@@ -182,8 +182,9 @@ def metadata_faults(
         foreign: another tool wrote it.
     """
     stored, wanted = _metadata(output), _metadata(source)
-    if foreign and "format" not in wanted and stored.get("format") == _PYTORCH:
-        del stored["format"]
+    if foreign and stored.get("format", _PYTORCH) == _PYTORCH:
+        stored.pop("format", None)
+        wanted.pop("format", None)
     return [
         Fault(where=f"__metadata__: {key}", expected=wanted.get(key, "no such key"),
               got=stored.get(key, "no such key"))

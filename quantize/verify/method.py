@@ -168,12 +168,12 @@ def own_parts(
     """
     exact = dict(parts)
     for suffix, part in parts.items():
-        if not set(part.dtypes) <= set(FLOAT_DTYPES):
+        if not set(part.dtypes) & set(FLOAT_DTYPES):
             continue
         dtype = "F32"
         if suffix == scale_suffix(scheme) and weights.number.is_integer and not weights.first_stage:
             dtype = "F16" if weights.scale_dtype else scale_dtype
-        exact[suffix] = part._replace(dtypes=(dtype,))
+        exact[suffix] = part._replace(dtypes=(dtype,), or_shape=None)
     return exact
 
 

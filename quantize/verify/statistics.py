@@ -29,7 +29,9 @@ last step.
 """
 # Below it, an arithmetic that flushes to zero loses the scale. E8M0 is read as a float32, F8_E4M3
 # is multiplied by a float32 scale.
-_SMALLEST_NORMAL = {"F16": 2.0**-14} | dict.fromkeys(("BF16", "F32", "F8_E4M3", "U8"), 2.0**-126)
+_SMALLEST_NORMAL = {"F16": 2.0**-14} | dict.fromkeys(
+    ("BF16", "F32", "F8_E4M3", "U8", "F8_E8M0"), 2.0**-126
+)
 _BINS = 32
 
 Counts = npt.NDArray[np.int64]
@@ -66,7 +68,7 @@ class CodeStatistics:
 
 
 def code_statistics(
-    checkpoint: Checkpoint, scheme: DeclaredScheme, row: Row, *, concat: bool
+    checkpoint: Checkpoint, scheme: DeclaredScheme, row: Row, *, concat: bool, ours: bool
 ) -> tuple[CodeStatistics, list[Fault]]:
     """Look at every code and scale of a linear, its stored tensors already checked by header.
 
@@ -75,6 +77,7 @@ def code_statistics(
         scheme: what it declares.
         row: the linear, of its unquantized shape.
         concat: it reads the concat input of EAGLE-3.
+        ours: this package made the folder, whose scales are positive.
 
     Returns:
         The figures; and as faults: scales that are not finite, not positive or subnormal over codes
@@ -88,10 +91,10 @@ def code_statistics(
         for rows in row_blocks(row):
             codes.add(rows, linear, linear.bytes_of(rows))
         peaks = _per_scale(codes.peaks, scheme)
-    size = scheme.group_size or 1
-    scale = linear.scale[::size] if scheme.granularity == "block" else linear.scale
+    scale = linear.scale[:: scheme.rows_of_scale]
     stored = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
-    faults = _scale_faults(stored, scale, peaks) + codes.faults(linear.codes_tensor.name)
+    size = np.abs(scale) if scheme.has_signed_scales and not ours else scale
+    faults = _scale_faults(stored, size, peaks) + codes.faults(linear.codes_tensor.name)
     return codes.statistics(scale, peaks, concat=concat), faults
 
 
@@ -191,7 +194,7 @@ def _per_scale(peaks: Floats, scheme: DeclaredScheme) -> Floats:
         return np.full((1, 1), peaks.max())
     if scheme.granularity != "block":
         return peaks
-    first_rows = np.arange(0, len(peaks), scheme.group_size or 1)
+    first_rows = np.arange(0, len(peaks), scheme.rows_of_scale)
     blocks: Floats = np.maximum.reduceat(peaks, first_rows, axis=0)
     return blocks
 

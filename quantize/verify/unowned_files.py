@@ -22,12 +22,22 @@ _OF_DRAFTS = (  # what transformers and engines read by its name, and what says 
 )  # fmt: skip
 ONLY_OURS = frozenset({PROVENANCE_FILE})
 """Of a source that was cut: it says nothing true of what is made of it."""
+_SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_map.json",
+               "tokenizer_config.json", "chat_template.jinja")  # fmt: skip
+"""What transformers writes beside the weights of a model whenever it saves one."""
+_RECORDS = ("quant_config.json", "quant_log.csv", "quantization_config.json",
+            "quantize_config.json", "recipe.yaml")  # fmt: skip
+"""Of AutoAWQ, GPTQModel, AutoRound and llm-compressor; engines read config.json before these."""
 _OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
 _DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
 
 
 def side_file_faults(
-    source: Checkpoint, output: Checkpoint, *, without: Collection[str] = ()
+    source: Checkpoint,
+    output: Checkpoint,
+    *,
+    without: Collection[str] = (),
+    foreign: bool = False,
 ) -> list[Fault]:
     """Every side file of the source is there, byte for byte; README.md may be a new card.
 
@@ -35,6 +45,7 @@ def side_file_faults(
         source: the folder that the output was made from; weights in other formats do not travel.
         output: the folder to verify.
         without: files that do not travel either.
+        foreign: another tool wrote the output, which may say the same of the tokenizer otherwise.
     """
     faults = []
     for file in _travelling(source, without):
@@ -43,7 +54,7 @@ def side_file_faults(
         path = output.folder / file
         if not path.is_file():
             faults.append(Fault(where=file, expected="the source's file", got="none"))
-        elif not _same_bytes(source.folder / file, path):
+        elif not _same_bytes(source.folder / file, path) and not (foreign and file in _SAVED_ANEW):
             faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
     return faults
 
@@ -62,6 +73,7 @@ def unowned_faults(
     config_file: str = CONFIG_FILE,
     own: Collection[str] = (),
     without: Collection[str] = (),
+    foreign: bool = False,
 ) -> list[Fault]:
     """There is nothing that neither the source nor the layout has: engines read files by name.
 
@@ -71,8 +83,10 @@ def unowned_faults(
         config_file: its name in a staging folder.
         own: files of the layout and of this package.
         without: see `side_file_faults`.
+        foreign: likewise; tools leave records of how they quantized.
     """
     owned = {config_file, INDEX_FILE, *output.headers, *own, *_OF_THE_HUB}
+    owned.update({*_SAVED_ANEW, *_RECORDS} if foreign else ())
     owned.update(_travelling(source, without))
     faults: dict[str, Fault] = {}
     for file, problem in entries(output.folder):

@@ -6,10 +6,12 @@ error, never a guess. This package knows JSON, but no tensors and no layouts.
 
 import dataclasses
 
+from ...errors import DeclarationError
 from ...files.checkpoint import Checkpoint
 from ..layouts import HF_QUANT_CONFIG, READ_LAYOUTS, DeclaredScheme, StoredLayout, Strictness
 from ..layouts.name_matching import check_patterns
 from ..layouts.reader import ObjectReader
+from ..layouts.unread import UNREAD_METHODS
 from .raw import Form, RawDeclaration, raw_declaration
 
 __all__ = [
@@ -57,6 +59,7 @@ def read_scheme(
     """
     keys = ObjectReader.of(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
     if layout is None:
+        _check_not_refused(raw)
         layout = READ_LAYOUTS[keys.choice("quant_method", *READ_LAYOUTS)]
     keys.skip("quant_method")
     scheme = layout.read(keys)
@@ -70,3 +73,14 @@ def read_scheme(
     if strictness in ("folder", "declaration"):
         check_patterns(keys, scheme)
     return scheme
+
+
+def _check_not_refused(raw: RawDeclaration) -> None:
+    """Fail for a tool whose folders are known, and not read."""
+    method = raw.value.get("quant_method") if isinstance(raw.value, dict) else None
+    if isinstance(method, str) and (why := UNREAD_METHODS.get(method)):
+        raise DeclarationError(
+            raw.where,
+            f"{raw.key}.quant_method: {method} is not read: {why}",
+            fix=f"dequantize it with {method}'s own library, or quantize the BF16 draft again",
+        )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from .reader import Strictness
 from .scheme import DeclaredScheme, Part, SideFile, StoredLayout
+from .stored_auto_round import StoredAutoRound
 from .stored_awq import StoredAwq
 from .stored_compressed_tensors import StoredCompressedTensors
 from .stored_fp8 import StoredFp8
@@ -24,7 +25,14 @@ _ALL: tuple[StoredLayout, ...] = (
 )
 LAYOUTS: Mapping[str, StoredLayout] = {each.name: each for each in _ALL}
 """By quant_method, which is the name of the layout: those that this package writes too."""
-READ_LAYOUTS: Mapping[str, StoredLayout] = {**LAYOUTS, "gptq": StoredGptq()}
+READ_LAYOUTS: Mapping[str, StoredLayout] = {
+    **LAYOUTS,
+    "gptq": StoredGptq(),
+    "auto-round": StoredAutoRound(),
+    "awq_marlin": LAYOUTS["awq"],
+    "gptq_marlin": StoredGptq(),
+    "modelopt_fp4": LAYOUTS["modelopt"],
+}
 """By quant_method, all that are read."""
 
 __all__ = [

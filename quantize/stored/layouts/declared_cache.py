@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....recipes.formats import FP8_CACHE, NUMBER_FORMATS, KvCacheDtype
-from .reader import ObjectReader, not_understood
-from .scheme import SPEC_NO_MEANING
+from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
 
 CACHED_LINEARS = ("*k_proj", "*v_proj")
 """As Quark names the linears whose outputs are cached."""

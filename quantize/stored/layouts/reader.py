@@ -14,6 +14,18 @@ from ...errors import DeclarationError
 _MOST_NAMES, _LONGEST_NAME, _MOST_CHARACTERS = 1000, 1000, 60_000
 _MOST_LAYERS, _LAYER = 256, re.compile(r"layers\.(\d+)")
 _MOST_EXPRESSIONS = 4000  # characters of those that are more than a name with stars
+SPEC_NO_MEANING = frozenset(
+    {
+        "enable_buffer_reuse",
+        "max_input_numel",
+        "observer",
+        "observer_cls",
+        "observer_kwargs",
+        "round_method",
+        "scale_type",
+    }
+)
+"""Keys of a tensor's spec that say how values were found, never how to decode them."""
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
 Strictness = Literal["folder", "declaration", "engine", "codes"]
 """What must be understood.
@@ -173,13 +185,19 @@ class ObjectReader:
             raise not_understood(self.where, self._path(key), (problem,), got)
         return tuple(got)
 
-    def numbers(self, key: str, *understood: int) -> None:
-        """A list that must be there and hold exactly these whole numbers."""
+    def one_of_lists(self, key: str, *understood: tuple[int, ...]) -> tuple[int, ...]:
+        """A list that must be there and hold exactly the whole numbers of one of these."""
         self._seen.add(key)
         got = self._value.get(key)
         whole = isinstance(got, list) and all(type(item) is int for item in got)
-        if not whole or got != list(understood):
-            raise not_understood(self.where, self._path(key), (str(list(understood)),), got)
+        if not isinstance(got, list) or not whole or tuple(got) not in understood:
+            lists = [str(list(each)) for each in understood]
+            raise not_understood(self.where, self._path(key), lists, got)
+        return tuple(got)
+
+    def numbers(self, key: str, *understood: int) -> None:
+        """A list that must be there and hold exactly these whole numbers."""
+        self.one_of_lists(key, understood)
 
     def finish(self) -> None:
         """Every key has been read.

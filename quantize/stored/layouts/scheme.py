@@ -31,6 +31,7 @@ Activations = Literal[
     "tensor-static",
     "tensor-dynamic",
     "group-dynamic",
+    "group-dynamic-64",
     GroupedActivations,
 ]
 GROUPS: Mapping[str, int] = {
@@ -45,18 +46,6 @@ INVERTED: tuple[str, ...] = tuple(
 """Activations with a static scale over those of groups, which kernels multiply by its inverse."""
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""
-SPEC_NO_MEANING = frozenset(
-    {
-        "enable_buffer_reuse",
-        "max_input_numel",
-        "observer",
-        "observer_cls",
-        "observer_kwargs",
-        "round_method",
-        "scale_type",
-    }
-)
-"""Keys of a tensor's spec that say how values were found, never how to decode them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +71,7 @@ class DeclaredScheme:
         asymmetric: codes count from stored zero points, not from the middle of their range.
         ordered: which group an input belongs to is stored: see `input_groups`.
         version: of a layout that has several, where it changes what stored numbers mean.
+        block_rows: of a block that is no square; None: as many as inputs.
     """
 
     layout: "StoredLayout"
@@ -98,6 +88,7 @@ class DeclaredScheme:
     asymmetric: bool = False
     ordered: bool = False
     version: str | None = None
+    block_rows: int | None = None
 
     def of(self, module: str) -> "DeclaredScheme | None":
         """How the linear of this name is stored; None where no target means it.
@@ -117,6 +108,16 @@ class DeclaredScheme:
     def number(self) -> NumberFormat:
         """The facts of the number format of the weights."""
         return number_format(self.weight_dtype)
+
+    @property
+    def has_signed_scales(self) -> bool:
+        """True if scales may be negative: AutoRound's are, where the largest weight is positive."""
+        return self.number.is_integer and self.layout.signed_scales
+
+    @property
+    def rows_of_scale(self) -> int:
+        """Rows that share a scale; 1 for all but blocks."""
+        return (self.block_rows or self.group_size or 1) if self.granularity == "block" else 1
 
     @property
     def transposed(self) -> bool:
@@ -144,7 +145,7 @@ class DeclaredScheme:
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         said["layout"] = self.layout.name
         del said["targets"], said["others"]
-        for key in ("kv_cache", "asymmetric", "ordered", "version"):
+        for key in ("kv_cache", "asymmetric", "ordered", "version", "block_rows"):
             if not said[key]:
                 del said[key]
         if not self.others:
@@ -154,6 +155,7 @@ class DeclaredScheme:
 
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
+        size = f" of {self.block_rows}x{self.group_size}" if self.block_rows else size
         packing = f" ({self.pack_method})" if self.pack_method else ""
         of = f" of {self.first_stage} per tensor" if self.first_stage else ""
         zeros = ", asymmetric" if self.asymmetric else ""
@@ -170,17 +172,19 @@ class Part(NamedTuple):
 
     Attributes:
         optional: it may be missing.
+        or_shape: another shape that is right too; None = no other.
     """
 
     dtypes: tuple[str, ...]
     shape: tuple[int, ...]
     optional: bool = False
+    or_shape: tuple[int, ...] | None = None
 
     def fits(self, tensor: TensorInfo | None) -> bool:
         """True if this tensor, or none, is what there is to be."""
         if tensor is None:
             return self.optional
-        return tensor.dtype in self.dtypes and tensor.shape == self.shape
+        return tensor.dtype in self.dtypes and tensor.shape in (self.shape, self.or_shape)
 
 
 Parts = dict[str, Part]
@@ -240,6 +244,7 @@ class StoredLayout(ABC):
         side_file: None where config.json alone declares.
         names_heads: engines take a head for a quantized one only where a target names it.
         heads_are_linears: they take it for one unless it is excluded. With neither they never do.
+        signed_scales: scales of integers may be negative where another tool made the folder.
         declares_symmetry: a declaration says whether zero points are constant.
         lists_layers_only: only linears of decoder layers are quantized and excluded by name.
     """
@@ -255,6 +260,7 @@ class StoredLayout(ABC):
     side_file: SideFile | None = None
     names_heads: bool = False
     heads_are_linears: bool = False
+    signed_scales: bool = False
     declares_symmetry: bool = False
     lists_layers_only: bool = False
 

@@ -1,4 +1,4 @@
-"""AutoAWQ, version `gemm`: INT4 groups with the constant zero point 8 (symmetric)."""
+"""AutoAWQ, version `gemm`: INT4 groups with zero points; this package writes 8 alone."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -8,8 +8,9 @@ from typing_extensions import override
 
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import Recipe, StoredLayoutName
+from .integer_keys import SIZES, check_integers
 from .reader import ObjectReader
-from .scheme import DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, Zeros, group_count, words
+from .scheme import FLOAT_DTYPES, DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, Zeros, words
 
 
 class StoredAwq(StoredLayout):
@@ -20,20 +21,25 @@ class StoredAwq(StoredLayout):
     companions = frozenset({"qweight", "qzeros", "scales"})
     zero_points = MappingProxyType({"qzeros": 0x88})  # two nibbles of 8
     nibble_offset = 8
+    signed_scales = True
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        # Engines also take -1, one group for the whole row
-        keys.choice("bits", 4)
+        # AutoAWQ's own file spells two keys otherwise
+        keys.choice("w_bit" if keys.has("w_bit") and not keys.has("bits") else "bits", 4)
         keys.choice("zero_point", True)
-        keys.choice("version", "gemm", "GEMM")
-        whole_rows = keys.strictness == "engine" and keys.says("group_size", -1)
-        sizes = NUMBER_FORMATS["int4"].sizes["group"]
+        keys.value("version", "gemm", "gemm", "GEMM")
+        check_integers(keys)
+        keys.skip("sym")
+        spelled = keys.has("q_group_size") and not keys.has("group_size")
+        engine = keys.strictness == "engine"
+        sizes = NUMBER_FORMATS["int4"].sizes["group"] if engine else SIZES
+        size = keys.choice("q_group_size" if spelled else "group_size", -1, *sizes)
         return DeclaredScheme(
             layout=self,
             weight_dtype="int4",
-            granularity="channel" if whole_rows else "group",
-            group_size=None if whole_rows else keys.choice("group_size", *sizes),
+            granularity="channel" if size == -1 else "group",
+            group_size=None if size == -1 else size,
             pack_method="reorder",
             activations="none",
         )
@@ -60,11 +66,11 @@ class StoredAwq(StoredLayout):
     def parts(
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
-        groups = group_count(scheme, columns)
+        groups = -(-columns // (scheme.group_size or columns))
         return {
             "qweight": Part(("I32",), (columns, words(rows))),
             "qzeros": Part(("I32",), (groups, words(rows))),
-            "scales": Part(("F16",), (groups, rows)),
+            "scales": Part(FLOAT_DTYPES, (groups, rows)),
         }
 
     @override

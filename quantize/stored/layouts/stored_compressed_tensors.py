@@ -10,10 +10,9 @@ from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
 from .declared_cache import complete_spec_of, of_compressed_tensors
 from .name_matching import is_regex_match
-from .reader import ObjectReader, not_understood
+from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
 from .scheme import (
     EVERY_LINEAR,
-    SPEC_NO_MEANING,
     Activations,
     DeclaredScheme,
     OwnFormat,
@@ -60,6 +59,7 @@ class StoredCompressedTensors(StoredLayout):
         }
     )
     nibble_offset = 8
+    signed_scales = True
     names_heads = True
 
     @override

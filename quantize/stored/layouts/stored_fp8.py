@@ -9,8 +9,20 @@ from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import Recipe, StoredLayoutName
 from .declared_cache import STATIC, of_fp8
 from .reader import ObjectReader, not_understood
-from .scheme import Activations, DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, stored_codes
+from .scheme import (
+    FLOAT_DTYPES,
+    Activations,
+    DeclaredScheme,
+    OwnFormat,
+    Part,
+    Parts,
+    StoredLayout,
+    stored_codes,
+)
 
+_POWERS = "ue8m0"
+"""Scales that are powers of two, in whatever dtype."""
+_BLOCKS = ((128, 128), (64, 64), (1, 128), (128, 64), (64, 128))
 (BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
 
 
@@ -26,17 +38,25 @@ class StoredFp8(StoredLayout):
         dynamic = keys.choice("activation_scheme", "dynamic", "static") == "dynamic"
         keys.optional("fmt", "e4m3", None)
         cache = of_fp8(keys)
+        powers = keys.strictness != "engine" and keys.has("scale_fmt")
+        if powers:
+            keys.choice("scale_fmt", _POWERS)
         blocks = keys.has("weight_block_size")
+        rows = columns = BLOCK
         if blocks:
-            keys.numbers("weight_block_size", BLOCK, BLOCK)
+            sizes = _BLOCKS[:1] if keys.strictness == "engine" else _BLOCKS
+            rows, columns = keys.one_of_lists("weight_block_size", *sizes)
         whole: Activations = "token-dynamic" if dynamic else "tensor-static"
+        of_blocks: Activations = "group-dynamic" if columns == BLOCK else "group-dynamic-64"
         return DeclaredScheme(
             layout=self,
             weight_dtype="fp8_e4m3",
             granularity="block" if blocks else "tensor",
-            group_size=BLOCK if blocks else None,
+            group_size=columns if blocks else None,
             pack_method=None,
-            activations="group-dynamic" if blocks else whole,
+            activations=of_blocks if blocks else whole,
+            version=_POWERS if powers else None,
+            block_rows=rows if rows != columns else None,
             kv_cache=cache,
         )
 
@@ -77,13 +97,14 @@ class StoredFp8(StoredLayout):
         self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
     ) -> Parts:
         size = scheme.group_size
-        scales = (-(-rows // size), -(-columns // size)) if size else ()
-        parts = {
-            "weight": stored_codes(scheme, rows, columns),
-            self.scale_suffix(scheme): Part(("F32",), scales),
-        }
+        parts = {"weight": stored_codes(scheme, rows, columns)}
+        if size:
+            scales = (-(-rows // scheme.rows_of_scale), -(-columns // size))
+            parts["weight_scale_inv"] = Part((*FLOAT_DTYPES, "F8_E8M0"), scales)
+        else:
+            parts["weight_scale"] = Part(("F32", "BF16"), (), or_shape=(1,))
         if scheme.activations == "tensor-static":
-            parts["input_scale"] = Part(("F32", "BF16"), ())
+            parts["input_scale"] = Part(("F32", "BF16"), (), or_shape=(1,))
         return parts
 
     @override

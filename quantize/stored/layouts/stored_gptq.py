@@ -6,6 +6,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from ....recipes.schema import StoredLayoutName
+from .integer_keys import SIZES, check_integers
 from .name_matching import is_regex_match
 from .reader import ObjectReader
 from .scheme import (
@@ -18,36 +19,9 @@ from .scheme import (
 )
 from .stored_dtypes import INTEGERS
 
-SIZES = (16, 32, 64, 128, 256, 512, 1024)
-"""Of groups, beside -1: one for each row."""
 _WORD = 32
-_V1, _V2 = "gptq", "gptq_v2"
+V1, V2 = "gptq", "gptq_v2"
 _KEPT, _OTHERWISE = "-:", "+:"
-_NO_MEANING = (
-    "batch_size",
-    "block_name_to_quantize",
-    "cache_block_outputs",
-    "damp_percent",
-    "dataset",
-    "exllama_config",
-    "hyb_act",
-    "max_input_length",
-    "meta",
-    "model_file_base_name",
-    "model_name_or_path",
-    "model_seqlen",
-    "module_name_preceding_first_block",
-    "modules_in_block_to_quantize",
-    "pad_token_id",
-    "static_groups",
-    "tokenizer",
-    "true_sequential",
-    "use_cuda_fp16",
-    "use_exllama",
-    "backend",
-    "lm_head",
-)
-"""How values were found, which modules were looked at, and which kernels are to be used."""
 
 
 class _Numbers(NamedTuple):
@@ -90,11 +64,12 @@ class StoredGptq(StoredLayout):
     lists_layers_only = True
     companions = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     codes_along_inputs = True
+    signed_scales = True
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        keys.skip(*_NO_MEANING)
-        version = keys.value("checkpoint_format", _V1, _V1, _V2)
+        check_integers(keys)
+        version = keys.value("checkpoint_format", V1, V1, V2)
         keys.optional("format", None, version)
         keys.optional("method", None, "gptq")
         keys.optional("pack_dtype", None, "int32")
@@ -103,7 +78,8 @@ class StoredGptq(StoredLayout):
         others = []
         for pattern, own in keys.named("dynamic").items():
             if not pattern.startswith(_KEPT):
-                own.skip(*_NO_MEANING, "mse", "act_group_aware")
+                check_integers(own)
+                own.skip("mse", "act_group_aware")
                 scheme = self._scheme(_Numbers.read(own, first), version)
                 own.finish()
                 target = f"re:{pattern.removeprefix(_OTHERWISE)}"
@@ -121,7 +97,7 @@ class StoredGptq(StoredLayout):
             activations="none",
             asymmetric=not numbers.symmetric,
             ordered=numbers.ordered and size is not None,
-            version=version if version != _V1 else None,
+            version=version if version != V1 else None,
         )
 
     @override
@@ -154,7 +130,7 @@ class StoredGptq(StoredLayout):
 
     @override
     def zeros(self, scheme: DeclaredScheme) -> Zeros | None:
-        return Zeros("qzeros", plus=0 if scheme.version == _V2 else 1)
+        return Zeros("qzeros", plus=0 if scheme.version == V2 else 1)
 
 
 def gptq_parts(scheme: DeclaredScheme, rows: int, columns: int) -> Parts:

@@ -12,9 +12,8 @@ from ....recipes.schema import Recipe, StoredLayoutName
 from ...files.checkpoint import CONFIG_FILE, read_json_object
 from ...files.files_of_folder import check_own
 from .declared_cache import MODELOPT_FP8, complete_spec_of, of_modelopt
-from .reader import ObjectReader, not_understood
+from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
 from .scheme import (
-    SPEC_NO_MEANING,
     Activations,
     DeclaredScheme,
     OwnFormat,

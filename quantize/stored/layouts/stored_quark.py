@@ -11,11 +11,10 @@ from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
 from .declared_cache import CACHED_LINEARS, of_quark
 from .name_matching import is_regex_match
-from .reader import ObjectReader, not_understood
+from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
 from .scheme import (
     FLOAT_DTYPES,
     PACK_METHODS,
-    SPEC_NO_MEANING,
     Activations,
     DeclaredScheme,
     OwnFormat,
