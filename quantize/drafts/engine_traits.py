@@ -236,7 +236,6 @@ class InSglang(InEngine):
         needs_draft_vocab_size: without the key it does not build the draft.
         counts_anchor: the command that serves it counts the anchor among the draft tokens.
         renames_block_scales: names of whole models whose loader renames scales of blocks.
-        drops_cache_scales: those whose attention has no scales of its KV cache.
     """
 
     served_as: str = "EAGLE3"
@@ -253,7 +252,6 @@ class InSglang(InEngine):
     needs_draft_vocab_size: bool = False
     counts_anchor: bool = False
     renames_block_scales: frozenset[str] = frozenset()
-    drops_cache_scales: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

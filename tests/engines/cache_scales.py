@@ -1,7 +1,7 @@
 """What each engine's loader makes of folders that store scales of a KV cache: `cache_scales.json`.
 
 Usage: `.venv/bin/python tests/engines/cache_scales.py .venv-engines/bin/python`. The folders are
-those of `quantize --kv-cache unit`, in each layout that declares a cache; `tests/test_cache_engines.py`
+those of `quantize --kv-cache unit`, in each layout that declares a cache; `test_cache_engines.py`
 holds `check` against what is said of them.
 """
 

@@ -25,11 +25,13 @@ def cache_scale(question: Question, tensor: TensorInfo) -> bool | Finding | None
     """Whether it reads it; a finding where it refuses it. What it does not read it drops."""
     if tensor.name.endswith("_zero_point"):  # symmetric: all zero, and never used
         return True
-    if question.own.mtp is not None and _OWN.search(tensor.name):
-        return None  # some loaders look it up without asking whether it is there
+    mtp = question.own.mtp
+    if mtp is not None:  # some loaders look it up without asking whether it is there
+        own = _OWN.search(tensor.name) is not None
+        return mtp.cache_scales and _has_scales(question) if own else False
     renames = declared_architecture(question.config) == _RENAMING
     names = _RENAMED if renames else _OWN
-    if not _has_scales(question) or question.own.mtp is not None or question.is_latent:
+    if not _has_scales(question) or question.is_latent:
         return False
     if not names.search(tensor.name) or (question.traits.whole_model and not renames):
         return False

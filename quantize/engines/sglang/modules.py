@@ -311,7 +311,7 @@ def stranger(question: Question, name: str) -> str | None:
     module, _, suffix = name.rpartition(".")
     leaf = module.rpartition(".")[2]
     named = declared_architecture(question.config) == "Qwen3ForCausalLM"
-    renamed = ("bias", "output_scale")  # the second is taken for one of the KV cache
+    renamed = ("bias", "output_scale", "k_scale", "v_scale")  # but the first: of the KV cache
     if not named or leaf not in (*QKV.members, *GATE_UP.members) or suffix in renamed:
         return None
     fused = QKV if leaf in QKV.members else GATE_UP

@@ -12,7 +12,6 @@ ENGINE_TRAITS = mtp_traits(
         layer="model.decoder.",
         prefix="model.decoder.",
         most_modules=1,  # `glm4_moe.py:1080`; executed
-        cache_scales=False,
     ),
     more_in_sglang=frozenset({"Glm4MoeForCausalLMNextN"}),
 )

@@ -58,6 +58,5 @@ ENGINE_TRAITS = EngineTraits(
         biases=_biases_in_sglang,
         layer_prefix="model.layers.{n}.{path}",  # the whole name is passed on
         renames_block_scales=frozenset({"LlamaForCausalLM"}),  # `llama.py:723`
-        drops_cache_scales=frozenset({"Qwen3ForCausalLM"}),
     ),
 )

@@ -60,7 +60,6 @@ _TRAITS = mtp_traits(
         prefixes={_NEXT: "model.layers.0."},  # `qwen3_next_mtp.py`
         attention="",
         most_modules=1,
-        cache_scales=True,
         misconfigured=_in_sglang,
     ),
 )
