@@ -96,9 +96,9 @@ HEAVY = {
 MODULES = {
     "--help": 30,
     "inspect --help": 65,
-    "check --help": 205,
-    "plan --help": 130,
-    "quantize --help": 130,
+    "check --help": 225,
+    "plan --help": 145,
+    "quantize --help": 150,
     "verify --help": 70,
     "gate --help": 85,
     "replay --help": 75,
