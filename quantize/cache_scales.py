@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ..recipes.schema import Recipe
 from .drafts import Draft
 from .drafts.cache_sites import cache_sites
@@ -65,6 +63,8 @@ def checked_cache_scales(
             f" Missing: {', '.join(map(str, missing))}",
             fix=f"{PASS_TRACES}. Or take the scales that need no traces (--kv-cache unit)",
         )
+    import numpy as np
+
     found: dict[str, float] = {}
     for site in sites:
         each = scales.get(site.layer, UNIT)

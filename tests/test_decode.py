@@ -211,7 +211,7 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
         ("quark-fp8", "global_quant_config.input_tensors.is_dynamic", False, "is_dynamic"),
         ("ct-int4", "format", "int-quantized", "'pack-quantized' or 'float-quantized' or"),
         ("ct-int4", "config_groups.group_1", {}, r"group_1\.targets: understood is a list"),
-        ("ct-int4", "config_groups.group_0.targets", ["re:.*q_proj"], "targets"),
+        ("ct-int4", "config_groups.group_0.targets", ["Conv2d"], "targets"),
         ("ct-int4", "config_groups.group_0.weights.num_bits", 8, "understood is 4, got 8"),
         ("ct-int4", "config_groups.group_0.weights.strategy", "group", "group_size: understood"),
         ("ct-int4", "config_groups.group_0.weights.actorder", "group", "actorder"),

@@ -49,7 +49,7 @@ MISTAKES = {
         Mistake("verify quant draft", "too many: 'draft'", "verify ./draft-fp8 --against ./draft"),
         Mistake("verify quant", "missing: --against", "verify ./draft-fp8 --against ./draft"),
         Mistake("verify quant --sign k", "only what verifies is signed", "add --against DRAFT"),
-        Mistake("check draft", "missing: --engine", "--engine sglang --arch mi325x"),
+        Mistake("check draft", "--engine: is missing", "--engine vllm (or sglang"),
         Mistake("check draft --engine trtllm", "got 'trtllm'", "did you mean tensorrt-llm?"),
         Mistake("check draft --engine llama.cpp", "one of vllm, sglang, tensorrt-llm", "--help"),
         Mistake("check quant --engine vllm --tp 0", "--tp: expected a number of GPUs", "leave it"),

@@ -138,7 +138,7 @@ INSIDE = "quantization_config.quantization"
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another algorithm": (lambda f: broken(f, quant_algo="W4A8_AWQ"), f"{INSIDE}.quant_algo: "),
     "no algorithm": (lambda f: broken(f, quant_algo="gone"), f"{INSIDE}.quant_algo: "),
-    "a quantized cache": (lambda f: broken(f, kv_cache_quant_algo="FP8"), "kv_cache_quant_algo: "),
+    "a quantized cache": (lambda f: broken(f, kv_cache_quant_algo="INT8"), "kv_cache_quant_algo: "),
     "groups": (lambda f: broken(f, group_size=16), f"{INSIDE}.group_size: "),
     "a key that is not known": (
         lambda f: broken(f, has_zero_point=True),

@@ -32,8 +32,8 @@ pytestmark = [
     pytest.mark.vendor,
     pytest.mark.filterwarnings("ignore"),  # the toolkits' own
 ]
-LEFT_BY_QUARK = {"__metadata__: format", *(f"{module}.weight_zero_point" for module in LINEARS)}
-"""What no config can repair: Quark from file to file stores neither; no engine reads either."""
+LEFT_BY_QUARK = {f"{module}.weight_zero_point" for module in LINEARS}
+"""What no config can repair: Quark from file to file does not store them; no engine reads them."""
 
 
 @pytest.fixture(scope="module")

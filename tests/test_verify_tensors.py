@@ -248,7 +248,11 @@ def test_a_scale_that_is_no_scale(
     out = copy_of(name)
     key = f"{Q}.weight_scale"
     edit(out, lambda t: t.__setitem__(key, set_scale(t[key], value)))
-    assert_only_fault(verify(out, source, foreign=True), key, f"1 other(s), first {value} at row 0")
+    report = verify(out, source, foreign=True)
+    if name.startswith("ct-int4") and value < 0:  # may be negative there, but not of this size
+        assert {fault.where for fault in report.faults} == {key, f"{Q}.weight_packed"}
+        return
+    assert_only_fault(report, key, f"1 other(s), first {value} at row 0")
 
 
 def test_an_int4_scale_below_the_smallest(copy_of: Callable[[str], Path], source: Path) -> None:

@@ -8,6 +8,9 @@ import re
 
 _RAW = re.compile(r"\w*(Error|Exception)\b")
 _HEADS = "The attention heads of the draft cannot be shared equally by so many GPUs (--tp)"
+_SHARES = (
+    "A width or the key-value heads of the draft cannot be shared equally by so many GPUs (--tp)"
+)
 _GROUPS = "The quantization groups of a linear cannot be shared equally by so many GPUs (--tp)"
 _PARTS = "{engine} fuses linears into one, and only some of the parts of {0} are quantized"
 _DOWN = "SGLang joins q_a_proj and kv_a_proj of MLA row by row, and "
@@ -45,11 +48,44 @@ _OF_CONFIG = {
     r"Only 1 nextn layer": "SGLang serves one MTP layer, and this folder has several",
     r"No Qwen3Next layer|is greater than the number of": "{engine} serves MTP layers of Qwen3-Next"
     " only if they have experts",
+    r"context_length \((\d+)\) is greater than the derived context_length \((\d+)\)": "The"
+    " target serves {0} tokens, and config.json of the draft allows {1}",
+    r"hasattr\(config\.text_config": "SGLang looks for num_attention_heads in text_config of"
+    " config.json, where it is missing",
+    r"total_num_kv_heads % tp_size|(\S+) is not divisible by (\S+)": _SHARES,
     r"num_heads % \w*tp_size|total_num_heads divisible by tp_size": _HEADS,
     r"bfloat16 is not supported for quantization method (\w+)": "SGLang computes {0} in float16"
     " only, and config.json says bfloat16",
 }
 _OF_DECLARATIONS = {
+    r"Sparse24": "SGLang no longer reads weights with 2:4 sparsity",
+    r"Please install (\S+)": "{engine} needs another package for this format: {0}",
+    r"output_tensors and bias quantized": "{engine} does not read Quark's quantized outputs and"
+    " biases",
+    r"INC quantization with bits=(\S+), sym=(\w+)": "{engine} has no kernel for AutoRound's"
+    " weights of {0} bits (symmetric: {1})",
+    r"Online transforms with tensor": "The folder declares transforms that run while serving, which"
+    " {engine} does on one GPU only",
+    r"a draft of GGUF": "A draft of GGUF is one file, and this is a folder",
+    r"group or tensor_group": "quantization_config declares a group_size beside a strategy that has"
+    " no groups",
+    r"Cannot find any of (.+?) in the model's": "quantization_config lacks a key that {engine}"
+    " needs: {0}",
+    r"actorder='group'": "{engine} no longer reads weights whose groups follow the order of"
+    " activations",
+    r"MXFP8 requires input size divisible by 32": "MXFP8 has groups of 32 inputs, and a linear has"
+    " another number of them",
+    r"Marlin does not support group_size = (\S+)\.": "{engine}'s Marlin kernels do not serve groups"
+    " of {0}",
+    r"method (\S+) is not supported for the current GPU": "{engine} has no kernel for {0} on {gpu}",
+    r"Unsupported data_type: (\S+),": "{engine} reads AutoRound's integers only, and"
+    " quantization_config says {0}",
+    r"Unsupported weight strategy=block": "{engine} has no kernel for INT8 weights in blocks",
+    r"Unsupported weight_bits: (\S+),": "{engine} does not read AutoRound's weights of {0} bits",
+    r"AWQ_TRITON_SUPPORTED_GROUP_SIZES": "{engine}'s AWQ kernel on {gpu} does not serve groups of"
+    " this size",
+    r"8 bits in a byte each want": "vLLM takes INT8 weights in compressed-tensors' int-quantized"
+    " form only with 8-bit inputs",
     r"Unknown quantization method: gptq\.": "SGLang serves GPTQ only with symmetric values of 4 or"
     " 8 bits",
     r"Unknown quantization method: \.": "quantization_config has no quant_method, by which"
@@ -155,6 +191,16 @@ _OF_TENSORS = {
     " stored one has fewer tokens",
     r"AssertionError: (\S+) is (\[.*?\]), its parameter (\[.*?\])": "The stored tensor {0} has the"
     " shape {1}, and {engine} expects {2}",
+    r"layer\.weight\.shape == \(part_size_k": "{engine}'s Marlin kernel on {gpu} wants FP8 weights"
+    " in another order than these are stored in",
+    r"'QKVParallelLinear' object has no": "{engine} looks for a scale of q, k or v in their fused"
+    " linear, which has none",
+    r"shape '\[-1, \S+\]' is invalid": "A stored tensor cannot be divided into rows of the"
+    " size that {engine} expects",
+    r"KV-cache scale expects a scalar": "{engine} wants one scale of the KV cache per layer, and a"
+    " stored one has several",
+    r"AssertionError: (\S+) is (\[.*?\]), its parameter": "The stored tensor {0} has the shape {1},"
+    " and {engine} expects another",
     r"org_vocab_size=(\d+).*\[output_dim\]=(\d+)": "config.json declares {0} tokens, and a stored"
     " table of the vocabulary has {1} rows",
     r"org_vocab_size": "A stored table of the vocabulary has another number of rows than"

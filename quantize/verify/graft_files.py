@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.files_of_folder import entries
 from ..stored.declarations import HF_QUANT_CONFIG
+from .unowned_files import same_bytes
 from .verify_report import Fault
 
 _OWN = frozenset({CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, HF_QUANT_CONFIG})
@@ -18,7 +19,7 @@ def file_faults(before: Checkpoint, after: Checkpoint, config_file: str) -> Iter
         here, there = before.folder / file, after.folder / file
         if not there.is_file():
             yield Fault(where=file, expected="the target's file", got="none")
-        elif here.read_bytes() != there.read_bytes():
+        elif not same_bytes(here, there):
             yield Fault(where=file, expected="the target's bytes", got="others")
     known = {*travel, *_OWN, *_OF_THE_HUB, config_file, *after.headers}
     for file, _ in entries(after.folder):

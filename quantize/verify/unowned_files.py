@@ -54,7 +54,7 @@ def side_file_faults(
         path = output.folder / file
         if not path.is_file():
             faults.append(Fault(where=file, expected="the source's file", got="none"))
-        elif not _same_bytes(source.folder / file, path) and not (foreign and file in _SAVED_ANEW):
+        elif not same_bytes(source.folder / file, path) and not (foreign and file in _SAVED_ANEW):
             faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
     return faults
 
@@ -127,7 +127,8 @@ def _travelling(source: Checkpoint, without: Collection[str]) -> list[str]:
     return [f for f in side_files if f not in without and not looks_like_weights(f)]
 
 
-def _same_bytes(a: Path, b: Path) -> bool:
+def same_bytes(a: Path, b: Path) -> bool:
+    """Whether two files are equal, read a piece at a time."""
     if a.stat().st_size != b.stat().st_size:
         return False
     with open_stream(a) as first, open_stream(b) as second:
