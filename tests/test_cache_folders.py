@@ -366,3 +366,24 @@ def test_verify_finds_a_scale_of_no_layer(folder: Path, source: Path, tmp_path: 
         (f.where, f.expected) == ("layers.7.self_attn.attn.k_scale", "no such tensor")
         for f in faults
     )
+
+
+def test_scales_of_heads_that_are_not_there_are_refused(
+    folder: Path, source: Path, tmp_path: Path
+) -> None:
+    """A folder of another tool, whose scales are of two key-value heads, or of three."""
+    for count, sound in ((2, True), (3, False)):
+        out = changed(folder, tmp_path / str(count), None)
+        tensors = read_tensors(out)
+        tensors["midlayer.self_attn.attn.k_scale"] = store(np.full((count,), K), "F32")
+        write_tensors(out, tensors, metadata={"format": "pt"})
+        (out / "draftquant.json").unlink()
+        faults = [f for f in verify(out, source, foreign=True).faults if "k_scale" in f.where]
+        assert [(f.expected, f.got) for f in faults] == (
+            [] if sound else [("one scale, or 2: one per key-value head", "3")]
+        )
+        if sound:
+            assert len(load_draft(out).cache_scales[0].k) == count
+        else:
+            with pytest.raises(CheckpointError, match=r"expected one scale, or 2: .*, got 3"):
+                load_draft(out)

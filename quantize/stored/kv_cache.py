@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...recipes.formats import KvCacheDtype
-from ..drafts import Family
+from ..drafts import Draft, Family
 from ..drafts.kv_cache import UNIT, CacheScales
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
@@ -62,10 +62,11 @@ def cache_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[CacheTenso
             yield CacheTensor(int(layer[1]), found["of"] or found["out"], tensor)
 
 
-def cache_problems(checkpoint: Checkpoint, family: Family) -> Iterator[tuple[str, str, str]]:
+def cache_problems(checkpoint: Checkpoint, draft: Draft) -> Iterator[tuple[str, str, str]]:
     """Where, what is expected, what is there: of each stored scale that no engine can use."""
     seen: dict[tuple[int, str], str] = {}
-    for layer, of, tensor in cache_tensors(checkpoint, family):
+    heads = getattr(draft.geometry, "num_key_value_heads", 1)  # of MLA: one entry
+    for layer, of, tensor in cache_tensors(checkpoint, draft.family):
         for part in of:
             other = seen.setdefault((layer, part), tensor.name)
             if other != tensor.name:
@@ -73,8 +74,8 @@ def cache_problems(checkpoint: Checkpoint, family: Family) -> Iterator[tuple[str
         if tensor.dtype not in FLOAT_DTYPES:
             yield tensor.name, " or ".join(FLOAT_DTYPES), tensor.dtype
             continue
-        if not tensor.numel:
-            yield tensor.name, "at least one scale", "none"
+        if tensor.numel not in (1, heads):
+            yield tensor.name, f"one scale, or {heads}: one per key-value head", f"{tensor.numel}"
             continue
         values = _values(checkpoint, tensor)
         bad = [value for value in values if not (np.isfinite(value) and value > 0)]
@@ -82,20 +83,20 @@ def cache_problems(checkpoint: Checkpoint, family: Family) -> Iterator[tuple[str
             yield tensor.name, "a positive, finite scale", f"{bad[0]:g}"
 
 
-def cache_scales(checkpoint: Checkpoint, family: Family) -> dict[int, CacheScales]:
+def cache_scales(checkpoint: Checkpoint, draft: Draft) -> dict[int, CacheScales]:
     """The scales that a folder stores, whatever it declares, by number of the layer.
 
     Raises:
-        CheckpointError: a scale is not a positive number, or stored twice.
+        CheckpointError: a scale is not a positive number, stored twice, or not that of a head.
     """
-    for where, expected, got in cache_problems(checkpoint, family):
+    for where, expected, got in cache_problems(checkpoint, draft):
         raise CheckpointError(
             f"{checkpoint.folder}: {where}",
             f"a scale of the KV cache: expected {expected}, got {got}",
             fix="run 'draftquant verify', then quantize the draft again",
         )
     found: dict[int, dict[str, tuple[float, ...]]] = {}
-    for layer, of, tensor in cache_tensors(checkpoint, family):
+    for layer, of, tensor in cache_tensors(checkpoint, draft.family):
         found.setdefault(layer, {}).update(dict.fromkeys(of, _values(checkpoint, tensor)))
     return {
         layer: CacheScales(k=each.get("k", UNIT.k), v=each.get("v", UNIT.v))

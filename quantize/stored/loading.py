@@ -181,7 +181,7 @@ def _cache_scales(stored: StoredDraft, kv_cache: KvCacheDtype | None) -> Mapping
     if declared is None and kv_cache is None:
         return {}
     layers = cached_layers((row.canonical for row in stored.draft.rows), stored.checkpoint.folder)
-    found = cache_scales(stored.checkpoint, stored.draft.family)
+    found = cache_scales(stored.checkpoint, stored.draft)
     return {layer: found.get(layer, UNIT) for layer in layers}
 
 

@@ -99,7 +99,7 @@ class StoredDraft:
         """
         if self.scheme is None or self.scheme.kv_cache is None:
             return None
-        scales = cache_scales(self.checkpoint, self.draft.family)
+        scales = cache_scales(self.checkpoint, self.draft)
         return StoredKvCache(dtype=self.scheme.kv_cache, scales=scales)
 
     @property
