@@ -344,6 +344,12 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "a byte of a copied shard": lambda out: flip(out / "model-00001-of-00003.safetensors"),
     "a byte of the layer": lambda out: flip(out / "mtp.safetensors"),
     "another exclude": lambda out: exclude(out, "re:.*layers.0.*"),
+    "a declaration of nobody": lambda out: declare(out, quant_method="foo"),
+    "a KV cache": lambda out: declare(out, kv_cache_scheme={"num_bits": 8, "type": "float"}),
+    "no declaration": lambda out: edit_json(out / "config.json", quantization_config="x"),
+    "another declaration": lambda out: write_text(
+        out / "hf_quant_config.json", '{"quantization": {"quant_algo": "NVFP4"}}'
+    ),
     "a key of config.json": lambda out: edit_json(out / "config.json", rope_theta=1.0),
     "a side file": lambda out: write_text(out / "tokenizer.json", "{}"),
     "a foreign file": lambda out: write_text(out / "notes.txt", "x"),
@@ -362,6 +368,12 @@ def exclude(out: Path, pattern: str) -> None:
     declared = config_of(out)["quantization_config"]
     declared["ignore"].append(pattern)
     edit_json(out / "config.json", quantization_config=declared)
+
+
+def declare(out: Path, **changes: Any) -> None:
+    edit_json(
+        out / "config.json", quantization_config=config_of(out)["quantization_config"] | changes
+    )
 
 
 @pytest.mark.some(2)

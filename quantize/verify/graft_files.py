@@ -21,7 +21,8 @@ def file_faults(before: Checkpoint, after: Checkpoint, config_file: str) -> Iter
             yield Fault(where=file, expected="the target's file", got="none")
         elif not same_bytes(here, there):
             yield Fault(where=file, expected="the target's bytes", got="others")
-    known = {*travel, *_OWN, *_OF_THE_HUB, config_file, *after.headers}
+    side = {HF_QUANT_CONFIG} & set(before.side_files())
+    known = {*travel, *(_OWN - {HF_QUANT_CONFIG}), *side, *_OF_THE_HUB, config_file, *after.headers}
     for file, _ in entries(after.folder):
         if file not in known:
             yield Fault(where=file, expected="a file of the target or the layer", got="neither")
