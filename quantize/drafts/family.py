@@ -5,12 +5,13 @@ Names are normalised to canonical ones (`layers.0.self_attn.q_proj.weight`) for 
 is written keeps the name that was read.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...recipes.roles import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
@@ -103,6 +104,8 @@ class Family(ABC):
     """How a draft proposes fewer tokens than the target has; or why none does."""
     engine_traits: EngineTraits = EngineTraits()
     """What engines are told of it."""
+    layer: ClassVar[re.Pattern[str] | None] = None
+    """The beginning of its names where it is a layer of its target; group 1, its number."""
     inside_target: bool = False
     """Its names and config.json are those of the target that it was trained in."""
     is_whole_model: bool = False

@@ -146,7 +146,7 @@ def check_numbers(target: Checkpoint, stored: StoredDraft, prefixes: Collection[
     Raises:
         CheckpointError: they do not.
     """
-    layer = stored.draft.family.layer if hasattr(stored.draft.family, "layer") else None
+    layer = stored.draft.family.layer
     if layer is None or not layer.groups:
         return
     found = sorted(int(match[1]) for p in prefixes if (match := layer.match(f"{p}.")))
