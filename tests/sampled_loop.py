@@ -216,7 +216,7 @@ def compare(
             num_draft_tokens=num_draft_tokens,
             temperature=how.temperature,
         )
-        expected, _ = prompt_counts(run.trace, proposals)
+        expected = prompt_counts(run.trace, proposals).decoding
         last_row = run.trace.num_tokens - 2 - num_draft_tokens
         online = [count for row, count in run.steps if row <= last_row]
         rounds.append((len(online), expected.num_steps))

@@ -48,7 +48,7 @@ def test_shorter_rounds_begin_elsewhere() -> None:
     )
     proposed = torch.tensor([[2, 3], [7, 7], [4, 7], [5, 6]])
     proposals = Proposals(token_ids=proposed, recorded_logprobs=None)
-    whole, _ = prompt_counts(trace, proposals)
+    whole = prompt_counts(trace, proposals).decoding
     assert whole.histogram == (0, 0, 2)  # rows 0 and 3
     (one,) = shorter_counts(trace, proposals)
     assert one.histogram == (0, 2)  # rows 0 and 2: row 0 accepts one of one

@@ -1,6 +1,7 @@
 """What `draftquant replay --json` prints of each draft, with its counts per prompt: its keys."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from ...recipes.served_form import AS_STORED, ServedForm
 from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..confidence.head_calibration import BOUNDS, HeadCalibration
 from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.draft_counts import PromptCounts
+from ..counting.context_bins import ContextCounts
+from ..counting.draft_counts import PromptCounts, context_edges
 from ..counting.draft_replay import DraftReplay, PromptReplay, TraceFigures
 from ..counting.estimand import DraftSampling, estimand
 from ..errors import CompareError
-from ..judging.contradictions import MOST_DRAFT_TOKENS, is_histogram
+from ..judging.contradictions import MOST_DRAFT_TOKENS, context_bins_problem, is_histogram
 from ..judging.figures import DraftFigures, draft_figures
 
 _OF_HEADS = ("confidence_head", "shortened")
@@ -31,6 +33,8 @@ class ReplayedPrompt:
     Attributes:
         shorter: [K - 1] the histograms where fewer proposals are verified, of 2, 3, .. K columns;
             none in what 0.2 printed.
+        context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end;
+            none in what 0.2 printed.
     """
 
     id: str
@@ -40,6 +44,7 @@ class ReplayedPrompt:
     histogram: tuple[float, ...]
     cluster: str = ""
     shorter: tuple[tuple[float, ...], ...] = ()
+    context_bins: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of(cls, prompt: PromptReplay) -> "ReplayedPrompt":
@@ -52,10 +57,10 @@ class ReplayedPrompt:
             histogram=prompt.counts.histogram,
             cluster=prompt.cluster,
             shorter=tuple(one.histogram for one in prompt.shorter),
+            context_bins=prompt.contexts.histograms if prompt.contexts else (),
         )
 
-    @property
-    def counted(self) -> PromptCounts:
+    def counted(self, context_edges: Sequence[int]) -> PromptCounts:
         """What was counted of it."""
         return PromptCounts(
             id=self.id,
@@ -63,6 +68,9 @@ class ReplayedPrompt:
             prompt_sha256=self.prompt_sha256,
             counts=AcceptanceCounts(histogram=self.histogram),
             cluster=self.cluster,
+            contexts=ContextCounts.of_histograms(
+                self.context_bins, len(self.histogram) - 1, context_edges
+            ),
         )
 
 
@@ -89,6 +97,7 @@ class ReplayedDraft(DraftFigures):
         head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
         kv_cache: of its KV cache; None = BF16, or what 0.2 printed. cache_scales: whether its
             scales are the folder's, or 1.
+        context_edges: of the context bins; none in what 0.2 printed.
         confidence_head, shortened: where its confidence head was asked.
     """
 
@@ -106,6 +115,7 @@ class ReplayedDraft(DraftFigures):
     head_online: OnlineHead | None = None
     kv_cache: KvCacheDtype | None = None
     cache_scales: CacheScaleOrigin | None = None
+    context_edges: tuple[int, ...] = ()
     confidence_head: HeadCalibration | None = None
     shortened: ShortenedFigures | None = None
 
@@ -140,6 +150,7 @@ class ReplayedDraft(DraftFigures):
             head_online=served.online_head,
             kv_cache=None if replay.cache_scales is None else FP8_CACHE,
             cache_scales=replay.cache_scales,
+            context_edges=context_edges(replay.prompts),
             confidence_head=head_calibration(replay.prompts, BOUNDS) if asked else None,
             shortened=None
             if steps is None
@@ -161,7 +172,7 @@ class ReplayedDraft(DraftFigures):
     @property
     def counted(self) -> list[PromptCounts]:
         """What was counted of each prompt."""
-        return [prompt.counted for prompt in self.prompts]
+        return [prompt.counted(self.context_edges) for prompt in self.prompts]
 
     def problem(self) -> str:
         """What no replay says; empty for what one may say."""
@@ -171,6 +182,11 @@ class ReplayedDraft(DraftFigures):
         for prompt in self.prompts:
             if prompt.num_steps and not is_histogram(prompt.histogram, depth):
                 return f"prompts: {prompt.id!r}: expected {depth + 1} counts of verify steps"
+            problem = context_bins_problem(
+                prompt.histogram, prompt.context_bins, self.context_edges, add_up=True
+            )
+            if problem:
+                return f"prompts: {prompt.id!r}: context_bins: {problem}"
             if prompt.shorter and not _are_shorter(prompt, depth):
                 return (
                     f"prompts: {prompt.id!r}: shorter: expected histograms for K = 1 .. {depth - 1}"

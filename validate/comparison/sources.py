@@ -156,7 +156,9 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
         Contestant(
             name=first.header.drafts.baseline.name,
             sha256=baseline.background.baseline_sha256,
-            prompts=[one.counts(of_candidate=False) for one in baseline.prompts],
+            prompts=[
+                one.counts(baseline.context_edges, of_candidate=False) for one in baseline.prompts
+            ],
         )
     ]
     for _, document, comparison in found:
@@ -164,7 +166,10 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
             Contestant(
                 name=document.header.drafts.candidate.name,
                 sha256=comparison.background.candidate_sha256,
-                prompts=[one.counts(of_candidate=True) for one in comparison.prompts],
+                prompts=[
+                    one.counts(comparison.context_edges, of_candidate=True)
+                    for one in comparison.prompts
+                ],
             )
         )
     return Counted(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .acceptance_counts import AcceptanceCounts
+from .context_bins import ContextCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class PromptCounts:
         counts: of its verify steps; whole numbers unless they are expected or weighted.
         cluster: that hash of the first of the prompts with which it belongs together (near
             duplicates, prompts of a declared cluster); "" = with none of another hash.
+        contexts: its verify steps by context bin; None where it is not known how many tokens stood
+            before each.
     """
 
     id: str
@@ -30,6 +33,7 @@ class PromptCounts:
     prompt_sha256: str
     counts: AcceptanceCounts
     cluster: str = ""
+    contexts: ContextCounts | None = None
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -108,6 +112,12 @@ class PromptPair:
         return PromptPair(
             baseline=self.baseline + copy.baseline, candidate=self.candidate + copy.candidate
         )
+
+
+def context_edges(prompts: Iterable[PromptCounts]) -> tuple[int, ...]:
+    """Of the context bins by which prompts were counted; none where none was."""
+    known = (prompt.contexts.bins.edges for prompt in prompts if prompt.contexts is not None)
+    return next(known, ())
 
 
 def recorded_pairs(baseline: DraftCounts, candidate: DraftCounts) -> list[RecordedPair]:

@@ -19,6 +19,7 @@ no random number drawn, and only p of the emitted tokens is needed.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,20 +27,48 @@ from torch import Tensor
 from ...calibration.passes.predictions import Proposals
 from ...calibration.traces.prompt_trace import PromptTrace
 from .acceptance_counts import AcceptanceCounts
+from .context_bins import CONTEXT_BINS, ContextBins, ContextCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedRounds:
+    """The rounds of one prompt.
+
+    Attributes:
+        decoding: the rounds of decoding. contexts: the same by context bin.
+        every_position: as if a round began at every position: see `PromptReplay`.
+    """
+
+    decoding: AcceptanceCounts
+    contexts: ContextCounts
+    every_position: AcceptanceCounts
 
 
 def prompt_counts(
-    trace: PromptTrace, proposed: Proposals
-) -> tuple[AcceptanceCounts, AcceptanceCounts]:
-    """Of the rounds of decoding, and as if one began at every position: see `PromptReplay`."""
+    trace: PromptTrace, proposed: Proposals, bins: ContextBins = CONTEXT_BINS
+) -> CountedRounds:
+    """Counted, or expected where the draft draws its tokens."""
     predicted, drafted = proposed.token_ids, proposed.recorded_logprobs
+    first = trace.prompt_length + 1  # the token that came from prefill stands before round one too
     if drafted is None or trace.token_logprob is None:
         accepted = accepted_by_row(trace, predicted)
-        depths = predicted.shape[1]
-        return AcceptanceCounts.of(rounds(accepted), depths), AcceptanceCounts.of(accepted, depths)
+        depths, steps = predicted.shape[1], rounds(accepted)
+        return CountedRounds(
+            decoding=AcceptanceCounts.of(steps, depths),
+            contexts=ContextCounts.of_steps(steps, first, depths, bins),
+            every_position=AcceptanceCounts.of(accepted, depths),
+        )
     target = _after_first(trace.token_logprob, predicted)
     outcomes = outcome_probabilities(acceptance_probabilities(drafted, target))
-    return expected_rounds(outcomes), rounds_at_every_row(outcomes)
+    begun = chances_of_beginning(outcomes)
+    rows = bins.slices(first, len(outcomes))
+    return CountedRounds(
+        decoding=_expected(begun, outcomes),
+        contexts=ContextCounts(
+            bins=bins, counts=tuple(_expected(begun[own], outcomes[own]) for own in rows)
+        ),
+        every_position=rounds_at_every_row(outcomes),
+    )
 
 
 def shorter_counts(trace: PromptTrace, proposed: Proposals) -> tuple[AcceptanceCounts, ...]:
@@ -130,8 +159,17 @@ def outcome_probabilities(accepted: Tensor) -> Tensor:
 def expected_rounds(outcomes: Tensor) -> AcceptanceCounts:
     """Expected number of rounds by what they accept, if the first begins at row 0.
 
-    A round that begins at row r and accepts j tokens is followed by one at row r + j + 1; the
-    probability pi that a round begins at a row is found from the first row to the last.
+    Args:
+        outcomes: [R, K + 1], see `outcome_probabilities`.
+    """
+    return _expected(chances_of_beginning(outcomes), outcomes)
+
+
+def chances_of_beginning(outcomes: Tensor) -> Tensor:
+    """[R] probability that a round begins at each row, if the first begins at row 0.
+
+    A round that begins at row r and accepts j tokens is followed by one at row r + j + 1; so the
+    probability pi is found from the first row to the last.
 
     Args:
         outcomes: [R, K + 1], see `outcome_probabilities`.
@@ -140,7 +178,10 @@ def expected_rounds(outcomes: Tensor) -> AcceptanceCounts:
     for row, probabilities in enumerate(outcomes.tolist()):
         for accepted, probability in enumerate(probabilities):
             begins[row + accepted + 1] += begins[row] * probability
-    begun = outcomes.new_tensor(begins[: len(outcomes)])
+    return outcomes.new_tensor(begins[: len(outcomes)])
+
+
+def _expected(begun: Tensor, outcomes: Tensor) -> AcceptanceCounts:
     return AcceptanceCounts(histogram=tuple((begun @ outcomes).tolist()))
 
 

@@ -39,6 +39,7 @@ from ...recipes.bounds import AT_LEAST_1
 from ..errors import ReplayError
 from .acceptance_counts import repeated_ngram_share
 from .confidence_answers import ConfidenceQuestion, check_confident
+from .context_bins import CONTEXT_BINS, ContextBins
 from .draft_replay import (
     DraftReplay,
     FirstStepAgreement,
@@ -84,6 +85,7 @@ def replay_drafts(
     max_tokens: int = MAX_TOKENS,
     cache: ReplayCache | None = None,
     confidence: ConfidenceQuestion | None = None,
+    context_bins: ContextBins = CONTEXT_BINS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
     """Replay drafts over the same traces, reading each trace once.
@@ -103,6 +105,7 @@ def replay_drafts(
         cache: what the first draft proposes is looked up there and kept there, unless it is
             quantized: what is judged is always replayed.
         confidence: what the drafts' confidence heads are asked; None = nothing.
+        context_bins: by which verify steps are counted too.
         on_progress: called with (work done, work) after each batch of each draft; see `work_of`.
 
     Returns:
@@ -132,7 +135,7 @@ def replay_drafts(
     kept_in = None if drafts[0].quantized else cache
     known = None if kept_in is None else kept_in.recall(asked)
     reference: dict[int, Proposals] = {}
-    tallies = [_Tally(draft, i, confidence) for i, draft in enumerate(drafts)]
+    tallies = [_Tally(draft, i, confidence, context_bins) for i, draft in enumerate(drafts)]
     probability = _TokenProbability()
     by_position: dict[int, PromptText] = {}
     features = FeatureTally()
@@ -183,19 +186,21 @@ class _TokenProbability:
 class _Tally:
     """What is counted of one draft while the traces go by."""
 
-    def __init__(self, draft: LoadedDraft, i: int, asked: ConfidenceQuestion | None) -> None:
+    def __init__(
+        self, draft: LoadedDraft, i: int, asked: ConfidenceQuestion | None, bins: ContextBins
+    ) -> None:
         self._name, self._family = draft.name, draft.family.name
         self._vocabulary = draft.geometry.draft_vocab_size
         self._quantized = bool(draft.quantized)
         self._cache_scales = scale_origin(draft.cache_scales)
-        self._position, self._asked = i, asked
+        self._position, self._asked, self._bins = i, asked, bins
         self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
 
     def add(
         self, position: int, trace: PromptTrace, reference: Tensor, proposed: Proposals
     ) -> None:
-        found = _prompt_replay(trace, proposed)
+        found = _prompt_replay(trace, proposed, self._bins)
         if self._asked is not None:
             answers = self._asked.answers(trace, proposed, self._position)
             found = dataclasses.replace(found, survival=answers[0], shortened=answers[1])
@@ -304,14 +309,15 @@ def _proposed(
         yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
 
 
-def _prompt_replay(trace: PromptTrace, proposed: Proposals) -> PromptReplay:
-    counts, every_position = prompt_counts(trace, proposed)
+def _prompt_replay(trace: PromptTrace, proposed: Proposals, bins: ContextBins) -> PromptReplay:
+    found = prompt_counts(trace, proposed, bins)
     return PromptReplay(
         id=trace.id,
         category=trace.category,
         prompt_sha256=trace.cluster_sha256,
-        counts=counts,
-        every_position=every_position,
+        counts=found.decoding,
+        contexts=found.contexts,
+        every_position=found.every_position,
         shorter=shorter_counts(trace, proposed),
     )
 

@@ -107,8 +107,8 @@ def _of_replay(one: ReplayedDraft, path: Path, *, blocks: bool) -> RecordedDraft
     lengths = [RecordedLength(num_draft_tokens=k, drafted=k, prompts=tuple(one.counted))]
     for depth in range(1, k) if all(len(p.shorter) == k - 1 for p in one.prompts) else ():
         prompts = tuple(
-            replace(prompt.counted, counts=AcceptanceCounts(histogram=prompt.shorter[depth - 1]))
-            for prompt in one.prompts
+            replace(own, counts=AcceptanceCounts(histogram=told.shorter[depth - 1]), contexts=None)
+            for own, told in zip(one.counted, one.prompts, strict=True)
         )
         drafted = k if blocks else depth
         lengths.append(RecordedLength(num_draft_tokens=depth, drafted=drafted, prompts=prompts))
@@ -143,7 +143,10 @@ def _of_report(path: Path) -> tuple[RecordedDraft, ...]:
             lengths=(
                 _only(
                     found.num_draft_tokens,
-                    [one.counts(of_candidate=of_candidate) for one in found.prompts],
+                    [
+                        one.counts(found.context_edges, of_candidate=of_candidate)
+                        for one in found.prompts
+                    ],
                 ),
             ),
         )

@@ -1,8 +1,10 @@
 """What no gate says: figures of a report file that contradict themselves."""
 
+import math
 from collections.abc import Sequence
 
 from ...recipes.bounds import CONFIDENCE
+from ..counting.context_bins import ContextBins
 from ..counting.paired_change import PairedChange
 from .figures import DraftFigures, PromptFigures
 from .verdict import EXIT_CODES, Verdict
@@ -26,6 +28,8 @@ def comparison_problem(
     changes: Sequence[PairedChange | None] = (),
     limits: Sequence[float] = (),
     prompts: Sequence[PromptFigures] = (),
+    context_edges: Sequence[int] = (),
+    bins_add_up: bool = True,
 ) -> str:
     """The first contradiction of a comparison; empty if there is none.
 
@@ -35,6 +39,8 @@ def comparison_problem(
         changes: of acceptance lengths, as logarithms.
         limits: shares that may be lost.
         prompts: with histograms of K + 1 columns.
+        context_edges: of their context bins.
+        bins_add_up: the bins of a prompt are its histogram; else they were weighed on their own.
     """
     if not 1 <= num_draft_tokens <= MOST_DRAFT_TOKENS:
         return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {num_draft_tokens}"
@@ -57,7 +63,47 @@ def comparison_problem(
             ):
                 expected = f"expected {num_draft_tokens + 1} counts of verify steps"
                 return f"prompts: {prompt.id!r}: {expected}"
+        for name, whole, bins in (
+            ("baseline_context_bins", prompt.baseline, prompt.baseline_context_bins),
+            ("candidate_context_bins", prompt.candidate, prompt.candidate_context_bins),
+        ):
+            if problem := context_bins_problem(whole, bins, context_edges, add_up=bins_add_up):
+                return f"prompts: {prompt.id!r}: {name}: {problem}"
     return ""
+
+
+def context_bins_problem(
+    whole: Sequence[float],
+    histograms: Sequence[Sequence[float]],
+    edges: Sequence[int],
+    *,
+    add_up: bool,
+) -> str:
+    """What is wrong with the context bins of a prompt; empty if nothing.
+
+    Args:
+        whole: [K + 1] verify steps of the prompt.
+        histograms: [bins, K + 1] by context bin; none if they are not known.
+        edges: of the bins.
+        add_up: they are parts of the whole.
+    """
+    if problem := ContextBins(edges=tuple(edges)).problem():
+        return f"context_edges: {problem}"
+    if not histograms:
+        return ""
+    if len(histograms) > len(edges) + 1:
+        return f"expected at most {len(edges) + 1} bins, got {len(histograms)}"
+    for own in histograms:
+        if len(own) != len(whole) or min(own) < 0 or not sum(own) < _MOST_ROUNDS:
+            return f"expected {len(whole)} counts of verify steps"
+    sums = map(sum, zip(*histograms, strict=True))
+    if add_up and not all(map(_near, sums, whole)):
+        return "expected bins that add up to the counts of the prompt"
+    return ""
+
+
+def _near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
 def _figures_problem(figures: DraftFigures, num_draft_tokens: int) -> str:

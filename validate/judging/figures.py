@@ -1,10 +1,12 @@
 """The figures that reports have of one draft, of one prompt, and of two measurements."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.context_bins import ContextCounts
 from ..counting.draft_counts import DraftCounts, PromptCounts
 from ..counting.draft_replay import DraftReplay
 from ..counting.paired_change import PairedChange
@@ -77,6 +79,9 @@ class PromptFigures:
     Attributes:
         prompt_sha256, cluster: see `PromptCounts`.
         baseline, candidate: [K + 1] histograms, see `AcceptanceCounts`.
+        baseline_context_bins, candidate_context_bins: [bins, K + 1] the same by context bin,
+            without the empty bins at the end; none where the places of the verify steps are not
+            known.
     """
 
     id: str
@@ -85,10 +90,14 @@ class PromptFigures:
     baseline: tuple[float, ...]
     candidate: tuple[float, ...]
     cluster: str = ""
+    baseline_context_bins: tuple[tuple[float, ...], ...] = ()
+    candidate_context_bins: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of(cls, baseline: PromptCounts, candidate: PromptCounts) -> "PromptFigures":
         """Of one prompt under both drafts."""
+        both = baseline.contexts, candidate.contexts
+        bins = [() if one is None or None in both else one.histograms for one in both]
         return cls(
             id=baseline.id,
             category=baseline.category,
@@ -96,17 +105,21 @@ class PromptFigures:
             baseline=baseline.counts.histogram,
             candidate=candidate.counts.histogram,
             cluster=baseline.cluster,
+            baseline_context_bins=bins[0],
+            candidate_context_bins=bins[1],
         )
 
-    def counts(self, *, of_candidate: bool) -> PromptCounts:
+    def counts(self, context_edges: Sequence[int], *, of_candidate: bool) -> PromptCounts:
         """Under one of the two drafts."""
         histogram = self.candidate if of_candidate else self.baseline
+        bins = self.candidate_context_bins if of_candidate else self.baseline_context_bins
         return PromptCounts(
             id=self.id,
             category=self.category,
             prompt_sha256=self.prompt_sha256,
             counts=AcceptanceCounts(histogram=histogram),
             cluster=self.cluster,
+            contexts=ContextCounts.of_histograms(bins, len(histogram) - 1, context_edges),
         )
 
 

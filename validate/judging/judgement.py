@@ -12,7 +12,13 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from ...recipes.brief import percent
-from ..counting.draft_counts import DraftCounts, RecordedPair, distinct_prompts, recorded_pairs
+from ..counting.draft_counts import (
+    DraftCounts,
+    RecordedPair,
+    context_edges,
+    distinct_prompts,
+    recorded_pairs,
+)
 from ..counting.draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
 from ..counting.estimand import CONVENTION, DraftSampling, estimand
 from ..counting.paired_change import PairedChange, RequiredPrompts
@@ -62,6 +68,8 @@ class GateReport(Published):
         served: how two measurements were compared; None for replayed drafts.
         prompts: the compared prompts in their order; empty where the drafts cannot be compared.
         num_clusters: groups of related prompts, each counted as one; None where none are declared.
+        context_edges: of the context bins by which verify steps were counted too; none where the
+            places of the steps are not known.
         exit_code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS.
         relative_change: the relative change as a share: -0.01 is a loss of 1 %.
     """
@@ -92,6 +100,7 @@ class GateReport(Published):
     served: ServedFigures | None
     prompts: tuple[PromptFigures, ...]
     num_clusters: int | None = None
+    context_edges: tuple[int, ...] = ()
     exit_code: int
     relative_change: float | None
 
@@ -106,6 +115,8 @@ class GateReport(Published):
                 *(each.max_relative_drop for each in self.categories),
             ],
             prompts=self.prompts,
+            context_edges=self.context_edges,
+            bins_add_up=self.served is None,
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -266,6 +277,7 @@ def judge_counts(
         served=None,
         prompts=tuple(PromptFigures.of(*pair) for pair in recorded),
         num_clusters=len(prompts),
+        context_edges=context_edges(baseline.prompts),
         exit_code=EXIT_CODES[decision.verdict],
         relative_change=evidence.change.relative_change if evidence.change else None,
     )

@@ -123,7 +123,8 @@ def _estimand(found: GateReport) -> str:
 def _draft(found: GateReport, *, of_candidate: bool) -> CountedDraft:
     """A draft's counts; the last prompts are those that were too short."""
     figures = found.candidate if of_candidate else found.baseline
-    told = [prompt.counts(of_candidate=of_candidate) for prompt in found.prompts]
+    edges = found.context_edges
+    told = [prompt.counts(edges, of_candidate=of_candidate) for prompt in found.prompts]
     _check_pooled(found, figures, told)
     nothing = AcceptanceCounts(histogram=(0.0,) * (found.num_draft_tokens + 1))
     short_one = PromptCounts(id="", category="", prompt_sha256="", counts=nothing)
@@ -165,8 +166,13 @@ def _check_pooled(
 
 def _retuned(found: RetunedRecord) -> tuple[RetunedRecord, RetunedReport]:
     tuned, bf16 = found.against_tuned, found.against_bf16
-    shared = [[(one.id, one.prompt_sha256, one.candidate) for one in each.prompts]
-              for each in (tuned, bf16)]  # fmt: skip
+    shared = [
+        [
+            (one.id, one.prompt_sha256, one.candidate, one.candidate_context_bins)
+            for one in each.prompts
+        ]
+        for each in (tuned, bf16)
+    ]
     if shared[0] != shared[1]:
         raise _EditedError("against_bf16.prompts: other candidate counts than against_tuned has")
     with_tuned, with_bf16 = _compare(tuned), _compare(bf16, taught=True)

@@ -16,13 +16,19 @@ two takes
 
 Where outputs are equal this is the rule of replay, where nothing is common the sum of all rounds.
 The weights know the lengths of texts alone, never what was accepted.
+
+The rounds of a prompt in one context bin are weighed as those of a prompt of their own: n and c are
+the places of the bin. So each bin keeps its length too, and where outputs parted before a bin, its
+rounds weigh 1.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.context_bins import CONTEXT_BINS, ContextBins, ContextCounts
 from ..measure.measurement import RequestRecord
 
 PAIRED_NOISE = 0.15
@@ -61,7 +67,9 @@ class PairedOutputs:
     Attributes:
         num_common: tokens that both wrote before they parted.
         num_tokens: of each output.
-        placed: both tell where each round began.
+        placed: both tell where each round began, and the text is greedy.
+        contexts: of baseline and candidate, by context bin, each round with the weight of its
+            place; None where one does not tell where its rounds began.
     """
 
     num_common: int
@@ -69,6 +77,7 @@ class PairedOutputs:
     placed: bool
     baseline: RoundSplit
     candidate: RoundSplit
+    contexts: tuple[ContextCounts, ContextCounts] | None = None
 
     @property
     def identical(self) -> bool:
@@ -80,17 +89,33 @@ class PairedOutputs:
         if not self.placed:
             return self.baseline.whole, self.candidate.whole
         num_draft_tokens = self.baseline.whole.num_draft_tokens
-        common = max(0, self.num_common - num_draft_tokens)
-        rest = max(0.0, sum(self.num_tokens) / 2 - num_draft_tokens) - common
-        if not common + rest:  # too short for a round with a known outcome
-            return self.baseline.common, self.candidate.common
-        divisor = common + PAIRED_NOISE * rest
-        weights = 1 + rest / divisor, 1 - common / divisor
+        common, places = _places(self.num_common, self.num_tokens, num_draft_tokens)
+        weights = _weights(common, places - common)
         return self.baseline.weighted(*weights), self.candidate.weighted(*weights)
 
 
+def _places(
+    num_common: int, num_tokens: tuple[int, int], num_draft_tokens: int
+) -> tuple[int, float]:
+    """Where a round with a known outcome can begin: in common text, and in all."""
+    return max(0, num_common - num_draft_tokens), max(0.0, sum(num_tokens) / 2 - num_draft_tokens)
+
+
+def _weights(common: float, rest: float) -> tuple[float, float]:
+    """Of a round in common text, and of any other."""
+    if not common + rest:  # too short for a round with a known outcome
+        return 1.0, 0.0
+    divisor = common + PAIRED_NOISE * rest
+    return 1 + rest / divisor, 1 - common / divisor
+
+
 def pair_outputs(
-    baseline: RequestRecord, candidate: RequestRecord, num_draft_tokens: int, *, greedy: bool
+    baseline: RequestRecord,
+    candidate: RequestRecord,
+    num_draft_tokens: int,
+    *,
+    greedy: bool,
+    bins: ContextBins = CONTEXT_BINS,
 ) -> PairedOutputs:
     """Split the rounds of one prompt at the token at which two outputs part.
 
@@ -100,24 +125,83 @@ def pair_outputs(
         num_draft_tokens: K of both.
         greedy: both chose their most likely tokens. Where tokens are drawn, whether outputs part
             depends on what was accepted: then no round is taken for common.
+        bins: by which rounds are counted too.
     """
     common = common_length(baseline.token_ids, candidate.token_ids)
-    starts = [
-        round_starts(record, num_draft_tokens) if greedy else None
-        for record in (baseline, candidate)
-    ]
-    placed = all(known is not None for known in starts)
+    both = [_Placed.of(record, num_draft_tokens) for record in (baseline, candidate)]
+    placed = greedy and None not in both
     splits = [
-        _split(record, known if placed else None, common, num_draft_tokens)
-        for record, known in zip((baseline, candidate), starts, strict=True)
+        own.split(common, num_draft_tokens)
+        if placed and own is not None
+        else RoundSplit(common=_none(num_draft_tokens), rest=whole_counts(record, num_draft_tokens))
+        for own, record in zip(both, (baseline, candidate), strict=True)
     ]
-    return PairedOutputs(
+    found = PairedOutputs(
         num_common=common,
         num_tokens=(len(baseline.token_ids), len(candidate.token_ids)),
         placed=placed,
         baseline=splits[0],
         candidate=splits[1],
     )
+    if both[0] is None or both[1] is None:
+        return found
+    first = baseline.num_prompt_tokens
+    return replace(found, contexts=_contexts(found, (both[0], both[1]), first, bins))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """Rounds in order.
+
+    Attributes:
+        starts: tokens of the output before each.
+    """
+
+    starts: Sequence[int]
+    accepted: Sequence[int]
+
+    @classmethod
+    def of(cls, record: RequestRecord, num_draft_tokens: int) -> "_Placed | None":
+        """None where the record does not tell their places."""
+        starts = round_starts(record, num_draft_tokens)
+        if starts is None or record.accepted is None:
+            return None
+        return cls(starts=starts, accepted=record.accepted)
+
+    def between(self, first: int, last: int) -> "_Placed":
+        """Those that begin in a range."""
+        own = slice(bisect_left(self.starts, first), bisect_left(self.starts, last))
+        return _Placed(starts=self.starts[own], accepted=self.accepted[own])
+
+    def split(self, common: int, num_draft_tokens: int) -> RoundSplit:
+        """At the end of common text."""
+        inside = sum(start + num_draft_tokens <= common for start in self.starts)  # they ascend
+        return RoundSplit(
+            common=AcceptanceCounts.of(self.accepted[:inside], num_draft_tokens),
+            rest=AcceptanceCounts.of(self.accepted[inside:], num_draft_tokens),
+        )
+
+
+def _contexts(
+    outputs: PairedOutputs, both: tuple[_Placed, _Placed], num_prompt_tokens: int, bins: ContextBins
+) -> tuple[ContextCounts, ContextCounts]:
+    """The rounds of both by context bin, those of one bin weighed like those of one prompt."""
+    depth = outputs.baseline.whole.num_draft_tokens
+    common, places = _places(outputs.num_common, outputs.num_tokens, depth)
+    most = max(outputs.num_tokens)
+    found: list[tuple[AcceptanceCounts, AcceptanceCounts]] = []
+    for own in bins.slices(num_prompt_tokens + 1, most):  # round one begins behind one token
+        common_here = max(0, min(common, own.stop) - own.start)
+        weights = _weights(common_here, max(0.0, min(places, own.stop) - own.start) - common_here)
+        splits = [
+            one.between(own.start + 1, own.stop + 1).split(outputs.num_common, depth)
+            for one in both
+        ]
+        if not outputs.placed:
+            weights = 1.0, 1.0
+        found.append((splits[0].weighted(*weights), splits[1].weighted(*weights)))
+    columns = [ContextCounts(bins=bins, counts=counts) for counts in zip(*found, strict=True)]
+    return columns[0], columns[1]
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
@@ -164,14 +248,5 @@ def whole_counts(record: RequestRecord, num_draft_tokens: int) -> AcceptanceCoun
     return AcceptanceCounts(histogram=(rounds, *(0,) * num_draft_tokens))
 
 
-def _split(
-    record: RequestRecord, starts: Sequence[int] | None, common: int, num_draft_tokens: int
-) -> RoundSplit:
-    none = AcceptanceCounts(histogram=(0,) * (num_draft_tokens + 1))
-    if starts is None or record.accepted is None:
-        return RoundSplit(common=none, rest=whole_counts(record, num_draft_tokens))
-    inside = sum(start + num_draft_tokens <= common for start in starts)  # starts ascend
-    return RoundSplit(
-        common=AcceptanceCounts.of(record.accepted[:inside], num_draft_tokens),
-        rest=AcceptanceCounts.of(record.accepted[inside:], num_draft_tokens),
-    )
+def _none(num_draft_tokens: int) -> AcceptanceCounts:
+    return AcceptanceCounts(histogram=(0,) * (num_draft_tokens + 1))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..counting.acceptance_counts import AcceptanceCounts, pooled, repeated_ngram_share
+from ..counting.context_bins import CONTEXT_BINS, ContextBins, ContextCounts
 from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures, distinct_prompts
 from ..counting.paired_change import PairedChange
 from ..errors import GateError
@@ -15,6 +16,7 @@ from ..measure.measurement import Measurement, RequestRecord, differences
 from .common_rounds import PairedOutputs, num_unwritten, pair_outputs, whole_counts
 
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
+Contexts = Sequence[ContextCounts | None]
 MOST_UNDRAFTED = 0.01
 """Share of a run's steps without a draft up to which its verify steps stand for its text."""
 MOST_UNDRAFTED_APART = 0.001
@@ -89,8 +91,15 @@ class ServedPair:
         return change_of(distinct_prompts(recorded), confidence)
 
 
-def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPair:
+def pair_measurements(
+    baseline: Measurement, candidate: Measurement, bins: ContextBins = CONTEXT_BINS
+) -> ServedPair:
     """Lay two measurements side by side.
+
+    Args:
+        baseline: the run of the BF16 draft.
+        candidate: of the quantized one.
+        bins: by which verify steps are counted too.
 
     Raises:
         GateError: both are the very same one, neither server drafted, or one holds no round.
@@ -116,8 +125,9 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     incomparable = incomparability(baseline, candidate)
     outputs: tuple[PairedOutputs, ...] = ()
     if not incomparable:
-        outputs = _outputs(baseline, candidate, known[0])
+        outputs = _outputs(baseline, candidate, known[0], bins)
         incomparable = _unaccounted(baseline, candidate) or _other_target(baseline, outputs)
+    contexts: list[Contexts] = [[None] * len(run.records) for run in (baseline, candidate)]
     if incomparable:
         own, other = (
             [whole_counts(record, size or known[0]) for record in one.records]
@@ -126,11 +136,12 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     else:
         weighted = [one.weighted() for one in outputs]
         own, other = [counts for counts, _ in weighted], [counts for _, counts in weighted]
+        contexts = [[one.contexts and one.contexts[side] for one in outputs] for side in (0, 1)]
     return ServedPair(
         measurements=(baseline, candidate),
         incomparable=incomparable,
-        baseline=_served_draft(baseline, sizes[0] or known[0], own),
-        candidate=_served_draft(candidate, sizes[1] or known[0], other),
+        baseline=_served_draft(baseline, sizes[0] or known[0], own, contexts[0]),
+        candidate=_served_draft(candidate, sizes[1] or known[0], other, contexts[1]),
         outputs=outputs,
     )
 
@@ -199,24 +210,26 @@ def _other_target(baseline: Measurement, outputs: Sequence[PairedOutputs]) -> st
 
 
 def _outputs(
-    baseline: Measurement, candidate: Measurement, num_draft_tokens: int
+    baseline: Measurement, candidate: Measurement, num_draft_tokens: int, bins: ContextBins
 ) -> tuple[PairedOutputs, ...]:
     greedy = not baseline.setup.asked.temperature
     return tuple(
-        pair_outputs(own, other, num_draft_tokens, greedy=greedy)
+        pair_outputs(own, other, num_draft_tokens, greedy=greedy, bins=bins)
         for own, other in zip(baseline.records, candidate.records, strict=True)
     )
 
 
 def _served_draft(
-    measurement: Measurement, num_draft_tokens: int, counts: Sequence[AcceptanceCounts]
+    measurement: Measurement,
+    num_draft_tokens: int,
+    counts: Sequence[AcceptanceCounts],
+    contexts: Contexts,
 ) -> CountedDraft:
+    each = zip(measurement.records, counts, contexts, strict=True)
     return CountedDraft(
         name=measurement.name,
         num_draft_tokens=num_draft_tokens,
-        prompts=tuple(
-            _prompt(record, own) for record, own in zip(measurement.records, counts, strict=True)
-        ),
+        prompts=tuple(_prompt(record, own, by_bin) for record, own, by_bin in each),
         counts=pooled(counts, num_draft_tokens),
         text=TextFigures(
             mean_token_probability=_mean_token_probability(measurement),
@@ -225,13 +238,18 @@ def _served_draft(
     )
 
 
-def _prompt(prompt: RequestRecord | PromptCounts, counts: AcceptanceCounts) -> PromptCounts:
+def _prompt(
+    prompt: RequestRecord | PromptCounts,
+    counts: AcceptanceCounts,
+    contexts: ContextCounts | None = None,
+) -> PromptCounts:
     return PromptCounts(
         id=prompt.id,
         category=prompt.category,
         prompt_sha256=prompt.prompt_sha256,
         counts=counts,
         cluster=prompt.cluster or "",
+        contexts=contexts,
     )
 
 

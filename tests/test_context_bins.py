@@ -1,0 +1,177 @@
+"""Context bins: which bin a verify step is in, replayed, expected and served, by hand."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.passes.predictions import Proposals
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.recipes.decode import encode
+from draftquant.validate.comparison.replay_file import ReplayedDraft, read_replays
+from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.context_bins import CONTEXT_BINS, ContextBins, ContextCounts
+from draftquant.validate.counting.draft_counts import context_edges
+from draftquant.validate.counting.rounds import prompt_counts
+from draftquant.validate.errors import CompareError
+from draftquant.validate.measure.measurement import RequestRecord
+from draftquant.validate.served.common_rounds import PAIRED_NOISE, pair_outputs, whole_counts
+from handmade_measurements import record
+from handmade_replays import replay
+
+K = 2
+EDGES = ContextBins(edges=(4, 6))
+
+
+def test_the_lower_bound_of_a_bin_belongs_to_it() -> None:
+    assert [CONTEXT_BINS.index(n) for n in (0, 1023, 1024, 4095, 4096, 65536)] == [0, 0, 1, 1, 2, 4]
+    labels = [one.label for one in CONTEXT_BINS.ranges]
+    assert labels == ["0-1k", "1k-4k", "4k-16k", "16k-64k", "64k+"]
+    assert [one.label for one in EDGES.ranges] == ["0-4", "4-6", "6+"]
+
+
+@pytest.mark.parametrize("edges", [(0, 5), (5, 5), (7, 5), tuple(range(1, 70))])
+def test_edges_that_do_not_ascend_from_above_zero_are_refused(edges: tuple[int, ...]) -> None:
+    assert "ascending" in ContextBins(edges=edges).problem()
+    assert ContextBins(edges=()).problem() == ""
+
+
+def trace(accepting: list[int], prompt_length: int = 2) -> tuple[PromptTrace, Proposals]:
+    """A text and proposals of which each row accepts so many; K more tokens end the text."""
+    rows = len(accepting)
+    tokens = torch.arange(prompt_length + 1 + rows + K - 1)
+    found = PromptTrace(
+        id="hand",
+        category="all",
+        prompt_length=prompt_length,
+        token_ids=tokens,
+        features=torch.zeros(len(tokens), 1),
+        target_top1=tokens[1:],
+    )
+    first = prompt_length + 1
+    proposed = [
+        [first + row + j if j < own else -1 for j in range(K)] for row, own in enumerate(accepting)
+    ]
+    return found, Proposals(token_ids=torch.tensor(proposed), recorded_logprobs=None)
+
+
+def test_a_step_is_in_the_bin_of_the_tokens_before_it() -> None:
+    """Steps begin behind 3 (prompt 2, and one of prefill), 5, 6, 9 tokens and accept 1, 0, 2, 0."""
+    told, proposed = trace([1, 9, 0, 2, 9, 9, 0])
+    found = prompt_counts(told, proposed, EDGES)
+    assert found.contexts.histograms == ((0, 1, 0), (1, 0, 0), (1, 0, 1))
+    assert found.contexts.whole == found.decoding
+    short = prompt_counts(*trace([1, 9, 0]), EDGES).contexts
+    assert short.histograms == ((0, 1, 0), (1, 0, 0))  # the last bin has no step and is left out
+    assert ContextCounts.of_histograms(short.histograms, K, (4, 6)) == short
+    assert ContextCounts.of_histograms((), K, (4, 6)) is None
+
+
+def test_expected_steps_are_binned_by_their_rows_and_agree_with_counted_ones() -> None:
+    """Where every proposal is certainly accepted or not, expected steps are the counted ones."""
+    told, proposed = trace([1, 2, 0, 2, 1, 0, 0])
+    counted = prompt_counts(told, proposed, EDGES)
+    certain = proposed.token_ids >= 0
+    drawn = dataclasses.replace(
+        proposed, recorded_logprobs=torch.where(certain, 0.0, -torch.inf).float()
+    )
+    with_logprobs = dataclasses.replace(told, token_logprob=torch.zeros(len(told.token_ids) - 2))
+    expected = prompt_counts(with_logprobs, drawn, EDGES)
+    assert expected.contexts == counted.contexts
+    half = dataclasses.replace(drawn, recorded_logprobs=torch.full((7, K), 0.5).log())
+    halves = prompt_counts(with_logprobs, half, EDGES)
+    assert halves.contexts.whole.histogram == pytest.approx(halves.decoding.histogram)
+    assert all(own.num_steps for own in halves.contexts.counts)
+
+
+def run(accepted: list[int], **changes: object) -> RequestRecord:
+    return record(accepted, num_draft_tokens=K, **changes)  # type: ignore[arg-type]
+
+
+def test_served_steps_are_binned_like_replayed_ones() -> None:
+    """Rounds behind 1, 4, 5, 8 tokens of 9, and a prompt of one: 2, 5, 6, 9 tokens in all."""
+    baseline = run([2, 0, 2, 0])
+    pair = pair_outputs(baseline, baseline, K, greedy=True, bins=EDGES)
+    assert pair.contexts is not None
+    assert pair.contexts[0].histograms == ((0, 0, 1), (1, 0, 0), (0, 0, 1))  # 8 + 2 > 9: left out
+    assert pair.contexts[0].whole == pair.weighted()[0]
+
+
+def test_each_bin_of_a_served_prompt_is_weighed_alone() -> None:
+    """12 tokens each, 8 common: places 1 .. 6 are common, 7 .. 10 are not; the edge is behind 5."""
+    baseline, candidate = run([2, 2, 1, 2]), run([2, 0, 1, 0, 2, 0])
+    parted = (*baseline.token_ids[:8], *range(900, 904))
+    candidate = dataclasses.replace(candidate, token_ids=parted)
+    bins = ContextBins(edges=(5, 9))  # with a prompt of 1: places 1 .. 3, 4 .. 7 and 8 ..
+    pair = pair_outputs(baseline, candidate, K, greedy=True, bins=bins)
+    assert pair.contexts is not None
+    own, other = (one.histograms for one in pair.contexts)
+    divisor = 3 + PAIRED_NOISE * 1  # of the second bin: 3 common places, 1 that is not
+    common, rest = 1 + 1 / divisor, 1 - 3 / divisor
+    assert own[0] == (0, 0, 1)  # behind 1
+    assert own[1] == pytest.approx((0, rest, common), abs=1e-12)  # behind 4 and 7
+    assert own[2] == (0, 0, 1)  # behind 9: nothing here is common, so it weighs 1
+    assert other[1] == pytest.approx((common + rest, common, 0), abs=1e-12)  # behind 4, 5 and 7
+
+
+def test_drawn_text_is_binned_whole() -> None:
+    one = run([2, 0, 2, 0])
+    pair = pair_outputs(one, one, K, greedy=False, bins=EDGES)
+    assert pair.contexts is not None
+    assert pair.contexts[1].whole == whole_counts(one, K)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_records_that_do_not_tell_their_steps_have_no_bins(side: int) -> None:
+    runs = [run([2, 0, 2, 0]), run([2, 0, 2, 0])]
+    runs[side] = dataclasses.replace(runs[side], accepted=None)
+    assert pair_outputs(*runs, K, greedy=True, bins=EDGES).contexts is None
+
+
+def replayed() -> ReplayedDraft:
+    """One prompt with bins."""
+    made = replay([(3, 2)])
+    bins = ContextCounts(
+        bins=EDGES,
+        counts=tuple(AcceptanceCounts(histogram=own) for own in ((1, 2), (2, 0), (0, 0))),
+    )
+    prompts = tuple(dataclasses.replace(one, contexts=bins) for one in made.prompts)
+    found = dataclasses.replace(made, prompts=prompts)
+    assert context_edges(found.prompts) == (4, 6)
+    return ReplayedDraft.of(found, rope_theta=None, dtype="bfloat16")
+
+
+def test_what_replay_prints_keeps_the_bins_and_older_files_have_none(tmp_path: Path) -> None:
+    plain = json.loads(json.dumps(replayed().to_mapping()))
+    assert plain["prompts"][0]["context_bins"] == [[1, 2], [2, 0]]
+    path = tmp_path / "replay.json"
+    path.write_text(json.dumps([plain]), encoding="utf-8")
+    (read,) = read_replays(path)
+    (counted,) = read.counted
+    assert counted.contexts is not None
+    assert counted.contexts.histograms == ((1, 2), (2, 0))
+    del plain["prompts"][0]["context_bins"], plain["context_edges"]
+    path.write_text(json.dumps([plain]), encoding="utf-8")
+    assert read_replays(path)[0].counted[0].contexts is None
+
+
+@pytest.mark.parametrize(
+    ("bins", "edges", "message"),
+    [
+        ([[1, 2], [1, 0]], [4, 6], "add up"),
+        ([[3, 2], [0]], [4, 6], "expected 2 counts"),
+        ([[4, 2], [-1, 0]], [4, 6], "expected 2 counts"),
+        ([[3, 2]] * 2, [], "at most 1 bins"),
+        ([[3, 2]], [6, 4], "ascending"),
+    ],
+)
+def test_bins_that_are_not_parts_of_their_prompt_are_refused(
+    tmp_path: Path, bins: list[list[int]], edges: list[int], message: str
+) -> None:
+    plain = encode(replayed())
+    plain["prompts"][0]["context_bins"], plain["context_edges"] = bins, edges
+    path = tmp_path / "replay.json"
+    path.write_text(json.dumps([plain]), encoding="utf-8")
+    with pytest.raises(CompareError, match=message):
+        read_replays(path)
