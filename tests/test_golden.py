@@ -31,7 +31,7 @@ def golden() -> Golden:
 def written(path: Path, **changes: Any) -> Path:
     """A file, with other values at its keys."""
     found = json.loads(golden_document(golden()))
-    path.write_text(json.dumps({**found, **changes}))
+    path.write_text(json.dumps({**found, **changes}), encoding="utf-8")
     return path
 
 
@@ -75,9 +75,9 @@ def test_a_draft_that_accepts_all_has_no_variance() -> None:
 
 def test_a_file_says_what_was_counted_and_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "G.json"
-    path.write_text(golden_document(golden()))
+    path.write_text(golden_document(golden()), encoding="utf-8")
     assert read_golden(path) == golden()
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding="utf-8"))
     assert found["format"] == "draftquant golden"
     assert found["categories"][""]["accepted_at"] == [24, 14]
     assert found["prompts"][0] == {"category": "a", "cluster": 0, "histogram": [5, 3, 2]}
