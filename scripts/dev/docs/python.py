@@ -25,7 +25,8 @@ Errors are `DraftQuantError`, which says where, what and how to fix it: `exc.whe
 `exc.fix`. Warnings are Python warnings of the class `DraftQuantWarning`, and stand in
 `report.warnings` too. Notes go to `logging.getLogger("draftquant")` at level INFO, stages at
 DEBUG. A notebook shows a progress bar; a script shows one with
-`listener=dq.ProgressListener()`, and nothing otherwise. Every report has a short `repr`, and a table or a page in notebooks."""
+`listener=dq.ProgressListener()`, and nothing otherwise. Every report has a short `repr`, and a
+table or a page in notebooks."""
 
 
 def python_page() -> str:
