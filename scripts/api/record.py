@@ -193,6 +193,7 @@ def _by_transformers(
         dtype=settings.computes_in,
         stored=settings.stored_in,
         batch_size=settings.batch_size,
+        fixed_batches=settings.fixed_batches,
         placement=Placement(device=how.device, device_map=settings.device_map),
         table_ids=how.table_ids,
         too_long=fitted.too_long,
