@@ -274,7 +274,6 @@ def test_a_linear_that_no_group_means_is_refused(
             "dense",
             "group_1.format: understood are 'pack-quantized'",
         ),
-        ("format", "nvfp4-pack-quantized", "group_1.format: understood is 'nvfp4-pack-quantized'"),
         ("config_groups.group_1.targets", [], "group_1.targets: understood is a list of names"),
         ("config_groups.group_1.targets", "Linear", "group_1.targets: understood is a list"),
         ("config_groups.group_1.targets", ["re:.*(down"], "understood is a regular expression"),

@@ -50,6 +50,7 @@ RIGHT = {
     "layers-in-both-places",
     "layers-nowhere",
     "awq-bfloat16",
+    "awq-per-channel",
     "ct-fp8-block-small-heads",
     "ct-fp8-block-split-rows",
     "eagle31",
@@ -92,7 +93,6 @@ WITHOUT_EMBEDDING = "mla-ignore-default-all"
 """Its list lacks the embedding, which no engine asks for; fc, quantized, stays out of it."""
 LEFT = {
     "architecture-qwen3-eagle3": "no supported draft family has",
-    "awq-per-channel": "the declaration is not understood",
     "awq-without-config": "nothing declares how",
     "eagle31-without-flag": "fc_norm.0.weight: no tensor of eagle3-llama",
     "embedding-quantized": "no list is right for every engine",

@@ -44,7 +44,7 @@ VALIDATE = (
     ("launch", "parity", "tuning"),
     ("served",),
     ("report",),
-    ("acceptance", "card", "comparison", "tracking"),
+    ("acceptance", "card", "comparison", "golden", "tracking"),
     ("draft_length", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}

@@ -27,6 +27,10 @@ class CompareError(DraftQuantError):
     """Drafts cannot be compared with each other, or not for the traffic that was asked about."""
 
 
+class GoldenError(DraftQuantError):
+    """Golden acceptance is not what it claims to be, or cannot be written of what is given."""
+
+
 class TrackingError(DraftQuantError):
     """An experiment tracker is not known, not installed, or does not take a run."""
 

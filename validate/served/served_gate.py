@@ -84,7 +84,7 @@ def judge_measured(
         pair.candidate,
         policy,
         incomparable=pair.incomparable or unchanged,
-        estimand=_estimand(baseline),
+        estimand=served_estimand(baseline),
         wording=SERVED if pair.incomparable else UNCHANGED,
         look=look,
         background=known,
@@ -201,8 +201,9 @@ def _short_share(measurement: Measurement) -> float:
     return sum(k < speculation.num_draft_tokens for k in drafted) / len(drafted)
 
 
-def _estimand(baseline: Measurement) -> str:
-    asked, server = baseline.setup.asked, baseline.setup.server
+def served_estimand(measurement: Measurement) -> str:
+    """What the acceptance length of a measurement is of, in words; see `estimand`."""
+    asked, server = measurement.setup.asked, measurement.setup.server
     where = f"speculative decoding by {server.engine} {server.version}"
     if not asked.temperature:
         return f"greedy {where}"

@@ -1,0 +1,1 @@
+"""Golden acceptance: what a draft accepts on given prompts, for load tests and for monitoring."""

@@ -1,0 +1,145 @@
+"""Golden acceptance of what was counted: a replay, a measured server, a report of the gate."""
+
+from collections.abc import Iterable
+
+from ...quantize.files.package_version import package_version
+from ..counting.draft_counts import PromptCounts
+from ..counting.draft_replay import DraftReplay
+from ..counting.estimand import estimand
+from ..errors import GoldenError
+from ..judging.judgement import GateReport
+from ..measure.measurement import Measurement
+from ..report.document import Document
+from ..served.served_gate import served_estimand
+from .golden import Golden, Source, categories_of, golden_prompts
+
+
+def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
+    """Of one replayed draft.
+
+    Args:
+        replay: as `replay` counted it.
+        draft_sha256: identity of the draft's tensors.
+
+    Raises:
+        GoldenError: no prompt has a verify step.
+    """
+    traces = replay.traces
+    return _golden(
+        replay.prompts,
+        draft=replay.name,
+        draft_sha256=draft_sha256,
+        target=traces.target.name,
+        source="replay",
+        source_version=package_version("draftquant"),
+        num_draft_tokens=replay.num_draft_tokens,
+        temperature=traces.temperature,
+        estimand=estimand(traces.temperature, traces.sampling, replay.draft_sampling),
+    )
+
+
+def golden_of_measurement(measurement: Measurement) -> Golden:
+    """Of one measured server: all its verify steps, as its own counters have them.
+
+    Raises:
+        GoldenError: the server drafted nothing.
+    """
+    setup = measurement.setup
+    if setup.speculation is None:
+        raise GoldenError(
+            measurement.name,
+            "the server drafted nothing, so that nothing was accepted",
+            fix="give a measurement of a server that drafts",
+        )
+    prompts = [
+        PromptCounts(
+            id=one.id,
+            category=one.category,
+            prompt_sha256=one.prompt_sha256,
+            counts=one.counts,
+            cluster=one.cluster or "",
+        )
+        for one in measurement.records
+        if one.counts is not None
+    ]
+    return _golden(
+        prompts,
+        draft=setup.speculation.draft or measurement.name,
+        draft_sha256=setup.speculation.draft_sha256,
+        target=setup.server.model,
+        source=setup.server.engine,
+        source_version=setup.server.version,
+        num_draft_tokens=setup.speculation.num_draft_tokens,
+        temperature=setup.asked.temperature,
+        estimand=served_estimand(measurement),
+    )
+
+
+def golden_of_report(document: Document) -> Golden:
+    """Of the candidate of a report, as it was replayed.
+
+    Raises:
+        GoldenError: the report is of servers alone, whose prompts are weighted there so that two
+            drafts are compared on common text; or nothing could be compared.
+    """
+    report = _replayed(document)
+    traces, candidate = report.traces, document.header.drafts.candidate
+    assert traces is not None  # see `_replayed`
+    return _golden(
+        (one.counts(of_candidate=True) for one in report.prompts),
+        draft=candidate.name,
+        draft_sha256=candidate.sha256,
+        target=traces.target.name,
+        source="replay",
+        source_version=document.header.draftquant,
+        num_draft_tokens=report.num_draft_tokens,
+        temperature=traces.temperature,
+        estimand=report.estimand,
+    )
+
+
+def _replayed(document: Document) -> GateReport:
+    found = [one for _, one in document.comparisons if one.traces is not None]
+    if not found:
+        raise GoldenError(
+            "--golden",
+            "the report is of measured servers, and keeps their verify steps weighted for the"
+            " comparison, not as they were counted",
+            fix="draftquant measure --show B.jsonl --golden G.json, of the candidate's measurement",
+        )
+    return found[-1]  # a fine-tuned draft stands against two baselines, on the same traces
+
+
+def _golden(
+    prompts: Iterable[PromptCounts],
+    *,
+    draft: str,
+    draft_sha256: str | None,
+    target: str,
+    source: Source,
+    source_version: str,
+    num_draft_tokens: int,
+    temperature: float | None,
+    estimand: str,
+) -> Golden:
+    counted, digest = golden_prompts(prompts)
+    if not counted:
+        raise GoldenError(
+            "--golden",
+            f"no prompt of {draft} has a verify step that was counted",
+            fix="see the verdict and its reason, or record longer continuations",
+        )
+    return Golden(
+        draftquant=package_version("draftquant"),
+        draft=draft,
+        draft_sha256=draft_sha256,
+        target=target,
+        source=source,
+        source_version=source_version,
+        num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
+        estimand=estimand,
+        prompts_sha256=digest,
+        categories=categories_of(counted),
+        prompts=counted,
+    )
