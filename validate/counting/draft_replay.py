@@ -1,7 +1,7 @@
 """What replay finds out of a draft: per prompt, over all, and of the traces themselves."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -149,3 +149,16 @@ class DraftReplay(Brief):
             "prompts": len(self.prompts),
             "verify steps": f"{counts.num_steps:,}",
         }
+
+
+def clustered(
+    prompts: Sequence[PromptReplay], groups: Sequence[Sequence[int]]
+) -> tuple[PromptReplay, ...]:
+    """Prompts with what they belong together with: that of the first one's hash."""
+    found = list(prompts)
+    for group in groups:
+        if len({prompts[position].prompt_sha256 for position in group}) > 1:
+            first = prompts[group[0]].prompt_sha256
+            for position in group:
+                found[position] = replace(prompts[position], cluster=first)
+    return tuple(found)

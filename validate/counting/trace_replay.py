@@ -45,6 +45,7 @@ from .draft_replay import (
     FirstStepAgreement,
     PromptReplay,
     TraceFigures,
+    clustered,
 )
 from .estimand import DraftSampling
 from .replay_cache import Elsewhere, Question, ReplayCache
@@ -221,7 +222,7 @@ class _Tally:
         num_draft_tokens: int,
         draft_sampling: DraftSampling,
     ) -> DraftReplay:
-        prompts = _clustered([prompt for _, prompt in sorted(self._prompts.items())], groups)
+        prompts = clustered([prompt for _, prompt in sorted(self._prompts.items())], groups)
         if not any(prompt.counts.num_steps for prompt in prompts):
             raise ReplayError(
                 folder,
@@ -329,19 +330,6 @@ def _prompt_replay(trace: PromptTrace, proposed: Proposals, bins: ContextBins) -
         every_position=found.every_position,
         shorter=shorter_counts(trace, proposed),
     )
-
-
-def _clustered(
-    prompts: Sequence[PromptReplay], groups: Sequence[Sequence[int]]
-) -> tuple[PromptReplay, ...]:
-    """Prompts with what they belong together with: that of the first one's hash."""
-    found = list(prompts)
-    for group in groups:
-        if len({prompts[position].prompt_sha256 for position in group}) > 1:
-            first = prompts[group[0]].prompt_sha256
-            for position in group:
-                found[position] = dataclasses.replace(prompts[position], cluster=first)
-    return tuple(found)
 
 
 def _agreement_counts(trace: PromptTrace, reference: Tensor, predicted: Tensor) -> Tensor:

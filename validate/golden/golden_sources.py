@@ -86,7 +86,7 @@ def golden_of_report(document: Document) -> Golden:
     traces, candidate = report.traces, document.header.drafts.candidate
     assert traces is not None  # see `_replayed`
     return _golden(
-        (one.counts(of_candidate=True) for one in report.prompts),
+        (one.counts(report.context_edges, of_candidate=True) for one in report.prompts),
         draft=candidate.name,
         draft_sha256=candidate.sha256,
         target=traces.target.name,
