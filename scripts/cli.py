@@ -94,7 +94,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     # Names of files may be no Unicode; what is recorded in draftquant.json is.
     options.argv = ["draftquant", *map(visible, arguments)]
     if hasattr(options, "settings"):
-        options.settings = dataclasses.replace(options.settings, watch=OnTerminal())
+        options.settings = dataclasses.replace(options.settings, listener=OnTerminal())
         options.settings.check_bounds(spelling)
         options.settings.check()
     with _unwinding_signals(), command_line(options.argv), heartbeat(options.command):

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..recipes.errors import visible
-from .api.watch import Unit, Watch
+from .api.listener import Listener, Unit
 from .progress import Bar, progress_bar
 from .tables import ResultTable
 from .terminal import SPEECH, discard, speak, terminal, width_is_known
@@ -172,7 +172,7 @@ def _named() -> Iterator[None]:
 RESULTS = _Results()
 
 
-class OnTerminal(Watch):
+class OnTerminal(Listener):
     """Bars and lines of a run on stderr."""
 
     @contextmanager

@@ -34,7 +34,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
     ),
     "what servers measured": ("baseline_again", "measured", "parity", "plain_server", "tasks"),
-    "where it runs": ("batch_size", "device", "device_map", "dtype", "no_cache"),
+    "where it runs": (
+        "batch_size", "device", "device_map", "dtype", "fixed_batches", "no_cache",
+    ),
     "report files": (
         "github", "junit_inconclusive", "log_to", "markdown", "overwrite", "trend",
     ),

@@ -99,7 +99,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, output: str, **given: Any) -> Any:
         monkeypatch.setattr(module, "carried_out", lambda _verb, own: seen.append(own))
     steps = {step.output: step for step in steps_of(Given(settings(**given), Path("O")))}
     steps[output].run(Path("O") / output)
-    return dataclasses.replace(seen[0], watch=RecordSettings(target="", prompts="").watch)
+    return dataclasses.replace(seen[0], listener=RecordSettings(target="", prompts="").listener)
 
 
 def test_the_steps_ask_their_verbs_for_what_the_whole_is_asked_for(
@@ -163,7 +163,7 @@ def test_a_foreign_draft_is_verified_as_one(
     step.run(tmp_path / step.output)
     (own,) = seen
     want = VerifySettings(output="Q", against="D", foreign=True, target=Path("M"))
-    assert dataclasses.replace(own, watch=want.watch) == want
+    assert dataclasses.replace(own, listener=want.listener) == want
     assert step.found(tmp_path / step.output).outcome == "PASS"
 
 

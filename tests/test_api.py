@@ -23,7 +23,7 @@ from draftquant.quantize.files.command_line import command_line
 from draftquant.quantize.quantize_draft import QuantizeReport
 from draftquant.recipes import to_mapping
 from draftquant.scripts.api import reports
-from draftquant.scripts.api.watch import SILENT, Watch
+from draftquant.scripts.api.listener import SILENT, Listener
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.draft_replay import DraftReplay
 from draftquant.validate.judging.judgement import GateReport
@@ -94,7 +94,7 @@ def test_a_command_and_its_function_write_equal_bytes(work: Path) -> None:
     assert sides[0] == sides[1]
 
 
-class Seen(Watch):
+class Seen(Listener):
     """Remembers what was said."""
 
     def __init__(self) -> None:
@@ -104,9 +104,9 @@ class Seen(Watch):
         self.lines.append(text)
 
 
-def test_who_watches_is_told(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_listens_is_told(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
     seen = Seen()
-    dq.replay(["DRAFT"], work / "TRACES", watch=seen)
+    dq.replay(["DRAFT"], work / "TRACES", listener=seen)
     assert any(line.startswith("memory of this process") for line in seen.lines)
     with SILENT.bar("nothing", 3) as bar:
         bar.advance()

@@ -416,6 +416,7 @@ COMMANDS = (
         Row("--top-logprobs", "3", "settings.top_logprobs", 3),
         Row("--dtype", "bfloat16", "settings.dtype", "bfloat16"),
         Row("--batch-size", "7", "settings.batch_size", 7),
+        Row("--fixed-batches", "", "settings.fixed_batches"),
         Row("--device", "cuda:1", "settings.device", "cuda:1"),
         Row("--device-map", "auto", "settings.device_map", "auto"),
         Row("--engine", "vllm", "settings.engine", "vllm"),

@@ -126,15 +126,15 @@ def held(seen: Seen, label: str, at_least: int) -> None:
     assert 0.5 <= min(wrong) <= max(wrong) <= 2, wrong
 
 
-def watched(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def shown(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     with Clock():
-        run(*args, watch=OnTerminal(), **kwargs)
+        run(*args, listener=OnTerminal(), **kwargs)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_replay(seen: Seen, traces: Path, batch_size: int) -> None:
     drafts = [PAIR / "draft", PAIR / "draft"]
-    watched(dq.replay, drafts, traces, num_draft_tokens=3, batch_size=batch_size)
+    shown(dq.replay, drafts, traces, num_draft_tokens=3, batch_size=batch_size)
     held(seen, "replay", 2)
 
 
@@ -142,7 +142,7 @@ def test_record(seen: Seen, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": p.id, "category": "all", "token_ids": p.token_ids} for p in uneven_prompts()]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    watched(
+    shown(
         dq.record, PAIR / "target", prompts, tmp_path / "out",
         max_new_tokens=12, batch_size=4, aux_layer_ids=LAYERS,
     )  # fmt: skip
@@ -150,12 +150,12 @@ def test_record(seen: Seen, tmp_path: Path) -> None:
 
 
 def test_calibrate(seen: Seen, traces: Path) -> None:
-    watched(dq.calibrate, PAIR / "draft", [traces], num_draft_tokens=3)
+    shown(dq.calibrate, PAIR / "draft", [traces], num_draft_tokens=3)
     held(seen, "calibrate", 10)
 
 
 def test_quantize_by_gptq(seen: Seen, traces: Path, tmp_path: Path) -> None:
-    watched(
+    shown(
         dq.quantize, PAIR / "draft", "int4-channel-gptq", tmp_path / "out", traces=traces,
         num_draft_tokens=3,
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_retune_and_a_second_one_whose_control_is_there_already(
     monkeypatch.setattr(learning_settings, "RETUNING", settings)
 
     def retuned(recipe: str, out: str) -> None:
-        watched(
+        shown(
             dq.retune, PAIR / "draft", recipe, traces, tmp_path / out, tmp_path / "control",
             num_draft_tokens=3,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording import batch_plan, continuing
 from draftquant.calibration.recording.decoding import Decoding
@@ -74,6 +75,30 @@ def alike(found: list[PromptTrace], alone: list[PromptTrace], apart: float) -> N
         assert one.target_top1.tolist() == own.target_top1.tolist()
         largest = float(own.features.abs().max())
         torch.testing.assert_close(one.features, own.features, rtol=0, atol=apart * largest)
+
+
+def test_in_fixed_batches_a_prompt_does_not_depend_on_those_of_other_batches(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, at its position; and what does not fit is an error, not a smaller batch."""
+    asked: dict[str, Any] = {"max_new_tokens": NEW, "aux_layer_ids": (0, 2), "batch_size": 4}
+    told: list[tuple[int, int]] = []
+    whole = record_traces(target, prompts(), tmp_path / "whole", fixed_batches=True,
+                          on_progress=lambda *done: told.append(done), **asked)  # fmt: skip
+    parts = [
+        record_traces(target, prompts()[some], tmp_path / f"{some.start}", **asked)
+        for some in (slice(0, 4), slice(4, 8), slice(8, 9))
+    ]
+    assert [e.id for e in whole.manifest.prompts] == [p.id for p in prompts()]
+    for one, own in zip(whole, (trace for part in parts for trace in part), strict=True):
+        assert one.token_ids.equal(own.token_ids)
+        assert one.features.equal(own.features)
+    shares = [done / total for done, total in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    monkeypatch.setattr(batch_plan, "available_bytes", lambda _device: 1)
+    with pytest.raises(TraceError, match=r"--fixed-batches: 1 prompts fit into the memory of cpu"):
+        record_traces(target, prompts(), tmp_path / "small", fixed_batches=True, **asked)
 
 
 def test_rows_that_come_and_go_are_as_they_are_alone(

@@ -15,10 +15,12 @@ class BackgroundWriter:
 
     Args:
         writer: that no one else uses meanwhile.
+        first: position in the folder of the first prompt that may leave.
     """
 
-    def __init__(self, writer: TraceWriter) -> None:
+    def __init__(self, writer: TraceWriter, first: int = 0) -> None:
         self._writer = writer
+        self._first = first
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._waiting: deque[Future[None]] = deque()
 
@@ -44,4 +46,4 @@ class BackgroundWriter:
     def _write(self, left: Left) -> None:
         left.wait()
         for position, trace in left.traces:
-            self._writer.add(trace, position=position)
+            self._writer.add(trace, position=self._first + position)

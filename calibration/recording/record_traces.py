@@ -51,6 +51,7 @@ def record_traces(
     dtype: FeatureDtype = "float32",
     stored: FeatureDtype | None = None,
     batch_size: int = 32,
+    fixed_batches: bool = False,
     placement: Placement = ON_CPU,
     table_ids: Collection[int] | None = None,
     too_long: TooLongPrompts | None = None,
@@ -74,6 +75,7 @@ def record_traces(
         dtype: the target computes in.
         stored: that features are rounded to at last; None = `dtype`.
         batch_size: prompts run together at most; fewer where memory does not hold them.
+        fixed_batches: see `fixed_batches_of`.
         placement: where the target runs.
         table_ids: carry the target's embedding and head, for drafts without their own; with the
             embeddings of the recorded tokens and of these. None = carry no tables.
@@ -119,19 +121,47 @@ def record_traces(
             ) as writer,
             RecordedTarget(model, layers, ids, last_state=last_state) as recorded,
         ):
-            record_into(
-                writer,
-                recorded,
-                prompts,
-                [max_new_tokens] * len(prompts),
-                decoding,
-                batch_size=batch_size,
-                fuse=None if fuse_with is None else partial(_fused, fuse_with),
-                stored=spec.dtype,
-                on_progress=on_progress,
-                on_note=on_note,
-            )
+            every = range(len(prompts))
+            for batch in fixed_batches_of(len(prompts), batch_size) if fixed_batches else [every]:
+                record_into(
+                    writer,
+                    recorded,
+                    prompts[batch.start : batch.stop],
+                    [max_new_tokens] * len(batch),
+                    decoding,
+                    batch_size=batch_size,
+                    first=batch.start,
+                    all_together=fixed_batches,
+                    fuse=None if fuse_with is None else partial(_fused, fuse_with),
+                    stored=spec.dtype,
+                    on_progress=_progress_of(batch, len(prompts), on_progress),
+                    on_note=on_note,
+                )
     return TraceFolder.open(out)
+
+
+def fixed_batches_of(num_prompts: int, batch_size: int) -> list[range]:
+    """Positions of prompts that run together, and with no others, whoever else is recorded.
+
+    Prompts that take the place of others change the order in which products are summed. In fixed
+    batches the bits of a prompt are a function of its batch alone: any part of the batches gives
+    the traces of all of them.
+    """
+    return [
+        range(first, min(first + batch_size, num_prompts))
+        for first in range(0, num_prompts, batch_size)
+    ]
+
+
+def _progress_of(
+    batch: range, num_prompts: int, on_progress: Callable[[int, int], None]
+) -> Callable[[int, int], None]:
+    """Progress of all prompts, by that of one batch."""
+
+    def show(done: int, total: int) -> None:
+        on_progress(batch.start * total + done * len(batch), num_prompts * total)
+
+    return on_progress if len(batch) == num_prompts else show
 
 
 def record_into(
@@ -142,6 +172,8 @@ def record_into(
     decoding: Decoding,
     *,
     batch_size: int,
+    first: int = 0,
+    all_together: bool = False,
     fuse: Fuse | None = None,
     stored: FeatureDtype | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -156,12 +188,21 @@ def record_into(
         limits: most new tokens of each.
         decoding: how tokens are chosen.
         batch_size: as of `record_traces`, and the last two.
+        first: position of the first prompt in the folder.
+        all_together: fewer rows than prompts or `batch_size` are an error, not a note.
         fuse: made of the features of each prompt; None = they stay as they are.
         stored: dtype of the folder's features; None = the target's.
         on_progress: see `_Work`.
         on_note: hears why fewer prompts run together than could.
     """
     plan = planned_batch(target, prompts, limits, batch_size, decoding, on_note)
+    if all_together and plan.batch_size < min(batch_size, len(prompts)):
+        raise TraceError(
+            "--fixed-batches",
+            f"{plan.batch_size} prompts fit into the memory of {target.device} together, and the"
+            f" batch has {min(batch_size, len(prompts))}",
+            fix=f"give --batch-size {plan.batch_size}, for all parts of the prompts",
+        )
     work = _Work(prompts, limits, plan, on_progress)
     running = Continuing(
         target,
@@ -173,7 +214,7 @@ def record_into(
         fuse=fuse,
         stored=FEATURE_DTYPES[stored][0] if stored else None,
     )
-    with BackgroundWriter(writer) as behind:
+    with BackgroundWriter(writer, first) as behind:
         for left in running.run(work.ran):
             behind.write(left)
             work.left(left.traces)

@@ -98,7 +98,8 @@ def _rope_by_length(parameters: Any) -> str | None:
 def _short_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
     token_ids = [token for prompt in prompts[:8] for token in prompt.token_ids]
     longest = max(length for length, _ in _TRIED)
-    token_ids = (token_ids * longest)[: longest * len(_TRIED)]
+    wanted = longest * len(_TRIED)
+    token_ids = (token_ids * wanted)[:wanted]
     return [
         Prompt(id=str(i), category="tried", token_ids=tuple(token_ids[i * longest :][:length]))
         for i, (length, _) in enumerate(_TRIED)

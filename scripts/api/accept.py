@@ -82,7 +82,7 @@ def _carry_out(given: Given, journal: "Journal") -> list["StepFound"]:
         path, inputs = given.folder / step.output, step.inputs()
         is_done = journal.is_done(step.output, inputs)
         says = f"step {number} of {len(steps)}, {step.name}"
-        given.settings.watch.note(f"{says}: {'done before' if is_done else step.what}")
+        given.settings.listener.note(f"{says}: {'done before' if is_done else step.what}")
         if not is_done:
             journal.begin(step.output, inputs)
             step.run(path)

@@ -30,7 +30,7 @@ def parity_draft_step(given: Given, traces: Path) -> Step:
             device=settings.device,
             dtype=settings.dtype,
             report=path,
-            watch=settings.watch,
+            listener=settings.listener,
         )
         carried_out(parity_draft, asked)
 
@@ -50,7 +50,10 @@ def parity_texts_step(given: Given) -> Step:
     def run(path: Path) -> None:
         plain, bf16, quantized = (path.with_name(name) for name in (PLAIN, BF16, QUANTIZED))
         asked = DivergenceSettings(
-            plain=plain, speculative=(bf16, quantized), report=path, watch=given.settings.watch
+            plain=plain,
+            speculative=(bf16, quantized),
+            report=path,
+            listener=given.settings.listener,
         )
         carried_out(parity_divergence, asked)
 
@@ -79,7 +82,7 @@ def parity_tasks_steps(given: Given) -> Iterator[Step]:
             second=second,
             max_score_drop=settings.max_score_drop,
             report=path,
-            watch=settings.watch,
+            listener=settings.listener,
         )
         carried_out(parity_tasks, asked)
 
@@ -107,7 +110,7 @@ def _run_tasks(given: Given, name: str, output: str, url: str) -> Step:
             tasks=settings.tasks,
             out=path,
             tokenizer=given.target,
-            watch=settings.watch,
+            listener=settings.listener,
         )
         carried_out(parity_run_tasks, asked)
 

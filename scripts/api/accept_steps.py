@@ -119,7 +119,7 @@ def _verify(given: Given) -> Step:
             against=settings.draft,
             foreign=settings.foreign,
             target=given.target,
-            watch=settings.watch,
+            listener=settings.listener,
         )
         report = carried_out(verify, asked)
         write_step(path, found.verified(report, path.name), report.to_mapping())
@@ -146,7 +146,7 @@ def _record(given: Given) -> Step:
             draft=settings.draft,
             max_new_tokens=settings.max_new_tokens,
             device=settings.device,
-            watch=settings.watch,
+            listener=settings.listener,
         )
         carried_out(record, asked)
 
@@ -192,7 +192,7 @@ def _measure_one(given: Given, name: str, output: str, url: str, **own: Any) -> 
             out=path,
             tokenizer=given.target,
             max_new_tokens=settings.max_new_tokens,
-            watch=settings.watch,
+            listener=settings.listener,
             **own,
         )
         carried_out(measure, asked)
@@ -241,7 +241,7 @@ def _gate(given: Given) -> Step:
             max_relative_drop=settings.max_relative_drop,
             unrecorded=settings.foreign,
             report=path,
-            watch=settings.watch,
+            listener=settings.listener,
         )
         carried_out(gate, asked)
 

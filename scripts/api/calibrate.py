@@ -13,12 +13,12 @@ from ...quantize.files.report_files import write_reports
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief
 from .arguments import AnyPath, Device, NumDraftTokens, Target
+from .listener import Listener
 from .opening import draft_on_traces
 from .option import Argument, Option
 from .references import Reference, optional_path
 from .settings import Settings
 from .verb import verb
-from .watch import Watch
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.chain_ranges import Ranges
@@ -124,7 +124,7 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
     from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.counting.activation_scales import compare_scales
 
-    plot, watch = optional_path(settings.plot), settings.watch
+    plot, listener = optional_path(settings.plot), settings.listener
     if settings.sts is not None:
         check_output(Path(settings.sts))
     if plot:
@@ -139,10 +139,10 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
         num_draft_tokens=settings.num_draft_tokens,
     )
     if settings.sts is not None:
-        return _fitted(draft, folders, num_draft_tokens, Path(settings.sts), watch)
+        return _fitted(draft, folders, num_draft_tokens, Path(settings.sts), listener)
     measured = []
     for traces in folders:
-        with watch.bar("calibrate", len(traces), "work") as bar:
+        with listener.bar("calibrate", len(traces), "work") as bar:
             ranges = measure_ranges(
                 draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
             )
@@ -152,7 +152,7 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
     comparison = None
     if settings.compare:
         scales = {module: one.stored for module, one in errors.items()}
-        with watch.bar("compare", len(folders[0]), "work") as bar:
+        with listener.bar("compare", len(folders[0]), "work") as bar:
             comparison = compare_scales(
                 draft, folders[0], scales, num_draft_tokens=num_draft_tokens, on_progress=bar.set
             )
@@ -167,7 +167,7 @@ def _fitted(
     folders: "Sequence[TraceFolder]",
     num_draft_tokens: int,
     out: Path,
-    watch: Watch,
+    listener: Listener,
 ) -> CalibrateReport:
     """Fit temperatures on all traces together, and write them."""
     import torch
@@ -179,7 +179,7 @@ def _fitted(
 
     found = []
     for traces in folders:
-        with watch.bar("confidence", len(traces), "work") as bar:
+        with listener.bar("confidence", len(traces), "work") as bar:
             found.append(
                 confidence_samples(
                     draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set

@@ -73,7 +73,7 @@ def clean(settings: CleanSettings) -> "reports.CleanReport":
     reports = []
     if settings.folder is not None:
         reports.append(clean_folder(Path(settings.folder), settings.older_than))
-    if (cache := user_cache(settings.watch.warning)) is not None:
+    if (cache := user_cache(settings.listener.warning)) is not None:
         reports.append(cache.clean() if settings.cache else cache.listed())
     return CleanReport(
         removed={name: size for report in reports for name, size in report.removed.items()},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, staged_source
-from .watch import Watch
+from .listener import Listener
 
 if TYPE_CHECKING:
     from ...calibration.vocabulary.choosing import Choosing, ChosenRows
@@ -51,13 +51,13 @@ def write_rows(
     out: Path,
     asked: RowsAsked,
     *,
-    watch: Watch,
+    listener: Listener,
     on_stage: Callable[[str], None],
 ) -> "VocabularyReport":
     """Write the draft with these rows alone."""
     from ...quantize.vocabulary.cut_vocabulary import cut_vocabulary
 
-    with watch.bar("cut", None, "bytes") as bar:
+    with listener.bar("cut", None, "bytes") as bar:
         return cut_vocabulary(
             choosing.source,
             out,
@@ -79,7 +79,7 @@ def with_chosen_rows(
     *,
     traces: Path,
     target_layers: int | None,
-    watch: Watch,
+    listener: Listener,
 ) -> "Iterator[tuple[DraftSource, Draft]]":
     """Give the draft with the rows that are asked for; it lies hidden beside the output.
 
@@ -105,12 +105,14 @@ def with_chosen_rows(
     check_output(out, source.folder, needed_bytes=needed)
     with staged_source(out) as folder:
         own = folder / source.folder.resolve().name  # the draft's name, which messages say
-        written = write_rows(choosing, rows, own, asked, watch=watch, on_stage=lambda _stage: None)
+        written = write_rows(
+            choosing, rows, own, asked, listener=listener, on_stage=lambda _stage: None
+        )
         for warning in (*choosing.warnings, *written.warnings):
-            watch.warning(warning)
+            listener.warning(warning)
         if rows.more_than_asked:
-            watch.note(rows.more_than_asked)
-        watch.note(_said(choosing, rows, written))
+            listener.note(rows.more_than_asked)
+        listener.note(_said(choosing, rows, written))
         yield open_draft(own)
 
 

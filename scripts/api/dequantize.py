@@ -8,10 +8,10 @@ from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import resolve_draft
 from . import reports
 from .arguments import OutFolder, Quantized, Subtree
+from .listener import verifying
 from .option import Option
 from .settings import Settings
 from .verb import verb
-from .watch import verifying
 
 _DTYPES: dict[str, Literal["BF16", "F32"]] = {"bfloat16": "BF16", "float32": "F32"}
 
@@ -48,11 +48,11 @@ def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
     plan = plan_dequantization(source.checkpoint(), dtype)
     if dropped := plan.source.cache_tensors:
         names = ", ".join(tensor.name for _, _, tensor in dropped[:2])
-        settings.watch.note(
+        settings.listener.note(
             f"{len(dropped)} scale(s) of the KV cache are dropped, because plain weights declare"
             f" none: {names}{', ...' if dropped[2:] else ''}"
         )
-    with settings.watch.bar("dequantize", plan.bytes_after, "bytes") as bar:
+    with settings.listener.bar("dequantize", plan.bytes_after, "bytes") as bar:
         return dequantize_draft(
             source,
             Path(settings.out),

@@ -1,4 +1,4 @@
-"""`Ears`: hears what a run says on its way to who watches, and keeps the warnings of it."""
+"""`Ears`: hears what a run says on its way to who listens, and keeps the warnings of it."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -7,51 +7,51 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from .watch import Bar, Unit, Watch
+from .listener import Bar, Listener, Unit
 
 ReportT = TypeVar("ReportT")
 
 
-class Ears(Watch):
-    """Passes everything on to another watch, and keeps the warnings.
+class Ears(Listener):
+    """Passes everything on to another listener, and keeps the warnings.
 
     Args:
-        watch: who watches.
+        listener: who listens.
         words: puts a text into the words of who called; None = as it is.
 
     Attributes:
         warnings: all that were said, each once.
     """
 
-    def __init__(self, watch: Watch, words: Callable[[str], str] | None = None) -> None:
-        self._watch = watch
+    def __init__(self, listener: Listener, words: Callable[[str], str] | None = None) -> None:
+        self._listener = listener
         self._words = words
         self.warnings: tuple[str, ...] = ()
 
     @override
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        with self._watch.bar(label, total, unit) as bar:
+        with self._listener.bar(label, total, unit) as bar:
             yield bar
 
     @override
     def stage(self, name: str) -> None:
-        self._watch.stage(name)
+        self._listener.stage(name)
 
     @override
     def line(self, text: str) -> None:
-        self._watch.line(self._said(text))
+        self._listener.line(self._said(text))
 
     @override
     def warning(self, text: str) -> None:
         said = self._said(text)
         if said not in self.warnings:
             self.warnings += (said,)
-            self._watch.warning(said)
+            self._listener.warning(said)
 
     @override
     def note(self, text: str) -> None:
-        self._watch.note(self._said(text))
+        self._listener.note(self._said(text))
 
     def _said(self, text: str) -> str:
         return text if self._words is None else self._words(text)

@@ -250,7 +250,7 @@ def _plans(draft: "Draft", settings: EstimateSettings) -> tuple[list[Plan], Mapp
         PlanError, LayoutError: a recipe that was asked for does not fit the draft.
     """
     plans, refused = [], {}
-    named = [named_recipe(one, settings.watch) for one in settings.recipes or built_in_recipes()]
+    named = [named_recipe(one, settings.listener) for one in settings.recipes or built_in_recipes()]
     for recipe in (one for place, one in enumerate(named) if one not in named[:place]):
         try:
             plans.append(make_plan(recipe, draft, target_layers=settings.target_layers))

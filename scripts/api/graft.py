@@ -8,11 +8,11 @@ from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import resolve_draft
 from . import reports
 from .arguments import AnyPath, OutFolder
+from .listener import verifying
 from .option import Argument, Option
 from .references import Reference
 from .settings import Settings
 from .verb import verb
-from .watch import verifying
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def graft(settings: GraftSettings) -> "reports.GraftReport":
 
     source = resolve_draft(str(settings.layer), settings.subtree)
     plan = plan_graft(Path(settings.target), source, replace=settings.replace)
-    with settings.watch.bar("graft", plan.written_bytes, "bytes") as bar:
+    with settings.listener.bar("graft", plan.written_bytes, "bytes") as bar:
         return graft_layer(
             plan,
             Path(settings.out),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.quantization_plan import Plan
-from .watch import Bar, Watch
+from .listener import Bar, Listener
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.static_scales import StaticScales
@@ -28,7 +28,7 @@ def learn(
     *,
     num_draft_tokens: int,
     static: "StaticScales | None",
-    watch: Watch,
+    listener: Listener,
 ) -> "LearnedCodes":
     """`learned_codes` with its default settings; they are there until the stack is left."""
     from ...calibration.rounding.learn import learned_codes
@@ -36,12 +36,12 @@ def learn(
 
     settings = LearningSettings()
     if len(traces) < FEW_PROMPTS:
-        watch.note(
+        listener.note(
             f"learned rounding from {len(traces)} prompts, of which about"
             f" {settings.validation_share:.0%} are held back: from 256 prompts the draft comes"
             " closer to the unquantized one (draftquant record)"
         )
-    with watch.bar("learn", settings.steps) as bar:
+    with listener.bar("learn", settings.steps) as bar:
         shown = StepsShown(bar)
         measures = False
 
@@ -58,7 +58,7 @@ def learn(
         def show(progress: "LearningProgress") -> None:
             shown(progress)
             if progress.validation.step == progress.step:
-                watch.note(_line(progress))
+                listener.note(_line(progress))
 
         found = stack.enter_context(
             learned_codes(
@@ -74,7 +74,7 @@ def learn(
             )
         )
     origin = found.origin
-    watch.note(
+    listener.note(
         f"learned rounding keeps step {origin.kept_step}: on {origin.validation_prompts} prompts"
         f" held back the acceptance length is {origin.acceptance_length:.3f} (before learning"
         f" {origin.acceptance_length_before:.3f}, unquantized"

@@ -12,12 +12,12 @@ from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from . import reports
 from .arguments import AnyPath, SamplingSeed, Temperature, TopK, TopP
+from .listener import Bar, Listener, beyond_kept
 from .option import Option, spelling
 from .prompt_settings import ChosenPrompts
 from .references import Reference, optional_path
 from .settings import options_of
 from .verb import verb
-from .watch import Bar, Watch, beyond_kept
 
 if TYPE_CHECKING:
     from ...validate.launch.launch import Cell
@@ -188,8 +188,8 @@ def _one_server(settings: MeasureSettings) -> "reports.Measurement":
     assert url is not None
     check_output(Path(out))
     server, plan = _address(settings, url), _plan(settings)
-    with settings.watch.bar("measure", len(plan.prompts)) as bar:
-        teller = _Teller(bar, settings.watch, settings.concurrency)
+    with settings.listener.bar("measure", len(plan.prompts)) as bar:
+        teller = _Teller(bar, settings.listener, settings.concurrency)
         return measuring.measure(Path(out), server, get_protocol(engine), plan, on_progress=teller)
 
 
@@ -222,7 +222,7 @@ def _plan(settings: MeasureSettings) -> "Plan":
     assert path is not None  # see `check`
     prompts = settings.read_prompts(path, encoder).prompts
     if longer := sum(bool(prompt.later_turns) for prompt in prompts):
-        settings.watch.note(
+        settings.listener.note(
             f"{path}: {longer} of {len(prompts)} prompts have later turns of the user,"
             " which follow the target's answer: the first turn is measured"
         )
@@ -244,8 +244,8 @@ def _plan(settings: MeasureSettings) -> "Plan":
 class _Teller:
     """Moves the bar, and says once what a user has to know."""
 
-    def __init__(self, bar: Bar, watch: Watch, concurrency: int) -> None:
-        self._bar, self._watch = bar, watch
+    def __init__(self, bar: Bar, listener: Listener, concurrency: int) -> None:
+        self._bar, self._listener = bar, listener
         self._show, self._concurrency = beyond_kept(bar), concurrency
         self._has_begun = False
 
@@ -261,12 +261,12 @@ class _Teller:
         setup = progress.setup
         if progress.num_done:
             cut = ", whose last line was cut off and is asked for again"
-            self._watch.note(
+            self._listener.note(
                 f"goes on with {progress.num_done} of {progress.num_prompts} requests that are kept"
                 + (cut if progress.dropped_line else "")
             )
         if setup.asked.concurrency < self._concurrency:
-            self._watch.note(
+            self._listener.note(
                 f"{setup.asked.concurrency} request(s) in flight, not {self._concurrency}: only the"
                 " server's counters tell what is accepted"
             )
@@ -292,7 +292,7 @@ def _launched(settings: MeasureSettings) -> "reports.SpeedReport":
     measurer = CellMeasurer(matrix, _address(settings, matrix.url), drafts)
 
     def measure_cell(cell: "Cell", out: Path) -> None:
-        with settings.watch.bar(cell.name, len(measurer.prompts)) as bar:
+        with settings.listener.bar(cell.name, len(measurer.prompts)) as bar:
             show = beyond_kept(bar)
             measurer.measure(cell, out, lambda seen: show(seen.num_done, seen.num_prompts))
 
@@ -302,7 +302,7 @@ def _launched(settings: MeasureSettings) -> "reports.SpeedReport":
         plan=measurer.identity(),
         ready=measurer.first_answer,
         measure=measure_cell,
-        on_progress=settings.watch.note,
+        on_progress=settings.listener.note,
     )
     report = speed_report(measured_runs(matrix, folder))
     if plot is not None:

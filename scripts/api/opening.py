@@ -16,8 +16,8 @@ from ...recipes.kv_cache import KvCacheFormat, KvCacheScales
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import BackendName
 from .given import of_value
+from .listener import SILENT, Listener
 from .references import AnyRecipe, Reference
-from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ def chosen_recipe(
     algorithm: str | None = None,
     input_correction: InputCorrection | None = None,
     kv_cache: KvCacheScales | None = None,
-    watch: Watch = SILENT,
+    listener: Listener = SILENT,
 ) -> Recipe:
     """A recipe with another backend or algorithm than its own, where one is named.
 
@@ -56,12 +56,12 @@ def chosen_recipe(
         algorithm: one of `ALGORITHMS`, computed by torch unless `backend` says otherwise.
         input_correction: in place of the algorithm's own.
         kv_cache: scales of an FP8 KV cache, whatever the recipe says of one.
-        watch: is told which recipe an alias is.
+        listener: is told which recipe an alias is.
 
     Raises:
         RecipeError: the recipe is wrong, or its backend does not run the algorithm.
     """
-    chosen = named_recipe(recipe, watch)
+    chosen = named_recipe(recipe, listener)
     if algorithm:
         chosen = with_algorithm(chosen, algorithm, backend or "torch")
     elif backend:
@@ -78,8 +78,8 @@ def chosen_recipe(
     return chosen
 
 
-def named_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> Recipe:
-    """A recipe by name, alias, file or keys, or itself; the watch is told which one an alias is.
+def named_recipe(reference: AnyRecipe, listener: Listener = SILENT) -> Recipe:
+    """A recipe by name, alias, file or keys, or itself; the listener is told which one an alias is.
 
     Raises:
         RecipeError: see `load_recipe`.
@@ -90,7 +90,7 @@ def named_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> Recipe:
         return recipe_of_keys(reference)
     recipe = load_recipe(str(reference))
     if recipe_of_alias(str(reference)):
-        watch.note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
+        listener.note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
     return recipe
 
 

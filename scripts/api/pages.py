@@ -126,7 +126,7 @@ class Pages(Settings):
             return
         found = append_report(Path(self.trend), entry_of(document))
         what = "this report was added" if found.is_new else "this report stands there already"
-        self.watch.note(f"{self.trend}: line {found.line}: {what}")
+        self.listener.note(f"{self.trend}: line {found.line}: {what}")
 
     def write_pages(
         self,
@@ -162,7 +162,7 @@ class Pages(Settings):
             append_text(Path(os.environ[SUMMARY]), shown(document) + "\n")
             fails = self.junit_inconclusive == "error"
             said = document.judgement
-            self.watch.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
+            self.listener.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
         return tuple(files)
 
     def log(self, document: "Document", files: Sequence[Path]) -> None:
@@ -181,7 +181,7 @@ class Pages(Settings):
         if self.log_to is not None:
             tracker = find_tracker(self.log_to)
             place = tracker.log(tracked_run(document, tuple(files)))
-            self.watch.note(f"logged to {tracker.name}: {place}")
+            self.listener.note(f"logged to {tracker.name}: {place}")
 
     def _check_trend(self, path: Path, others: Mapping[ReportFormat, Path]) -> None:
         from ...validate.report.trend import read_trend

@@ -98,7 +98,7 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
     check_limits(allowed)
     traces = TraceFolder.open(Path(settings.traces))
     how = OnTracesSettings(
-        watch=settings.watch,
+        listener=settings.listener,
         num_draft_tokens=settings.num_draft_tokens,
         target=settings.target,
         device=settings.device,
@@ -106,7 +106,7 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
         batch_size=1,
     )
     loaded = load_for_replay([settings.baseline, settings.candidate], traces, how)
-    with settings.watch.bar("compare", len(traces), "work") as bar:
+    with settings.listener.bar("compare", len(traces), "work") as bar:
         prompts = draft_agreement(
             *loaded.both,
             traces,

@@ -11,11 +11,11 @@ from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, ComputeDtype, Device
 from .findings import BoundedFindings, FindingsFile
+from .listener import Bar
 from .option import Argument, Option
 from .prompt_settings import ChosenPrompts
 from .references import optional_path
 from .verb import verb
-from .watch import Bar
 
 if TYPE_CHECKING:
     from ...validate.parity.text_scores import Scores, Text
@@ -107,7 +107,7 @@ def parity_sampled(settings: SampledSettings) -> "reports.Findings":
     tokenizer = optional_path(settings.tokenizer) or optional_path(settings.target)
     prompts = settings.read_prompts(settings.prompts, PromptEncoder(tokenizer)).prompts
     texts = [texts_of(measured, prompts) for measured in (plain, speculative)]
-    with settings.watch.bar("score", sum(map(len, texts))) as bar:
+    with settings.listener.bar("score", sum(map(len, texts))) as bar:
         score = _scorer(settings, engine, bar)
         scores = score([*texts[0], *texts[1]])
     count = len(texts[0])

@@ -80,11 +80,11 @@ def plan(settings: PlanSettings) -> PlanReport:
         algorithm=settings.algorithm,
         input_correction=settings.input_correction,
         kv_cache=settings.kv_cache,
-        watch=settings.watch,
+        listener=settings.listener,
     )
     made = make_plan(recipe, draft, target_layers=settings.target_layers)
     loads = verdicts_of(made)
     problem = nothing_loads(made, loads)
     if problem:
-        settings.watch.warning(problem)
+        settings.listener.warning(problem)
     return PlanReport(plan=made, loads=loads)

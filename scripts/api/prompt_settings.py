@@ -58,8 +58,8 @@ class ChosenPrompts(Settings):
         )
         read = prompts_of(Path(prompts), encoder, choice)
         if read.dataset is not None:
-            self.watch.note(f"{len(read.prompts)} prompts of {read.dataset}")
+            self.listener.note(f"{len(read.prompts)} prompts of {read.dataset}")
         if over := read.passed_over:
             named = "; ".join(over[:_MOST_NAMED])
-            self.watch.warning(f"{prompts}: {len(over)} row(s) hold no prompt: {named}")
+            self.listener.warning(f"{prompts}: {len(over)} row(s) hold no prompt: {named}")
         return read

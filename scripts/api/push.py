@@ -118,7 +118,7 @@ def push(settings: PushSettings) -> PushReport:
         CheckpointError: the folder holds files that cannot be uploaded, or differs from what was
             signed.
     """
-    place, repository, watch = Path(settings.folder), settings.repository, settings.watch
+    place, repository, listener = Path(settings.folder), settings.repository, settings.listener
     if not is_hub_id(repository) or "@" in repository:
         raise HubError("REPO", f"expected a Hub id (owner/name), got {repository!r}",
                        fix="for example me/kimi-k2.5-eagle3-int4")  # fmt: skip
@@ -133,7 +133,7 @@ def push(settings: PushSettings) -> PushReport:
     engines = _engines(checkpoint)
     done = None
     if not settings.dry_run:
-        watch.note(f"uploading {len(files)} files, {sum(files.values()):,} bytes")
+        listener.note(f"uploading {len(files)} files, {sum(files.values()):,} bytes")
         done = upload(
             place,
             repository,
@@ -142,7 +142,7 @@ def push(settings: PushSettings) -> PushReport:
             overwrite=settings.overwrite,
         )
     if not any(one.verdict == "LOADS" for one in engines):
-        watch.warning("no engine without a plugin is known to load this folder")
+        listener.warning("no engine without a plugin is known to load this folder")
     return PushReport(
         repository=repository,
         private=not settings.public,
@@ -198,7 +198,7 @@ def _check_verifies(folder: Path, settings: PushSettings) -> None:
     against = settings.against
     if against is None:
         if settings.unverified:
-            settings.watch.warning("uploaded without being verified against its source")
+            settings.listener.warning("uploaded without being verified against its source")
             return
         raise VerifyError(folder, "is not verified: no source is given",
                           fix="add --against SOURCE, or --unverified to do without")  # fmt: skip

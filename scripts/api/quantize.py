@@ -132,7 +132,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
         algorithm=settings.algorithm,
         input_correction=settings.input_correction,
         kv_cache=settings.kv_cache,
-        watch=settings.watch,
+        listener=settings.listener,
     )
     with ExitStack() as stack:
         if settings.cuts_rows:
@@ -159,7 +159,7 @@ def _cut(
         asked,
         traces=Path(settings.traces or ""),
         target_layers=settings.target_layers,
-        watch=settings.watch,
+        listener=settings.listener,
     )
 
 
@@ -176,7 +176,7 @@ def _quantized(
     from ...quantize.quantize_draft import quantize_draft
     from .quantize_phases import Phases
 
-    watch, fix_config = settings.watch, settings.fix_config
+    listener, fix_config = settings.listener, settings.fix_config
     own_target, folder = optional_path(settings.target), Path(settings.out)
     plan = make_plan(chosen, opened, target_layers=settings.target_layers)
     check_retuning(plan, None)
@@ -184,11 +184,11 @@ def _quantized(
     verdicts, lints = verdicts_of(plan, fix_config=fix_config), tuple(find_lints(opened))
     for problem in (looks_like_a_target(opened), nothing_loads(plan, verdicts)):
         if problem is not None:
-            watch.warning(problem)
+            listener.warning(problem)
     check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
-    phases = Phases(plan, watch)
+    phases = Phases(plan, listener)
     measured = _Inputs(plan, settings).measured(stack, phases.measured)
-    bar = phases.bar = stack.enter_context(watch.bar("check", None))
+    bar = phases.bar = stack.enter_context(listener.bar("check", None))
     report = quantize_draft(
         plan,
         folder,
@@ -205,9 +205,9 @@ def _quantized(
         device=partial(_device, settings.device),
     )
     if report.damping:
-        watch.warning(raised_damping(report.damping))
+        listener.warning(raised_damping(report.damping))
     if left := lints_left(settings.draft, lints, fix_config=fix_config):
-        watch.warning(left)
+        listener.warning(left)
     return dataclasses.replace(report, loads=verdicts, lints=lints)
 
 
@@ -277,16 +277,16 @@ class _Inputs:
         from ...calibration.traces.feature_evidence import feature_evidence
         from ...calibration.traces.trace_folder import TraceFolder
 
-        plan, settings, watch = self.plan, self.settings, self.settings.watch
+        plan, settings, listener = self.plan, self.settings, self.settings.listener
         given = settings.input_scale
         constant = None if given is None else constant_scales(plan, given)
         if settings.traces is None:
             return PlanInputs(static=constant)
         if reason := why_unused(plan, scale_is_given=constant is not None):
             if settings.cuts_rows:
-                watch.note(f"--traces chose the rows, and is not used otherwise: {reason}")
+                listener.note(f"--traces chose the rows, and is not used otherwise: {reason}")
             else:
-                watch.warning(f"--traces is not used: {reason}")
+                listener.warning(f"--traces is not used: {reason}")
             return PlanInputs(static=constant)
         traces = TraceFolder.open(Path(settings.traces))
         draft, _, num_draft_tokens = draft_on_traces(
@@ -298,9 +298,9 @@ class _Inputs:
             subtree=plan.draft.checkpoint.subtree,
         )
         if few := few_for_correction(plan, draft, traces, num_draft_tokens):
-            watch.note(few)
+            listener.note(few)
         spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
-        with watch.bar("calibrate", len(traces), "work") as bar:
+        with listener.bar("calibrate", len(traces), "work") as bar:
             found = measured_inputs(
                 plan,
                 draft,
@@ -313,10 +313,10 @@ class _Inputs:
                 on_stage_progress=measuring,
             )
         if fault := feature_evidence(traces).fault():
-            watch.warning(f"{settings.traces}: {fault}")
+            listener.warning(f"{settings.traces}: {fault}")
         cache = plan.recipe.kv_cache
         if cache is not None and cache.scales != "unit":
-            with watch.bar("cache", None, "work") as bar:
+            with listener.bar("cache", None, "work") as bar:
                 scales = measure_cache_scales(
                     draft,
                     traces,
@@ -325,10 +325,10 @@ class _Inputs:
                     on_progress=bar.set,
                 )
             found = dataclasses.replace(found, cache_scales=scales)
-            watch.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
+            listener.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
         if found.statistics is not None or found.static is not constant:
             what = "input scales" if found.statistics is None else "inputs"
-            watch.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
+            listener.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
         if need_of(plan) != "codes":
             return found
         codes = learn(
@@ -339,6 +339,6 @@ class _Inputs:
             Path(settings.out),
             num_draft_tokens=num_draft_tokens,
             static=found.static,
-            watch=watch,
+            listener=listener,
         )
         return dataclasses.replace(found, found=codes)

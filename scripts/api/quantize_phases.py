@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ...quantize.quantization_plan import Plan, Step
 
 if TYPE_CHECKING:
-    from .watch import Bar, Watch
+    from .listener import Bar, Listener
 
 TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}
 """Backend -> what it loads."""
@@ -22,15 +22,15 @@ class Phases:
 
     bar: "Bar | None" = None
 
-    def __init__(self, plan: Plan, watch: "Watch") -> None:
-        self._plan, self._watch = plan, watch
+    def __init__(self, plan: Plan, listener: "Listener") -> None:
+        self._plan, self._listener = plan, listener
         self._left = sum(self._work(step) for step in plan.steps)
         self._written: set[str] = set()
         self._is_measuring = False
 
     def begin(self, stage: str) -> None:
         """The next stage."""
-        self._watch.stage(stage)
+        self._listener.stage(stage)
         plan, bar = self._plan, self.bar
         assert bar is not None  # the run has begun
         if stage == "write" and plan.recipe.algorithm.rounding == "gptq":
@@ -53,13 +53,13 @@ class Phases:
         self.bar.set(done, total)
         if done == total:
             self._is_measuring = False
-            self._watch.stage("write")
+            self._listener.stage("write")
             self.bar.phase("quantize", self._left, "work")
 
     def _measure(self) -> None:
         assert self.bar is not None  # the run has begun
         self._is_measuring = True
-        self._watch.stage("measure")
+        self._listener.stage("measure")
         self.bar.phase("measure the linears' inputs", 1, "work")
 
     def written(self, step: Step) -> None:

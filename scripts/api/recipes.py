@@ -107,7 +107,7 @@ def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
         if not asked or places(recipe, settings)
     ]
     if not found:
-        settings.watch.line(_why_none(settings, arch))
+        settings.listener.line(_why_none(settings, arch))
     return tuple(map(_listed, found))
 
 
@@ -121,7 +121,7 @@ def recipes_show(settings: RecipeSettings) -> Recipe:
     Raises:
         RecipeError: there is no recipe of this name, or the recipe is wrong.
     """
-    return named_recipe(settings.recipe, settings.watch)
+    return named_recipe(settings.recipe, settings.listener)
 
 
 @verb(RecipeSettings)
@@ -134,7 +134,7 @@ def recipes_check(settings: RecipeSettings) -> Recipe:
     Raises:
         RecipeError: the recipe is wrong; the error names every problem with its line or key.
     """
-    return named_recipe(settings.recipe, settings.watch)
+    return named_recipe(settings.recipe, settings.listener)
 
 
 def _listed(recipe: Recipe) -> ListedRecipe:

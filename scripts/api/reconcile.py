@@ -101,7 +101,7 @@ def reconcile(settings: ReconcileSettings) -> "reports.Reconciliation":
     drafts = _in_both_dtypes(folder, traces, tables, device)
     with (
         kept_places(report, measured, traces, draft.sha256) as kept,
-        settings.watch.bar("reconcile", len(measurement.records), "work") as bar,
+        settings.listener.bar("reconcile", len(measurement.records), "work") as bar,
     ):
         found = reconciliation.reconcile(
             measurement,

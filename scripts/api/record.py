@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ...quantize.files.checkpoint import Checkpoint
 from . import reports
+from .listener import Unit, beyond_kept
 from .record_settings import RecordSettings
 from .references import folder_of
 from .verb import verb
-from .watch import Unit, beyond_kept
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
     assert settings.out is not None  # likewise
     unit: Unit = "items" if settings.engine == "vllm" else "work"
     turns = itertools.count(1)
-    with settings.watch.bar("record", len(fitted.prompts), unit) as bar:
+    with settings.listener.bar("record", len(fitted.prompts), unit) as bar:
 
         def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
             by = _by_vllm if settings.engine == "vllm" else _by_transformers
@@ -97,7 +97,7 @@ def _fitted(settings: RecordSettings) -> "FittedPrompts":
         done = "left out" if long.skipped else "cut to their last tokens"
         names = long.skipped or long.truncated
         verb = "is" if len(names) == 1 else "are"
-        settings.watch.warning(
+        settings.listener.warning(
             f"{settings.prompts}: {len(names)} of {len(read)} prompts {verb} {done}: with"
             f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
             f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
@@ -111,7 +111,7 @@ def _read(settings: RecordSettings) -> "ReadPrompts":
     read = settings.read_prompts(settings.prompts, PromptEncoder(Path(settings.target)))
     longer = sum(bool(prompt.later_turns) for prompt in read.prompts)
     if longer and settings.turns == "first":
-        settings.watch.note(
+        settings.listener.note(
             f"{settings.prompts}: {longer} of {len(read.prompts)} prompts have later turns of the"
             " user, which follow the target's answer: the first turn is recorded (--turns all:"
             " each)"
@@ -193,12 +193,13 @@ def _by_transformers(
         dtype=settings.computes_in,
         stored=settings.stored_in,
         batch_size=settings.batch_size,
+        fixed_batches=settings.fixed_batches,
         placement=Placement(device=how.device, device_map=settings.device_map),
         table_ids=how.table_ids,
         too_long=fitted.too_long,
         dataset=fitted.dataset,
         on_progress=on_progress,
-        on_note=settings.watch.note,
+        on_note=settings.listener.note,
     )
 
 
@@ -254,9 +255,9 @@ def _all_turns(
         max_new_tokens=settings.max_new_tokens,
     )
     turns = ", ".join(f"{count} prompts" for count in report.num_turns)
-    settings.watch.note(f"turn by turn: {turns}")
+    settings.listener.note(f"turn by turn: {turns}")
     if report.num_cut_short:
-        settings.watch.note(
+        settings.listener.note(
             f"{report.num_cut_short} conversations end before their last turn, which the target"
             " has no positions for"
         )

@@ -127,11 +127,15 @@ class RecordSettings(ChosenPrompts):
     batch_size: Annotated[
         int,
         Option(
-            "prompts per batch, or in flight at an engine (default 32)",
+            "prompts per batch, or in flight (default 32)",
             "PROMPTS",
             bounds=AT_LEAST_1,
         ),
     ] = 32
+    fixed_batches: Annotated[
+        bool,
+        Option("always run the same --batch-size prompts together, as work shards do"),
+    ] = False
     device: arguments.Device = "auto"
     device_map: Annotated[
         Literal["auto"] | None,
@@ -141,8 +145,7 @@ class RecordSettings(ChosenPrompts):
         Literal["transformers", "vllm", "sglang"],
         Option(
             "what runs the target (default transformers); vllm takes every target "
-            "that vLLM runs, on any number of GPUs; sglang is always refused (import what"
-            " SpecForge dumps with it: traces import)"
+            "that vLLM runs, on any number of GPUs; sglang is refused (traces import)"
         ),
     ] = "transformers"
     engine_args: Annotated[
@@ -213,6 +216,9 @@ class RecordSettings(ChosenPrompts):
         if self.shared and not shares:
             raise TraceError("--shared", "an engine of our own writes beside the output",
                              fix="leave it out, or add --server URL")  # fmt: skip
+        if self.fixed_batches and self.engine != "transformers":
+            raise TraceError("--fixed-batches", f"{self.engine} chooses its batches itself",
+                             fix="leave it out")  # fmt: skip
         if self.fused and not self.draft:
             raise TraceError(
                 "--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT"

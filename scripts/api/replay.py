@@ -10,12 +10,12 @@ from typing_extensions import override
 from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments, reports
 from .confidence_heads import confidence_question
+from .listener import Listener
 from .opening import shared_tables
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
 from .settings import Settings
 from .verb import verb
-from .watch import Watch
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,7 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     )
     replays = replay_loaded(loaded, settings, asked)
     if fault := replays[0].traces.features.fault():
-        settings.watch.warning(fault)
+        settings.listener.warning(fault)
     return replays
 
 
@@ -170,7 +170,7 @@ def load_for_replay(
     Args:
         references: folders or Hub ids, the reference draft first.
         traces: to replay.
-        settings: how; its watch is told what that takes.
+        settings: how; its listener is told what that takes.
 
     Raises:
         DeviceError: there is no such device, or too little memory.
@@ -195,7 +195,7 @@ def load_for_replay(
         online_heads=[form.online_head for form in forms],
     )
     estimate.check()
-    settings.watch.note(estimate.line())
+    settings.listener.note(estimate.line())
     tables = shared_tables(traces, optional_path(settings.target), device)
     drafts: list[LoadedDraft] = []
     for folder, form in zip(folders, forms, strict=True):
@@ -230,7 +230,7 @@ def replay_loaded(
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
-    with settings.watch.bar("replay", len(loaded.traces), "work") as bar:
+    with settings.listener.bar("replay", len(loaded.traces), "work") as bar:
         replays = replay_drafts(
             loaded.drafts,
             loaded.traces,
@@ -238,20 +238,20 @@ def replay_loaded(
             draft_sampling=settings.draft_sampling,
             batch_size=settings.batch_size,
             max_tokens=loaded.max_tokens,
-            cache=replay_cache(settings.watch, no_cache=settings.no_cache),
+            cache=replay_cache(settings.listener, no_cache=settings.no_cache),
             confidence=confidence,
             on_progress=bar.set,
         )
     held = peak_bytes(loaded.device) / 1e9
     kind = "of this process" if loaded.device.type == "cpu" else f"on {loaded.device}"
-    settings.watch.note(f"memory {kind}: {held:.2f} GB at its peak")
+    settings.listener.note(f"memory {kind}: {held:.2f} GB at its peak")
     return tuple(replays)
 
 
-def replay_cache(watch: Watch, *, no_cache: bool) -> "ReplayCache | None":
-    """Where replays of BF16 drafts are kept; None = nowhere. The watch is told what it does."""
+def replay_cache(listener: Listener, *, no_cache: bool) -> "ReplayCache | None":
+    """Where replays of BF16 drafts are kept; None = nowhere. The listener is told what it does."""
     from ...quantize.files.result_cache import user_cache
     from ...validate.counting.replay_cache import ReplayCache
 
-    results = None if no_cache else user_cache(watch.warning)
-    return None if results is None else ReplayCache(results=results, on_note=watch.note)
+    results = None if no_cache else user_cache(listener.warning)
+    return None if results is None else ReplayCache(results=results, on_note=listener.note)

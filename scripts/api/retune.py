@@ -18,12 +18,12 @@ from .arguments import (
     TargetLayers,
 )
 from .learning import StepsShown
+from .listener import SILENT, Bar, Listener
 from .opening import draft_on_traces, named_recipe, open_draft
 from .option import Argument, Option
 from .references import AnyRecipe, Reference, optional_path
 from .settings import Settings
 from .verb import verb
-from .watch import SILENT, Bar, Watch
 
 if TYPE_CHECKING:
     from ...calibration.rounding.retune_draft import Side
@@ -80,7 +80,7 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
     from ...calibration.traces.trace_folder import TraceFolder
 
     source, draft = open_draft(settings.draft)
-    recipe = retuned_recipe(settings.recipe, settings.watch)
+    recipe = retuned_recipe(settings.recipe, settings.listener)
     plan = make_plan(recipe, draft, target_layers=settings.target_layers)
     traces = TraceFolder.open(Path(settings.traces))
     loaded, _, num_draft_tokens = draft_on_traces(
@@ -90,7 +90,7 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
         target=optional_path(settings.target),
         num_draft_tokens=settings.num_draft_tokens,
     )
-    with settings.watch.bar("fine-tune", learning.RETUNING.steps) as bar:
+    with settings.listener.bar("fine-tune", learning.RETUNING.steps) as bar:
         report = retune_draft(
             plan,
             loaded,
@@ -102,15 +102,15 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
             settings=learning.RETUNING,
             allow_zero_rows=settings.allow_zero_rows,
             argv=running_argv(),
-            on_progress=_Shown(bar, settings.watch),
+            on_progress=_Shown(bar, settings.listener),
         )
-    settings.watch.note(f"memory: {peak_bytes(loaded.device) / 1e9:.2f} GB at its peak")
+    settings.listener.note(f"memory: {peak_bytes(loaded.device) / 1e9:.2f} GB at its peak")
     return report
 
 
-def retuned_recipe(reference: AnyRecipe, watch: Watch = SILENT) -> "Recipe":
+def retuned_recipe(reference: AnyRecipe, listener: Listener = SILENT) -> "Recipe":
     """A recipe whose codes the target is to teach, from where it says that scales start."""
-    recipe = named_recipe(reference, watch)
+    recipe = named_recipe(reference, listener)
     algorithm = recipe.algorithm.rounded("retuned")
     if recipe.algorithm.rounding == "nearest":
         algorithm = dataclasses.replace(algorithm, scale="mse")
@@ -123,8 +123,8 @@ _SIDES: "Mapping[Side, str]" = {"baseline": "BF16 control", "quantized": "quanti
 class _Shown:
     """Each side as a phase of the bar, and a line for every validation on prompts held back."""
 
-    def __init__(self, bar: Bar, watch: Watch) -> None:
-        self._bar, self._watch = bar, watch
+    def __init__(self, bar: Bar, listener: Listener) -> None:
+        self._bar, self._listener = bar, listener
         self._sides: dict[Side, StepsShown] = {}
 
     def __call__(self, side: "Side", progress: "LearningProgress") -> None:
@@ -142,7 +142,7 @@ class _Shown:
         found = progress.validation
         if found.step != progress.step:
             return
-        self._watch.note(
+        self._listener.note(
             f"{_SIDES[side]}: step {progress.step} of {progress.steps}, loss {progress.loss:.4f};"
             f" on the prompts held back its acceptance length is {found.acceptance_length:.3f}"
             f" (released draft: {found.unquantized:.3f}) and its overlap with the released draft"

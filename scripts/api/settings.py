@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Self
 from ...recipes.decode import Misfit, walk
 from ...recipes.errors import DraftQuantError
 from .given import of_python, of_words
+from .listener import SILENT, Listener
 from .option import Hidden, Option
-from .watch import SILENT, Watch
 
 
 class SettingsError(DraftQuantError):
@@ -31,10 +31,10 @@ class Settings:
     """What a verb is asked to do. Subclasses are frozen dataclasses with annotated fields.
 
     Attributes:
-        watch: sees how far the run is.
+        listener: sees how far the run is.
     """
 
-    watch: Annotated[Watch, Hidden()] = field(default=SILENT, kw_only=True, repr=False)
+    listener: Annotated[Listener, Hidden()] = field(default=SILENT, kw_only=True, repr=False)
 
     exclusive: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Fields of which at most one is given."""

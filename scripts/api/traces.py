@@ -111,7 +111,7 @@ def traces_import(settings: TracesImportSettings) -> "reports.ImportReport":
     table_ids = (*settings.table_ids, *(mask_token_ids(draft.geometry) if draft else ()))
     prompts = read_prompts(Path(settings.prompts), target=target) if settings.prompts else None
     layers = settings.aux_layer_ids
-    with settings.watch.bar("import", 1) as bar:
+    with settings.listener.bar("import", 1) as bar:
         return import_dump(
             settings.written_by,
             Path(settings.dump),

@@ -9,10 +9,10 @@ from ...quantize.files.hub import resolve_draft
 from ...recipes.schema import LayoutName
 from . import reports
 from .arguments import OutFolder, Quantized, TargetLayers
+from .listener import verifying
 from .option import Option
 from .settings import Settings
 from .verb import verb
-from .watch import verifying
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def transcode(settings: TranscodeSettings) -> "reports.TranscodeReport":
         settings.carrier,
         target_layers=settings.target_layers,
     )
-    with settings.watch.bar("transcode", plan.bytes_after, "bytes") as bar:
+    with settings.listener.bar("transcode", plan.bytes_after, "bytes") as bar:
         return transcode_draft(
             plan,
             Path(settings.out),

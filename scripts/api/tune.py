@@ -134,7 +134,7 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
     from ...validate.tuning.path_plot import draw_path
     from ...validate.tuning.tune_draft import Wanted, recipe_document, tune_draft
 
-    out, plot, watch = Path(settings.out), optional_path(settings.plot), settings.watch
+    out, plot, listener = Path(settings.out), optional_path(settings.plot), settings.listener
     check_output(out)
     if out.suffix not in (".yaml", ".yml"):
         raise RecipeError(out, "is no name of a recipe", fix="for example tuned.yaml")
@@ -149,15 +149,15 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
     recipes = _recipes(settings)
     traces = TraceFolder.open(Path(settings.traces))
     candidates, judging = _candidates(settings, source, draft, recipes, traces)
-    with watch.bar("tune", None):
+    with listener.bar("tune", None):
         report = tune_draft(
             candidates,
             units_of(make_plan(recipes[0], draft, target_layers=settings.target_layers)),
             options_of(recipes),
             judging,
             wanted,
-            cache=replay_cache(watch, no_cache=settings.no_cache),
-            on_progress=lambda what: watch.note(f"tune: {what}"),
+            cache=replay_cache(listener, no_cache=settings.no_cache),
+            on_progress=lambda what: listener.note(f"tune: {what}"),
         )
     recipe = None
     if report.chosen is not None:
@@ -173,7 +173,7 @@ def _recipes(settings: TuneSettings) -> list[Recipe]:
     """Whose formats may be mixed: those that are named, or of all that are built in."""
     from ...validate.tuning.draft_mixture import mixable_recipes
 
-    named = [named_recipe(one, settings.watch) for one in settings.recipes or built_in_recipes()]
+    named = [named_recipe(one, settings.listener) for one in settings.recipes or built_in_recipes()]
     gptq = any(recipe.algorithm.rounding == "gptq" for recipe in named if settings.recipes)
     algorithm = settings.algorithm or ("gptq" if gptq else "absmax")
     by_one = [with_algorithm(recipe, algorithm) for recipe in named]

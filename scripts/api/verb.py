@@ -16,8 +16,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from ...recipes.errors import DraftQuantError
 from .ears import Ears, with_warnings
 from .keywords import Keywords
+from .listener import usual_listener
 from .settings import CallError, Settings, options_of
-from .watch import usual_watch
 
 P = ParamSpec("P")
 S = TypeVar("S", bound=Settings)
@@ -56,16 +56,16 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
 
         @functools.wraps(run)
         def heard(settings: S) -> R:
-            ears = Ears(settings.watch)
-            return with_warnings(run(dataclasses.replace(settings, watch=ears)), ears.warnings)
+            ears = Ears(settings.listener)
+            return with_warnings(run(dataclasses.replace(settings, listener=ears)), ears.warnings)
 
         def function(*args: Any, **kwargs: Any) -> R:
-            given = {"watch": usual_watch()} | _bound(name, signature, args, kwargs)
+            given = {"listener": usual_listener()} | _bound(name, signature, args, kwargs)
             words = Keywords(name, cls)
             try:
                 settings = cls.from_arguments(name, given)
-                ears = Ears(settings.watch, words)
-                report = run(dataclasses.replace(settings, watch=ears))
+                ears = Ears(settings.listener, words)
+                report = run(dataclasses.replace(settings, listener=ears))
             except DraftQuantError as exc:
                 exc.reword(words, words.place)
                 raise
@@ -78,7 +78,7 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
         parameters = [
             each.replace(annotation=kinds[each.name]) for each in signature.parameters.values()
         ]
-        parameters.sort(key=lambda each: each.name == "watch")  # stands behind what is asked for
+        parameters.sort(key=lambda each: each.name == "listener")  # stands behind what is asked for
         function.__name__, function.__qualname__, function.__module__ = name, name, run.__module__
         function.__doc__ = documented(run, cls)
         function.__annotations__ = {
@@ -119,6 +119,6 @@ def documented(run: Callable[..., object], settings: type[Settings]) -> str:
         meaning = f"{name}: {option.help.replace('%%', '%')}{bounds}."
         filled = textwrap.fill(meaning, 92, subsequent_indent="    ")
         lines.append(textwrap.indent(filled, "    "))
-    arguments = "\n".join(("Args:", *lines, "    watch: sees how far the run is."))
+    arguments = "\n".join(("Args:", *lines, "    listener: sees how far the run is."))
     head, mark, tail = own.partition("\nReturns:")
     return f"{head.rstrip()}\n\n{arguments}\n{mark and mark + tail}".rstrip() + "\n"

@@ -209,7 +209,7 @@ def compared_graft(
     layer = None
     if settings.layer is not None:
         layer = resolve_draft(str(settings.layer), settings.subtree).checkpoint()
-    with settings.watch.bar("verify", None) as bar:
+    with settings.listener.bar("verify", None) as bar:
         return verify_graft(
             Path(str(settings.output)),
             Path(str(against)),
@@ -230,7 +230,7 @@ def compared(settings: VerifySettings, against: Reference) -> "VerifyReport":
     _check_sides(quantized, source)
     if settings.foreign:
         _check_declaration(quantized)
-    with settings.watch.bar("read headers", None) as bar:
+    with settings.listener.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
             if not bar.measured:

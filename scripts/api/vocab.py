@@ -204,10 +204,10 @@ def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """Choose the rows, and write the folder."""
     from ...validate.vocabulary.vocab_report import VocabReport
 
-    target, watch = optional_path(settings.target), settings.watch
+    target, listener = optional_path(settings.target), settings.listener
     asked = RowsAsked(size=settings.size, coverage=settings.coverage, target=target)
     rows, out = asked.of(choosing), Path(settings.out or "")
-    written = write_rows(choosing, rows, out, asked, watch=watch, on_stage=watch.stage)
+    written = write_rows(choosing, rows, out, asked, listener=listener, on_stage=listener.stage)
     return VocabReport(choosing=choosing, rows=rows, cut=written, warnings=written.warnings)
 
 
@@ -244,7 +244,7 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
         for cut in choosing.cuts:
             check_apart(judge, cut.choice.prompts, "chose the rows that the draft has")
     loaded = load_for_replay([choosing.source.folder], judge or traces, settings)
-    with settings.watch.bar("replay", len(judge or traces), "work") as bar:
+    with settings.listener.bar("replay", len(judge or traces), "work") as bar:
         curve = size_curve(
             loaded.drafts[0],
             choosing.chooser,

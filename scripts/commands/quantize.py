@@ -23,7 +23,7 @@ VERB = quantize
 def run(options: argparse.Namespace) -> int:
     """Quantize, and print what was written and where it loads."""
     seconds = _Stopwatch()
-    report = quantize.run(dataclasses.replace(options.settings, watch=seconds))
+    report = quantize.run(dataclasses.replace(options.settings, listener=seconds))
     seconds.stage("")
     for lint in report.lints if options.settings.fix_config else ():
         for key, value in lint.fix.items():

@@ -30,7 +30,7 @@ NOWHERE = "no engine without the draftquant plugin"
 def run(options: argparse.Namespace) -> int:
     """Run the verb; without one, list all."""
     if options.verb is None:
-        options.settings = RecipesListSettings(watch=OnTerminal())
+        options.settings = RecipesListSettings(listener=OnTerminal())
         return _list(options)
     return run_verb(options, VERBS)
 

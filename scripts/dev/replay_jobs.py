@@ -38,7 +38,7 @@ def _replay(
     from ..console import OnTerminal
 
     settings = OnTracesSettings(
-        watch=OnTerminal(), device=device, dtype=dtype, batch_size=batch_size
+        listener=OnTerminal(), device=device, dtype=dtype, batch_size=batch_size
     )
     opened = TraceFolder.open(Path(traces))
     start = time.perf_counter()

@@ -28,6 +28,7 @@ from .scripts.api.gate import gate
 from .scripts.api.graft import graft
 from .scripts.api.inspect import inspect
 from .scripts.api.keywords import explain
+from .scripts.api.listener import Bar, Listener, ProgressListener
 from .scripts.api.measure import measure
 from .scripts.api.parity_divergence import parity_divergence
 from .scripts.api.parity_draft import parity_draft
@@ -49,7 +50,6 @@ from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.vocab import vocab
-from .scripts.api.watch import Bar, ProgressWatch, Watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
@@ -155,10 +155,11 @@ __all__ = [
     "Inspection",
     "JointReport",
     "ListedRecipe",
+    "Listener",
     "Measurement",
     "MergeReport",
     "PlanReport",
-    "ProgressWatch",
+    "ProgressListener",
     "PushReport",
     "QuantizeReport",
     "Recipe",
@@ -176,7 +177,6 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "VocabReport",
-    "Watch",
     "WrittenReport",
     "accept",
     "calibrate",

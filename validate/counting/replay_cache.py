@@ -112,7 +112,7 @@ class ReplayCache:
         kept = self.results.read(asked.key)
         if kept is None:
             return None
-        found = _decoded(kept, asked)
+        found = decoded(kept, asked, range(len(asked.traces)))
         if found is None:
             self.results.refuse(asked.key, "these are no proposals for the prompts of the traces")
             return None
@@ -132,10 +132,19 @@ class ReplayCache:
 
     def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
         """Keep what was replayed, of every prompt in the order of the traces."""
-        tokens = torch.cat([one.token_ids for one in proposals]).to(torch.int32)
-        floats = [found for p in proposals if (found := _floats(p)) is not None]
-        parts = [tokens, torch.cat(floats).float()] if floats else [tokens]
-        self.results.write(asked.key, b"".join(part.numpy().tobytes() for part in parts))
+        self.results.write(asked.key, encoded(proposals))
+
+
+Elsewhere = Callable[[Sequence[Question]], Sequence[Sequence[Proposals]]]
+"""Answers the question of each draft, of every prompt in the order of the traces."""
+
+
+def encoded(proposals: Sequence[Proposals]) -> bytes:
+    """Tokens, then what stands beside them; `decoded` reads it."""
+    tokens = torch.cat([one.token_ids for one in proposals]).to(torch.int32)
+    floats = [found for p in proposals if (found := _floats(p)) is not None]
+    parts = [tokens, torch.cat(floats).float()] if floats else [tokens]
+    return b"".join(part.numpy().tobytes() for part in parts)
 
 
 def draft_identity(draft: LoadedDraft) -> str:
@@ -226,9 +235,9 @@ def _floats(one: Proposals) -> Tensor | None:
     return one.confidence_logits if one.recorded_logprobs is None else one.recorded_logprobs
 
 
-def _decoded(kept: bytes, asked: Question) -> list[Proposals] | None:
-    """None = not so many numbers as the traces ask for, or no tokens of the target."""
-    rows = [asked.rows(position) for position in range(len(asked.traces))]
+def decoded(kept: bytes, asked: Question, positions: Sequence[int]) -> list[Proposals] | None:
+    """Of prompts at these positions; None = other than so many numbers, or no target's tokens."""
+    rows = [asked.rows(position) for position in positions]
     shape = (sum(rows), asked.num_draft_tokens)
     numbers = shape[0] * shape[1]
     with_floats = asked.confident or asked.temperature is not None

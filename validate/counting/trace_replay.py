@@ -46,7 +46,7 @@ from .draft_replay import (
     TraceFigures,
 )
 from .estimand import DraftSampling
-from .replay_cache import Question, ReplayCache
+from .replay_cache import Elsewhere, Question, ReplayCache
 from .rounds import prompt_counts, recorded_tokens, shorter_counts
 
 
@@ -83,6 +83,7 @@ def replay_drafts(
     batch_size: int | None = None,
     max_tokens: int = MAX_TOKENS,
     cache: ReplayCache | None = None,
+    elsewhere: Elsewhere | None = None,
     confidence: ConfidenceQuestion | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
@@ -102,6 +103,7 @@ def replay_drafts(
         max_tokens: see `batches_of`.
         cache: what the first draft proposes is looked up there and kept there, unless it is
             quantized: what is judged is always replayed.
+        elsewhere: gives what all drafts propose, in place of their passes; None = they run here.
         confidence: what the drafts' confidence heads are asked; None = nothing.
         on_progress: called with (work done, work) after each batch of each draft; see `work_of`.
 
@@ -129,8 +131,12 @@ def replay_drafts(
         temperature=temperature,
         confident=confidence is not None,
     )
-    kept_in = None if drafts[0].quantized else cache
-    known = None if kept_in is None else kept_in.recall(asked)
+    kept_in = None if drafts[0].quantized or elsewhere else cache
+    known: Sequence[Sequence[Proposals] | None] = [None] * len(drafts)
+    if elsewhere is not None:
+        known = elsewhere([dataclasses.replace(asked, draft=draft) for draft in drafts])
+    elif kept_in is not None:
+        known = [kept_in.recall(asked), *known[1:]]
     reference: dict[int, Proposals] = {}
     tallies = [_Tally(draft, i, confidence) for i, draft in enumerate(drafts)]
     probability = _TokenProbability()
@@ -144,7 +150,7 @@ def replay_drafts(
         probability.add(trace)
         for tally, own in zip(tallies, proposed, strict=True):
             tally.add(position, trace, proposed[0].token_ids, own)
-    if kept_in is not None and known is None:
+    if kept_in is not None and known[0] is None:
         kept_in.keep(asked, [own for _, own in sorted(reference.items())])
     texts = [text for _, text in sorted(by_position.items())]
     groups = independent_groups(texts)
@@ -278,18 +284,21 @@ def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> fl
 def _proposed(
     drafts: Sequence[LoadedDraft],
     asked: Question,
-    known: Sequence[Proposals] | None,
+    known: Sequence[Sequence[Proposals] | None],
     on_progress: Callable[[int, int], None],
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
     """Every prompt with its position in the traces, and what each draft proposes along it."""
     traces, batches = asked.traces, asked.batches
     prompts = traces.manifest.prompts
     work = [work_of([prompts[i] for i in own], asked.num_draft_tokens) for own in batches]
-    done, total = 0, sum(work) * (len(drafts) - (known is not None))
+    done, total = 0, sum(work) * sum(own is None for own in known)
     read = read_ahead(traces, batches, drafts[0].device)
     for positions, own_work, batch in zip(batches, work, read, strict=True):
-        found = [] if known is None else [[known[position] for position in positions]]
-        for draft in drafts[len(found) :]:
+        found = []
+        for draft, own in zip(drafts, known, strict=True):
+            if own is not None:
+                found.append([own[position] for position in positions])
+                continue
             proposals = proposals_of_batch(
                 draft,
                 traces,

@@ -24,8 +24,9 @@ _ALSO = """\
 Errors are `DraftQuantError`, which says where, what and how to fix it: `exc.where`, `exc.what`,
 `exc.fix`. Warnings are Python warnings of the class `DraftQuantWarning`, and stand in
 `report.warnings` too. Notes go to `logging.getLogger("draftquant")` at level INFO, stages at
-DEBUG. A notebook shows a progress bar; a script shows one with `watch=dq.ProgressWatch()`, and
-nothing otherwise. Every report has a short `repr`, and a table or a page in notebooks."""
+DEBUG. A notebook shows a progress bar; a script shows one with
+`listener=dq.ProgressListener()`, and nothing otherwise. Every report has a short `repr`, and a
+table or a page in notebooks."""
 
 
 def python_page() -> str:
@@ -116,8 +117,8 @@ def _methods(kind: Any) -> Iterator[tuple[str, Any]]:
 
 def _spelled(parameter: inspect.Parameter) -> str:
     """`num_draft_tokens: int | None = None`."""
-    if parameter.name == "watch":
-        return "watch: Watch"
+    if parameter.name == "listener":
+        return "listener: Listener"
     kind = _kind(parameter.annotation)
     default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
     return f"{parameter.name}: {kind}{default}"

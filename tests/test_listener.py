@@ -1,4 +1,4 @@
-"""Who watches a Python call: nobody in scripts, a bar in notebooks, or whom the caller names."""
+"""Who listens to a Python call: nobody in scripts, a bar in notebooks, or whom the caller names."""
 
 import sys
 import types
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftquant import api as dq
-from draftquant.scripts.api.watch import SILENT, usual_watch
+from draftquant.scripts.api.listener import SILENT, usual_listener
 
 
 class ZMQInteractiveShell:
@@ -38,20 +38,20 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_notebook_is_known_by_its_shell(
     kernel: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(usual_watch(), dq.ProgressWatch)
+    assert isinstance(usual_listener(), dq.ProgressListener)
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: None)  # a script that has it
-    assert usual_watch() is SILENT
+    assert usual_listener() is SILENT
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", object)  # IPython in a terminal
-    assert usual_watch() is SILENT
+    assert usual_listener() is SILENT
     monkeypatch.delitem(sys.modules, "IPython")
-    assert usual_watch() is SILENT
+    assert usual_listener() is SILENT
     assert kernel == []
 
 
 def test_a_cell_shows_one_bar_that_moves(
     kernel: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with dq.ProgressWatch().bar("load <b>", None) as bar:
+    with dq.ProgressListener().bar("load <b>", None) as bar:
         bar.phase("replay", 4)
         assert bar.measured
         bar.set(3, 4)
@@ -67,7 +67,7 @@ def test_a_verb_shows_it_by_default(kernel: list[str], tmp_path: Path) -> None:
     dq.quantize(draft, "fp8-ptpc", tmp_path / "out")
     assert any("verify" in each for each in kernel)
     before = len(kernel)
-    dq.quantize(draft, "fp8-ptpc", tmp_path / "silent", watch=dq.Watch())
+    dq.quantize(draft, "fp8-ptpc", tmp_path / "silent", listener=dq.Listener())
     assert len(kernel) == before
 
 
@@ -75,7 +75,7 @@ def test_outside_of_notebooks_the_bar_is_that_of_the_command_line(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftquant.scripts.progress.SHORT", 0.0)
-    with dq.ProgressWatch().bar("replay", 2) as bar:
+    with dq.ProgressListener().bar("replay", 2) as bar:
         bar.set(2, 2)
     out, err = capfd.readouterr()
     assert out == ""

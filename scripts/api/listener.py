@@ -1,4 +1,4 @@
-"""`Watch`: what a long run says meanwhile, and to whom."""
+"""`Listener`: what a long run says meanwhile, and to whom."""
 
 import logging
 import sys
@@ -37,7 +37,7 @@ class Bar(Protocol):
         """Move to `done` of `total`."""
 
 
-class Watch:
+class Listener:
     """Sees how far a run is, and shows no bar; subclasses show what they like.
 
     What a run says goes to `logging.getLogger("draftquant")`: notes and lines at level INFO, the
@@ -75,10 +75,10 @@ class Watch:
         self.line(text)
 
 
-class ProgressWatch(Watch):
+class ProgressListener(Listener):
     """Shows a bar of what runs: in the output of a notebook's cell, elsewhere on stderr.
 
-    Notebooks have it by default. In a script: `dq.replay(..., watch=dq.ProgressWatch())`.
+    Notebooks have it by default. In a script: `dq.replay(..., listener=dq.ProgressListener())`.
     """
 
     @override
@@ -100,9 +100,9 @@ def in_notebook() -> bool:
     return any(each.__name__ == "ZMQInteractiveShell" for each in type(shell).__mro__)
 
 
-def usual_watch() -> Watch:
-    """Who watches where nobody is named: a bar in a notebook, else the log alone."""
-    return ProgressWatch() if in_notebook() else SILENT
+def usual_listener() -> Listener:
+    """Who listens where nobody is named: a bar in a notebook, else the log alone."""
+    return ProgressListener() if in_notebook() else SILENT
 
 
 def verifying(bar: Bar) -> Callable[[str], None]:
@@ -150,11 +150,11 @@ class _NoBar(Bar):
 
 
 def _outside() -> int:
-    """Frames from `Watch.warning` up to the caller's own code, where the warning is shown."""
+    """Frames from `Listener.warning` up to the caller's own code, where the warning is shown."""
     package, level, frame = __name__.partition(".")[0], 2, sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         level, frame = level + 1, frame.f_back
     return level
 
 
-SILENT = Watch()
+SILENT = Listener()
