@@ -13,8 +13,10 @@ from itertools import pairwise
 from ....calibration.server_client import ServerClient
 from ...errors import MeasureError
 from .counters import Counters
+from .engine_counters import ENGINE_COUNTERS
 from .vllm_stream import Streamed
 
+_VLLM = ENGINE_COUNTERS["vllm"]
 _ATTEMPTS = 5
 _PATIENCE = 100  # readings
 _POLL = 0.05  # seconds
@@ -53,13 +55,14 @@ async def read_counters(client: ServerClient) -> ServerCounters:
         ServerError: no answer.
         MeasureError: another server's.
     """
-    text = await client.find_text("/metrics") or ""
-    found = Counters.parse(text, f"{client.url}/metrics")
-    positions = found.by_label("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
+    text = await client.find_text(_VLLM.path) or ""
+    found = Counters.parse(text, f"{client.url}{_VLLM.path}")
+    assert _VLLM.accepted_at is not None
+    positions = found.by_label(_VLLM.accepted_at.name, _VLLM.position_label)
     count = len(positions)
     if set(positions) != {str(i) for i in range(count)}:
-        raise MeasureError(f"{client.url}/metrics", f"counts odd positions: {sorted(positions)}",
-                           fix="give the address of a vLLM server")  # fmt: skip
+        where, what = f"{client.url}{_VLLM.path}", f"counts odd positions: {sorted(positions)}"
+        raise MeasureError(where, what, fix="give the address of a vLLM server")
     running = (found.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
     finished = found.total("vllm:request_success_total")
     return ServerCounters(
@@ -67,7 +70,7 @@ async def read_counters(client: ServerClient) -> ServerCounters:
         num_running=sum(number or 0 for number in running),
         num_finished=finished or 0,
         num_tokens=found.total("vllm:generation_tokens_total") or 0,
-        num_rounds=found.total("vllm:spec_decode_num_drafts_total"),
+        num_rounds=_VLLM.verify_steps.total(found),
         accepted=tuple(positions[str(i)] for i in range(count)),
     )
 
