@@ -25,6 +25,7 @@ from .verb import verb
 
 if TYPE_CHECKING:
     from ...validate.counting.draft_replay import DraftReplay
+    from ...validate.foreign.foreign_measurement import ForeignPair
     from ...validate.judging.interim_analysis import Look
     from ...validate.judging.judgement import GateReport
     from ...validate.judging.policy import Policy
@@ -46,8 +47,8 @@ class GateSettings(GateOnTracesSettings, Pages):
     measured: Annotated[
         Sequence[arguments.AnyPath] | None,
         Option(
-            "measurements ('measure') of servers with the BF16 and with the quantized"
-            " draft; given with traces, the worse verdict counts",
+            "measurements ('measure', or of another tool: docs/foreign-numbers.md) of servers with"
+            " the BF16 and with the quantized draft; given with traces, the worse verdict counts",
             "A B",
             count=2,
         ),
@@ -233,7 +234,7 @@ def judged(settings: GateSettings) -> Judged:
 class _Measured:
     """What is judged beside traces, or instead of them."""
 
-    runs: "tuple[Measurement, Measurement] | None"
+    runs: "tuple[Measurement, Measurement] | ForeignPair | None"
     again: "Measurement | None"
     findings: "tuple[Finding, ...]"
 
@@ -244,21 +245,37 @@ class _Measured:
 
     def as_served(self, settings: GateSettings) -> GateSettings:
         """Traces are replayed with the K that was served, where no other is asked for."""
-        speculation = self.runs[0].setup.speculation if self.runs is not None else None
-        if speculation is None or settings.num_draft_tokens is not None:
+        if settings.num_draft_tokens is not None:
             return settings
-        return dataclasses.replace(settings, num_draft_tokens=speculation.num_draft_tokens)
+        return dataclasses.replace(settings, num_draft_tokens=self._num_draft_tokens)
+
+    @property
+    def _num_draft_tokens(self) -> int | None:
+        if self.runs is None:
+            return None
+        if not isinstance(self.runs, tuple):
+            return self.runs.baseline.num_draft_tokens
+        speculation = self.runs[0].setup.speculation
+        return None if speculation is None else speculation.num_draft_tokens
 
 
 def _read_measured(settings: GateSettings) -> _Measured:
+    from ...validate.foreign.formats import read_measured_pair
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.finding import read_findings
 
     runs = again = None
     if settings.measured:
-        baseline, candidate = (read_measurement(Path(path)) for path in settings.measured)
-        runs = baseline, candidate
+        baseline, candidate = map(Path, settings.measured)
+        runs = read_measured_pair(baseline, candidate)
     if settings.baseline_again:
+        if not isinstance(runs, tuple):
+            raise GateError(
+                "--baseline-again",
+                "shows the server's noise between measurements of 'draftquant measure'; these are"
+                " of another tool",
+                fix="leave it out, or measure all three with 'draftquant measure'",
+            )
         again = read_measurement(Path(settings.baseline_again))
     findings = tuple(one for path in settings.parity for one in read_findings(Path(path)))
     return _Measured(runs=runs, again=again, findings=findings)
@@ -297,12 +314,22 @@ def _judged_drafts(
     settings: GateSettings, measured: _Measured, replayed: "OnTraces | None"
 ) -> "tuple[Drafts, tuple[EngineFacts, ...]]":
     """Who was judged, and what engines do with the candidate; none where no folder is at hand."""
-    from ...validate.report.facts import Drafts, drafts_of, engine_facts, measured_facts
+    from ...validate.report.facts import (
+        DraftFacts,
+        Drafts,
+        drafts_of,
+        engine_facts,
+        measured_facts,
+    )
 
     if replayed is not None:
         names = [str(name) for name in settings.references]
         drafts = drafts_of(names, replayed.folders, settings.served_forms(len(names)))
         return drafts, engine_facts(replayed.folders[1].folder, drafts.candidate.name)
     assert measured.runs is not None  # or there is nothing to judge, see `GateSettings.check`
-    baseline, candidate = map(measured_facts, measured.runs)
-    return Drafts(baseline=baseline, candidate=candidate), ()
+    if not isinstance(measured.runs, tuple):
+        names = measured.runs.baseline.name, measured.runs.candidate.name
+        served = [DraftFacts(name=name, sha256=None) for name in names]
+    else:
+        served = [measured_facts(one) for one in measured.runs]
+    return Drafts(baseline=served[0], candidate=served[1]), ()
