@@ -46,6 +46,13 @@ Subtree = Annotated[
         "PREFIX[,PREFIX...]",
     ),
 ]
+GoldenFile = Annotated[
+    AnyPath | None,
+    Option(
+        "also write golden acceptance: what this draft accepts, by category and position, as JSON",
+        "F.json",
+    ),
+]
 OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
 RecipeName = Annotated[
     AnyRecipe,

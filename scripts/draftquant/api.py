@@ -25,6 +25,7 @@ from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
 from .scripts.api.estimate import estimate
 from .scripts.api.gate import gate
+from .scripts.api.golden import golden
 from .scripts.api.graft import graft
 from .scripts.api.inspect import inspect
 from .scripts.api.keywords import explain
@@ -103,6 +104,7 @@ VERBS = (
     "dequantize",
     "estimate",
     "gate",
+    "golden",
     "graft",
     "inspect",
     "measure",
@@ -188,6 +190,7 @@ __all__ = [
     "dequantize",
     "estimate",
     "gate",
+    "golden",
     "graft",
     "inspect",
     "measure",

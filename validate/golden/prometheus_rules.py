@@ -82,7 +82,7 @@ def prometheus_rules(golden: Golden, category: str, queries: Queries, alarm: Ala
 def _alerts(
     draft: str, golden: GoldenCategory, queries: Queries, alarm: Alarm
 ) -> Sequence[dict[str, Any]]:
-    limit, mean = alarm.limit(golden), golden.mean_acceptance_length
+    limit, mean, window = alarm.limit(golden), golden.mean_acceptance_length, alarm.window
     spread = golden.variance_of_step * max(1.0, golden.design_effect or 1.0)
     own_error = ((golden.standard_error or 0) * (1 - alarm.max_drop)) ** 2
     model = queries.counters.model_label
@@ -110,7 +110,7 @@ def _alerts(
         ),
         _alert(
             "DraftStopped",
-            f"{queries.generated(alarm.window)} > 0 unless {queries.verify_steps(alarm.window)} > 0",
+            f"{queries.generated(window)} > 0 unless {queries.verify_steps(window)} > 0",
             "15m",
             "warning",
             f"{served}: the server writes text without drafting",

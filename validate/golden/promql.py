@@ -1,7 +1,10 @@
 """PromQL of what an engine's counters say of its verify steps; see `engine_counters`."""
 
+import json
+import re
 from dataclasses import dataclass
 
+from ..errors import GoldenError
 from ..measure.measurement import EngineName
 from ..measure.protocols.engine_counters import ENGINE_COUNTERS, EngineCounters, Series
 
@@ -11,6 +14,20 @@ GENERATED = {
     "tensorrt-llm": "trtllm_generation_tokens_total",
 }
 """Counters of the tokens that were written, drafted or not."""
+
+
+_WINDOW = re.compile(r"([0-9]+[smhdw])+")
+
+
+def check_window(window: str) -> None:
+    """Refuse what Prometheus would not take for a time.
+
+    Raises:
+        GoldenError: it is none.
+    """
+    if not _WINDOW.fullmatch(window) or not re.search("[1-9]", window):
+        raise GoldenError("--window", f"expected a time such as 30m or 1h, got {window!r}",
+                          fix="give a number and s, m, h, d or w")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +40,12 @@ class Queries:
 
     engine: EngineName
     selector: str = ""
+
+    @classmethod
+    def of(cls, engine: EngineName, model: str | None) -> "Queries":
+        """Over the counters of one served target, or of all; a name is quoted as PromQL does."""
+        label = ENGINE_COUNTERS[engine].model_label
+        return cls(engine=engine, selector=f"{label}={json.dumps(model)}" if model else "")
 
     @property
     def counters(self) -> EngineCounters:
