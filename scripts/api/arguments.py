@@ -48,10 +48,7 @@ Subtree = Annotated[
 ]
 GoldenFile = Annotated[
     AnyPath | None,
-    Option(
-        "also write golden acceptance: what this draft accepts, by category and position, as JSON",
-        "F.json",
-    ),
+    Option("also write the draft's golden acceptance (JSON)", "F.json"),
 ]
 OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
 RecipeName = Annotated[

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.report_files import check_reports, write_reports
 from .arguments import AnyPath
 
 if TYPE_CHECKING:
@@ -16,6 +15,8 @@ def check_golden(path: AnyPath | None, *, overwrite: bool) -> None:
     Raises:
         OutputError: see `check_reports`.
     """
+    from ...quantize.files.report_files import check_reports
+
     if path is not None:
         check_reports({"golden": Path(path)}, overwrite=overwrite)
 
@@ -26,6 +27,7 @@ def write_golden(path: AnyPath, golden: "Golden", *, overwrite: bool) -> None:
     Raises:
         OutputError: see `write_reports`.
     """
+    from ...quantize.files.report_files import write_reports
     from ...validate.golden.golden_file import golden_document
 
     write_reports({Path(path): golden_document(golden)}, overwrite=overwrite)

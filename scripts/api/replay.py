@@ -14,7 +14,6 @@ from . import arguments, reports
 from .confidence_heads import confidence_question
 from .golden_output import check_golden, write_golden
 from .listener import Listener
-from .measured_draft import draft_identity
 from .opening import shared_tables
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
@@ -158,7 +157,9 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
 
 def _write_golden(settings: ReplaySettings, replay: "DraftReplay") -> None:
     from ...validate.golden.golden_sources import golden_of_replay
+    from .measured_draft import draft_identity
 
+    assert settings.golden is not None  # its caller asks
     own = draft_identity(settings.drafts[0])
     named = dataclasses.replace(replay, name=own.draft)
     golden = golden_of_replay(named, draft_sha256=own.draft_sha256)
