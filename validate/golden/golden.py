@@ -225,7 +225,7 @@ def context_bins_of(
         own = [
             dataclasses.replace(prompt, histogram=prompt.context_bins[i])
             for prompt in prompts
-            if i < len(prompt.context_bins) and sum(prompt.context_bins[i])
+            if i < len(prompt.context_bins) and any(prompt.context_bins[i])
         ]
         if own:
             found[one.label] = GoldenCategory.of(own)
