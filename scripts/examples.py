@@ -90,6 +90,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         " --tokenizer ./target --out bf16.jsonl",
         "draftquant measure --show bf16.jsonl",
     ),
+    "golden": (
+        "draftquant golden golden.json --for vllm --category code",
+        "draftquant golden golden.json --for prometheus --engine vllm --out rules.yml",
+    ),
     "reconcile": ("draftquant reconcile ./gate-traces fp8.jsonl --draft ./draft-fp8",),
     "gate": (
         "draftquant gate ./draft ./draft-fp8 --traces ./gate-traces --report gate.json",

@@ -8,10 +8,10 @@ MANY = 8
 NEEDED, COMMON, RARE = "needed", "common", "rarely needed"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     COMMON: (
-        "against", "arch", "baseline", "coverage", "curve", "draft", "engine", "exact", "fix",
-        "fix_config", "gpu", "html", "judge", "junit", "max_drop", "max_new_tokens",
+        "against", "arch", "baseline", "category", "coverage", "curve", "draft", "engine", "exact",
+        "fix", "fix_config", "gpu", "html", "judge", "junit", "max_drop", "max_new_tokens",
         "num_draft_tokens", "num_prompts", "out", "plot", "prompts", "recipe", "recipes",
-        "report", "server", "show", "size", "target", "target_step_ms", "tokenizer", "traces",
+        "report", "server", "show", "size", "target", "target_step_ms", "to", "tokenizer", "traces",
         "traffic", "tuned_baseline",
     ),
     "where the prompts come from": (
@@ -38,7 +38,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "batch_size", "device", "device_map", "dtype", "fixed_batches", "no_cache",
     ),
     "report files": (
-        "github", "junit_inconclusive", "log_to", "markdown", "overwrite", "trend",
+        "github", "golden", "junit_inconclusive", "log_to", "markdown", "overwrite", "trend",
     ),
 }  # fmt: skip
 """Heading -> names of options, the most used heading first; what stands nowhere is rarely needed.

@@ -85,6 +85,7 @@ def pages(beside: str = "") -> tuple[Row, ...]:
         Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
         Row("--trend", "t.jsonl", "path", Path("t.jsonl"), "scripts.api.pages.check_place"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
+        Row("--golden", "g.json", "documents.*", (Path("g.json"),), PAGES),
         Row(
             "--log-to",
             "mlflow:file:r",
@@ -108,6 +109,8 @@ WRITERS = stubs(
     "validate.report.html_report.page",
     "validate.report.markdown_report.markdown",
     "validate.report.junit_report.junit",
+    "validate.golden.golden_sources.golden_of_report",
+    "validate.golden.golden_file.golden_document",
 )
 SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
@@ -469,7 +472,12 @@ COMMANDS = (
             "validate.confidence.temperatures.read_temperatures"),
         Row("--head-online", "nvfp4", "settings.head_online", "nvfp4"),
         Row("--kv-cache-dtype", "fp8_e4m3", "settings.kv_cache_dtype", "fp8_e4m3"),
+        Row("--golden", "g.json", "path", Path("g.json"), "scripts.api.replay.check_golden",
+            "--draft-sampling greedy"),
+        Row("--overwrite", "", "overwrite", True, "scripts.api.replay.check_golden"),
     ), {
+        "scripts.api.replay.check_golden": None,
+        "scripts.api.replay.write_golden": None,
         DRAFTS: MagicMock(traces=[]),
         "validate.counting.trace_replay.replay_drafts": [
             MagicMock(**{"traces.features.fault.return_value": ""})],
@@ -538,8 +546,12 @@ COMMANDS = (
         Row("--max-requests-per-second", "2.5", "server.most_per_second", 2.5),
         Row("--timeout", "33", "server.patience.seconds", 33),
         Row("--attempts", "2", "server.patience.attempts", 2),
+        Row("--golden", "g.json", "path", Path("g.json"), "scripts.api.measure.check_golden"),
+        Row("--overwrite", "", "overwrite", True, "scripts.api.measure.check_golden"),
     ), {
         PROMPTS: MagicMock(passed_over=()),
+        **stubs("scripts.api.measure.check_golden", "scripts.api.measure.write_golden",
+                "validate.golden.golden_sources.golden_of_measurement"),
         **stubs("calibration.prompts.prompt_file.PromptEncoder",
                 "validate.measure.measuring.measure", "scripts.commands.measure._print",
                 "validate.measure.protocols.get_protocol",
@@ -641,6 +653,19 @@ COMMANDS = (
         *pages(),
     ), {**WRITERS, **stubs("validate.report.document.read_report",
                            "scripts.commands.report.print_document")}),
+    Command("golden G.json", "scripts.commands.golden.golden.run", (
+        Row("G.json", "other.json", "settings.golden", Path("other.json")),
+        Row("--for", "vllm", "settings.to", "vllm"),
+        Row("--category", "code", "settings.category", "code"),
+        Row("--engine", "sglang", "settings.engine", "sglang"),
+        Row("--model", "m", "settings.model", "m"),
+        Row("--max-drop", "5%", "settings.max_drop", 0.05),
+        Row("--window", "30m", "settings.window", "30m"),
+        Row("--thinking", "on", "settings.thinking", "on"),
+        Row("--out", "r.yml", "settings.out", Path("r.yml"), beside="--for prometheus"),
+        Row("--overwrite", "", "settings.overwrite"),
+    ), {"scripts.commands.golden.golden.run": MagicMock(text="", notes=(), out=None),
+        **stubs("scripts.commands.golden._print")}),
     Command("card FOLDER", "validate.card.model_card.model_card", (
         Row("FOLDER", "other", "folder", Path("other")),
         Row("--gate", "G.json", "request.gate", Path("G.json")),

@@ -14,7 +14,7 @@ from ..errors import OutputError
 from .staging import sync, write_text
 from .staging_names import remove_stale, staging_name
 
-ReportFormat = Literal["report", "html", "markdown", "junit", "plot"]
+ReportFormat = Literal["report", "html", "markdown", "junit", "plot", "golden"]
 """As the options of the command line are called."""
 
 ENDINGS: Mapping[ReportFormat, tuple[str, ...]] = {
@@ -23,6 +23,7 @@ ENDINGS: Mapping[ReportFormat, tuple[str, ...]] = {
     "markdown": (".md", ".markdown"),
     "junit": (".xml",),
     "plot": (".svg",),
+    "golden": (".json",),
 }
 """Of the names of files in each format, the usual one first."""
 

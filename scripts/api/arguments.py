@@ -46,6 +46,10 @@ Subtree = Annotated[
         "PREFIX[,PREFIX...]",
     ),
 ]
+GoldenFile = Annotated[
+    AnyPath | None,
+    Option("also write the draft's golden acceptance (JSON)", "F.json"),
+]
 OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
 RecipeName = Annotated[
     AnyRecipe,

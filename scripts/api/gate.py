@@ -5,7 +5,7 @@ fine-tuned draft is judged against the identically fine-tuned BF16 draft (contro
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ...quantize.files.command_line import running_argv
 from ...recipes.expectations import PolicyName
-from ...validate.errors import GateError
+from ...validate.errors import GateError, GoldenError
 from ...validate.judging.interim_analysis import Spending, parse_look
 from . import arguments, reports
 from .gate_on_traces import GateOnTracesSettings, OnTraces, judge_on_traces
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...validate.judging.retuned_gate import RetunedReport
     from ...validate.measure.measurement import Measurement
     from ...validate.parity.finding import Finding
+    from ...validate.report.document import Document
     from ...validate.report.facts import Drafts, EngineFacts
     from ...validate.served.joint_report import JointReport
 
@@ -222,12 +223,24 @@ def judged(settings: GateSettings) -> Judged:
     if report_file or settings.wants_pages or settings.trend:
         beside = {report_file: text} if report_file else {}
         found = parse_report(text, "gate")
+        beside |= _golden_file(settings, found, measured)
         history = settings.history(found)
         written = settings.write_pages(found, history=history, beside=beside)
         settings.append_to_trend(found)
         settings.log(found, written)
     report = report.with_texts(texts_of(text, history))
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
+
+
+def _golden_file(
+    settings: GateSettings, document: "Document", measured: "_Measured"
+) -> Mapping[Path, str]:
+    """Golden acceptance of the candidate, served where it was; a verdict is not lost for it."""
+    try:
+        return settings.golden_file(document, measured.runs[1] if measured.runs else None)
+    except GoldenError as exc:
+        settings.listener.warning(f"no golden acceptance is written: {exc.what}")
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

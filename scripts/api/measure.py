@@ -5,14 +5,15 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
 from ...recipes.bounds import ABOVE_0, AT_LEAST_0, AT_LEAST_1
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from . import reports
-from .arguments import AnyPath, SamplingSeed, Temperature, TopK, TopP
+from .arguments import AnyPath, GoldenFile, Overwrite, SamplingSeed, Temperature, TopK, TopP
+from .golden_output import check_golden, write_golden
 from .listener import Bar, Listener, beyond_kept
+from .measured_draft import draft_identity
 from .option import Option, spelling
 from .prompt_settings import ChosenPrompts
 from .references import Reference, optional_path
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ...validate.launch.launch import Cell
     from ...validate.measure.measure_plan import Plan, ServerAddress
     from ...validate.measure.measuring import Progress
-    from ...validate.measure.served_draft import DraftIdentity
 
 _NEEDED = ("server", "engine", "prompts", "out")
 _OF_ONE_SERVER = (
@@ -136,8 +136,14 @@ class MeasureSettings(ChosenPrompts):
         ),
     ] = 6
 
+    golden: GoldenFile = None
+    overwrite: Overwrite = False
+
     def check(self) -> None:
         """One of the three is asked for, and it has what it needs."""
+        if self.golden is not None and self.launch is not None:
+            raise MeasureError("--golden", "is of one measurement, not of a matrix of servers",
+                               fix="measure --show FOLDER/CELL.jsonl --golden F.json")  # fmt: skip
         if self.show is not None:
             return
         if self.launch is not None:
@@ -171,11 +177,22 @@ def measure(settings: MeasureSettings) -> "reports.Measurement | reports.SpeedRe
         DraftQuantError: a server cannot be measured. Answers that were measured before are kept,
             and the same call continues with them.
     """
-    if settings.show is not None:
-        from ...validate.measure.measurement_file import read_measurement
+    if settings.launch is not None:
+        return _launched(settings)
+    check_golden(settings.golden, overwrite=settings.overwrite)
+    found = _shown(settings.show) if settings.show is not None else _one_server(settings)
+    if settings.golden is not None:
+        from ...validate.golden.golden_sources import golden_of_measurement
 
-        return read_measurement(Path(settings.show))
-    return _one_server(settings) if settings.launch is None else _launched(settings)
+        golden = golden_of_measurement(found)
+        write_golden(settings.golden, golden, overwrite=settings.overwrite)
+    return found
+
+
+def _shown(path: AnyPath) -> "reports.Measurement":
+    from ...validate.measure.measurement_file import read_measurement
+
+    return read_measurement(Path(path))
 
 
 def _one_server(settings: MeasureSettings) -> "reports.Measurement":
@@ -308,23 +325,3 @@ def _launched(settings: MeasureSettings) -> "reports.SpeedReport":
     if plot is not None:
         draw_speed(report, plot)
     return report
-
-
-def draft_identity(reference: Reference, served_as: str | None = None) -> "DraftIdentity":
-    """A draft's identity, as the gate knows it, and what its server calls it."""
-    from ...validate.judging.candidate_origin import DraftFolder
-    from ...validate.measure.served_draft import DraftIdentity
-
-    folder = DraftFolder.read(resolve_draft(str(reference)).folder)
-    quantization = "of another tool" if folder.quantized else "none"
-    if folder.quantized_by is not None:
-        quantization = folder.quantized_by.recipe.name
-    given = Path(reference)
-    return DraftIdentity(
-        draft=given.resolve().name if given.is_dir() else str(reference),
-        draft_sha256=folder.sha256,
-        draft_quantization=quantization,
-        quantized=folder.quantized,
-        folder=folder.folder,
-        served_as=served_as,
-    )

@@ -18,12 +18,13 @@ from ...quantize.files.report_files import (
     write_reports,
 )
 from ...recipes.errors import visible
-from .arguments import AnyPath, Overwrite
+from .arguments import AnyPath, GoldenFile, Overwrite
 from .option import Option
 from .settings import Settings
 
 if TYPE_CHECKING:
     from ...validate.judging.published import Texts
+    from ...validate.measure.measurement import Measurement
     from ...validate.report.document import Document
     from ...validate.report.trend import History
 
@@ -69,6 +70,7 @@ class Pages(Settings):
             "FILE",
         ),
     ] = None
+    golden: GoldenFile = None
     overwrite: Overwrite = False
     log_to: Annotated[
         str | None,
@@ -81,7 +83,8 @@ class Pages(Settings):
     @property
     def wants_pages(self) -> bool:
         """Whether there is anything to do with the report but write its JSON."""
-        return self.github or bool(self._pages()) or self.log_to is not None
+        asked = (self.golden, self.log_to)
+        return self.github or bool(self._pages()) or any(one is not None for one in asked)
 
     def check_pages(self, report: AnyPath | None = None) -> None:
         """Check all report files that are asked for.
@@ -98,7 +101,7 @@ class Pages(Settings):
 
         if self.log_to is not None:
             find_tracker(self.log_to)
-        asked = {**given({"report": report}), **self._pages()}
+        asked = {**given({"report": report, "golden": self.golden}), **self._pages()}
         check_reports(asked, overwrite=self.overwrite)
         if self.trend is not None:
             self._check_trend(Path(self.trend), asked)
@@ -164,6 +167,26 @@ class Pages(Settings):
             said = document.judgement
             self.listener.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
         return tuple(files)
+
+    def golden_file(
+        self, document: "Document", measured: "Measurement | None" = None
+    ) -> Mapping[Path, str]:
+        """Golden acceptance of the candidate where it is asked for, beside the other files.
+
+        Args:
+            document: the report.
+            measured: of the candidate's server, whose verify steps the report keeps weighted.
+
+        Raises:
+            GoldenError: no verify step was counted, or the report keeps them weighted.
+        """
+        from ...validate.golden.golden_file import golden_document
+        from ...validate.golden.golden_sources import golden_of_measurement, golden_of_report
+
+        if self.golden is None:
+            return NOTHING
+        found = golden_of_report(document) if measured is None else golden_of_measurement(measured)
+        return {Path(self.golden): golden_document(found)}
 
     def log(self, document: "Document", files: Sequence[Path]) -> None:
         """Tell the tracker that is asked for, last of all.

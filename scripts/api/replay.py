@@ -1,5 +1,6 @@
 """`replay`: acceptance of drafts over recorded traces; loading them within the memory there is."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from ...recipes.served_form import AS_STORED, ServedForm
+from ...validate.errors import GoldenError
 from . import arguments, reports
 from .confidence_heads import confidence_question
+from .golden_output import check_golden, write_golden
 from .listener import Listener
 from .opening import shared_tables
 from .option import Argument, Option
@@ -93,6 +96,17 @@ class ReplaySettings(OnTracesSettings):
     ] = None
     head_online: arguments.HeadsOnline = None
     kv_cache_dtype: arguments.KvCaches = "auto"
+    golden: arguments.GoldenFile = None
+    overwrite: arguments.Overwrite = False
+
+    @override
+    def check(self) -> None:
+        if self.golden is not None and len(self.drafts) != 1:
+            raise GoldenError(
+                "--golden",
+                f"is of one draft, got {len(self.drafts)}",
+                fix="replay the draft alone; its BF16 draft is not needed",
+            )
 
     @property
     @override
@@ -128,6 +142,7 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     """
     from ...calibration.traces.trace_folder import TraceFolder
 
+    check_golden(settings.golden, overwrite=settings.overwrite)
     loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
     asked = confidence_question(
         loaded.drafts, settings.num_draft_tokens, settings.confidence, settings.sts
@@ -135,7 +150,20 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     replays = replay_loaded(loaded, settings, asked)
     if fault := replays[0].traces.features.fault():
         settings.listener.warning(fault)
+    if settings.golden is not None:
+        _write_golden(settings, replays[0])
     return replays
+
+
+def _write_golden(settings: ReplaySettings, replay: "DraftReplay") -> None:
+    from ...validate.golden.golden_sources import golden_of_replay
+    from .measured_draft import draft_identity
+
+    assert settings.golden is not None  # its caller asks
+    own = draft_identity(settings.drafts[0])
+    named = dataclasses.replace(replay, name=own.draft)
+    golden = golden_of_replay(named, draft_sha256=own.draft_sha256)
+    write_golden(settings.golden, golden, overwrite=settings.overwrite)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,8 @@ def report(settings: ReportSettings) -> WrittenReport:
             settings.trend, "no such history", fix="give what 'gate --trend' wrote, or leave it out"
         )
     history = settings.history(document)
-    written = settings.write_pages(document, history=history)
+    golden = settings.golden_file(document)
+    written = settings.write_pages(document, history=history, beside=golden)
     settings.log(document, (Path(settings.gate), *written))
     found = WrittenReport(document=document, history=history, written=written)
     return found.with_texts(texts_of(read_text(Path(settings.gate)), history))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ...validate.vocabulary.vocab_report import VocabReport as VocabReport
     from .calibrate import CalibrateReport as CalibrateReport
     from .check import CheckReport as CheckReport
+    from .golden import GoldenText as GoldenText
     from .inspect import Inspection as Inspection
     from .plan import PlanReport as PlanReport
     from .push import PushReport as PushReport
@@ -56,6 +57,7 @@ _HOMES = {
     "EstimateReport": "quantize.estimate.estimate_report",
     "Findings": "validate.parity.finding",
     "GateReport": "validate.judging.judgement",
+    "GoldenText": "scripts.api.golden",
     "GraftReport": "quantize.grafting.graft_layer",
     "ImportReport": "calibration.dumps.import_findings",
     "Inspection": "scripts.api.inspect",

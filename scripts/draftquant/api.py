@@ -25,6 +25,7 @@ from .scripts.api.completion import completion
 from .scripts.api.dequantize import dequantize
 from .scripts.api.estimate import estimate
 from .scripts.api.gate import gate
+from .scripts.api.golden import golden
 from .scripts.api.graft import graft
 from .scripts.api.inspect import inspect
 from .scripts.api.keywords import explain
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         EstimateReport,
         Findings,
         GateReport,
+        GoldenText,
         GraftReport,
         ImportReport,
         Inspection,
@@ -103,6 +105,7 @@ VERBS = (
     "dequantize",
     "estimate",
     "gate",
+    "golden",
     "graft",
     "inspect",
     "measure",
@@ -150,6 +153,7 @@ __all__ = [
     "EstimateReport",
     "Findings",
     "GateReport",
+    "GoldenText",
     "GraftReport",
     "ImportReport",
     "Inspection",
@@ -188,6 +192,7 @@ __all__ = [
     "dequantize",
     "estimate",
     "gate",
+    "golden",
     "graft",
     "inspect",
     "measure",

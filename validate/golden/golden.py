@@ -4,10 +4,11 @@ A file of it says for one draft, one K and one set of prompts what was accepted,
 of each category. The figures stand there for tools that only read; what is read is computed again.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,8 +16,10 @@ from typing_extensions import override
 
 from ...recipes.brief import Brief
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
+from ..counting.context_bins import ContextBins
 from ..counting.draft_counts import PromptCounts
 from ..counting.jackknife import Floats, pseudo_values, sums_without
+from ..judging.contradictions import context_bins_problem
 from ..measure.measurement import MOST_DRAFT_TOKENS
 from ..measure.measurement_checks import prompts_sha256
 
@@ -37,11 +40,14 @@ class GoldenPrompt:
             they were counted, any where they are expected.
         cluster: prompts with the same number hardly differ, or belong together otherwise: copies,
             near duplicates, turns of a conversation.
+        context_bins: [bins, K + 1] the histogram by context bin, without the empty bins at the end;
+            none where it is not known how many tokens stood before each step.
     """
 
     category: str
     cluster: int
     histogram: tuple[float, ...]
+    context_bins: tuple[tuple[float, ...], ...] = ()
 
     @property
     def counts(self) -> AcceptanceCounts:
@@ -126,6 +132,8 @@ class Golden(Brief):
         estimand: what is counted, in words: how text and proposals were chosen.
         prompts_sha256: identity of the prompts: of their ids, categories and token ids, in order.
         categories: figures by category, "" = of all prompts.
+        context_edges: tokens before a verify step from which on another context bin begins.
+        context_bins: figures of all prompts by context bin, such as 1k-4k; those with steps.
         prompts: of which they are computed, in order.
     """
 
@@ -142,6 +150,8 @@ class Golden(Brief):
     estimand: str
     prompts_sha256: str
     categories: Mapping[str, GoldenCategory]
+    context_edges: tuple[int, ...] = ()
+    context_bins: Mapping[str, GoldenCategory] = field(default_factory=dict)
     prompts: tuple[GoldenPrompt, ...]
 
     @property
@@ -169,19 +179,22 @@ class Golden(Brief):
             counts = one.histogram
             if len(counts) != columns or min(counts) < 0 or not 0 < sum(counts) < 1e12:
                 return f"prompts[{i}].histogram: expected {columns} counts of verify steps"
+            if problem := context_bins_problem(
+                counts, one.context_bins, self.context_edges, add_up=True
+            ):
+                return f"prompts[{i}].context_bins: {problem}"
         return ""
 
     def _figures_problem(self) -> str:
-        expected = categories_of(self.prompts)
-        if list(expected) != list(self.categories):
-            return f"categories: the prompts are of {', '.join(filter(None, expected)) or 'none'}"
-        for name, own in self.categories.items():
-            for key in GoldenCategory.__dataclass_fields__:
-                got, computed = getattr(own, key), getattr(expected[name], key)
-                if not _close(got, computed):
-                    return f"categories.{name or '(all)'}.{key}: {got} is not what the counts of"\
-                           f" the prompts give, {computed}"  # fmt: skip
-        return ""
+        computed = categories_of(self.prompts)
+        if list(computed) != list(self.categories):
+            return f"categories: the prompts are of {', '.join(filter(None, computed)) or 'none'}"
+        by_bin = context_bins_of(self.prompts, self.context_edges)
+        if list(by_bin) != list(self.context_bins):
+            return f"context_bins: the prompts have steps in {', '.join(by_bin) or 'none'}"
+        return _differing("categories", self.categories, computed) or _differing(
+            "context_bins", self.context_bins, by_bin
+        )
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -203,6 +216,22 @@ def categories_of(prompts: Sequence[GoldenPrompt]) -> dict[str, GoldenCategory]:
     }
 
 
+def context_bins_of(
+    prompts: Sequence[GoldenPrompt], edges: Sequence[int]
+) -> dict[str, GoldenCategory]:
+    """Figures of all prompts in each context bin in which a verify step began."""
+    found: dict[str, GoldenCategory] = {}
+    for i, one in enumerate(ContextBins(edges=tuple(edges)).ranges):
+        own = [
+            dataclasses.replace(prompt, histogram=prompt.context_bins[i])
+            for prompt in prompts
+            if i < len(prompt.context_bins) and any(prompt.context_bins[i])
+        ]
+        if own:
+            found[one.label] = GoldenCategory.of(own)
+    return found
+
+
 def golden_prompts(prompts: Iterable[PromptCounts]) -> tuple[tuple[GoldenPrompt, ...], str]:
     """Those with a verify step at least, their clusters numbered; and the identity of them all."""
     counted = [one for one in prompts if one.counts.num_steps]
@@ -212,6 +241,7 @@ def golden_prompts(prompts: Iterable[PromptCounts]) -> tuple[tuple[GoldenPrompt,
             category=one.category,
             cluster=numbers.setdefault(one.counted_with, len(numbers)),
             histogram=one.counts.histogram,
+            context_bins=() if one.contexts is None else one.contexts.histograms,
         )
         for one in counted
     )
@@ -229,6 +259,21 @@ def _standard_error(prompts: Sequence[GoldenPrompt]) -> float | None:
     without = sums_without(accepted) / sums_without(steps)
     values = pseudo_values(accepted.sum() / steps.sum(), without)
     return float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def _differing(
+    key: str, given: Mapping[str, GoldenCategory], computed: Mapping[str, GoldenCategory]
+) -> str:
+    """The first figure that is not what the counts give; empty if there is none."""
+    for name, own in given.items():
+        for figure in GoldenCategory.__dataclass_fields__:
+            got, expected = getattr(own, figure), getattr(computed[name], figure)
+            if not _close(got, expected):
+                return (
+                    f"{key}.{name or '(all)'}.{figure}: {got} is not what the counts of the prompts"
+                    f" give, {expected}"
+                )
+    return ""
 
 
 def _close(got: object, computed: object) -> bool:

@@ -16,7 +16,6 @@ _OURS = "give what --golden of 'replay', 'gate', 'report' or 'measure' wrote, or
 def golden_document(golden: Golden) -> str:
     """The text of a file; every prompt has a line of its own."""
     found = encode(golden)
-    found["categories"] = {name: found["categories"][name] for name in golden.categories}
     prompts = found.pop("prompts")
     head = json.dumps(found, indent=2, allow_nan=False).removesuffix("\n}")
     lines = ",\n".join(f"    {json.dumps(one, allow_nan=False)}" for one in prompts)

@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 
 from ...quantize.files.package_version import package_version
-from ..counting.draft_counts import PromptCounts
+from ..counting.context_bins import CONTEXT_BINS, ContextCounts
+from ..counting.draft_counts import PromptCounts, context_edges
 from ..counting.draft_replay import DraftReplay
 from ..counting.estimand import estimand
 from ..errors import GoldenError
 from ..judging.judgement import GateReport
-from ..measure.measurement import Measurement
+from ..measure.measurement import Measurement, RequestRecord
 from ..report.document import Document
 from ..served.served_gate import served_estimand
-from .golden import Golden, Source, categories_of, golden_prompts
+from .golden import Golden, Source, categories_of, context_bins_of, golden_prompts
 
 
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
@@ -58,6 +59,7 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
             prompt_sha256=one.prompt_sha256,
             counts=one.counts,
             cluster=one.cluster or "",
+            contexts=_contexts(one, setup.speculation.num_draft_tokens),
         )
         for one in measurement.records
         if one.counts is not None
@@ -72,6 +74,15 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
         num_draft_tokens=setup.speculation.num_draft_tokens,
         temperature=setup.asked.temperature,
         estimand=served_estimand(measurement),
+    )
+
+
+def _contexts(record: RequestRecord, num_draft_tokens: int) -> ContextCounts | None:
+    """Its verify steps by context bin, where the engine tells every one of them in order."""
+    if record.accepted is None:
+        return None
+    return ContextCounts.of_steps(
+        record.accepted, record.num_prompt_tokens + 1, num_draft_tokens, CONTEXT_BINS
     )
 
 
@@ -122,7 +133,9 @@ def _golden(
     temperature: float | None,
     estimand: str,
 ) -> Golden:
-    counted, digest = golden_prompts(prompts)
+    found = list(prompts)
+    counted, digest = golden_prompts(found)
+    edges = context_edges(found)
     if not counted:
         raise GoldenError(
             "--golden",
@@ -141,5 +154,7 @@ def _golden(
         estimand=estimand,
         prompts_sha256=digest,
         categories=categories_of(counted),
+        context_edges=edges,
+        context_bins=context_bins_of(counted, edges),
         prompts=counted,
     )

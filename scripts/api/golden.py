@@ -1,0 +1,170 @@
+"""`golden`: golden acceptance as load tests, Prometheus and Grafana take it."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typing_extensions import override
+
+from ...quantize.files.report_files import check_place, write_reports
+from ...recipes.brief import Brief
+from ...validate.errors import GoldenError
+from ...validate.measure.measurement import EngineName
+from .arguments import AnyPath, Overwrite, share
+from .option import Argument, Option
+from .settings import Settings
+from .verb import verb
+
+if TYPE_CHECKING:
+    from ...validate.golden.golden import Golden
+
+Form = Literal["vllm", "sglang", "tensorrt-llm", "inferencex", "prometheus", "grafana"]
+_MONITORED = ("prometheus", "grafana")
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenSettings(Settings):
+    """Which file, for whom, and of which of its prompts."""
+
+    golden: Annotated[
+        AnyPath,
+        Argument("golden acceptance, written by --golden of another command", "G.json"),
+    ]
+    _: KW_ONLY
+    to: Annotated[
+        Form | None,
+        Option(
+            "what is made of it: settings by which an engine simulates this acceptance (vllm,"
+            " sglang, tensorrt-llm), a curve for InferenceX, rules for Prometheus or a dashboard"
+            " for Grafana; without it the figures are printed",
+            flag="--for",
+        ),
+    ] = None
+    category: Annotated[
+        str | None,
+        Option("category of prompts that your traffic is like (default: all)", "CATEGORY"),
+    ] = None
+    engine: Annotated[
+        EngineName | None,
+        Option("engine whose counters are monitored (default: the one that was measured)"),
+    ] = None
+    model: Annotated[
+        str | None,
+        Option("name of the served target; others in the same Prometheus are left out", "NAME"),
+    ] = None
+    max_drop: Annotated[
+        float,
+        Option(
+            "relative drop of the acceptance length below which an alert fires (default 3%%)",
+            "SHARE",
+            reads=share,
+        ),
+    ] = 0.03
+    window: Annotated[
+        str,
+        Option("time over which the rules add up counters, in Prometheus' words (default 1h)",
+               "TIME"),
+    ] = "1h"  # fmt: skip
+    thinking: Annotated[
+        Literal["on", "off"] | None,
+        Option("with --for inferencex: the target's thinking mode when this was counted"),
+    ] = None
+    out: Annotated[AnyPath | None, Option("write it here instead of printing it", "FILE")] = None
+    overwrite: Overwrite = False
+
+    def check(self) -> None:
+        """What is asked for has what it needs."""
+        if self.to == "inferencex" and self.thinking is None:
+            raise GoldenError(
+                "--thinking", "is needed for InferenceX, whose curves are of one mode",
+                fix="give --thinking on or --thinking off",
+            )  # fmt: skip
+        if self.to is None and self.out is not None:
+            raise GoldenError("--out", "needs --for, which says what to write",
+                              fix="add --for prometheus, for example")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GoldenText(Brief):
+    """What was made of golden acceptance.
+
+    Attributes:
+        golden: that was read.
+        text: arguments, rules or a dashboard; "" where nothing was asked for.
+        notes: what has to be known of it, a sentence each.
+        out: the file that was written, if one was asked for.
+    """
+
+    golden: "Golden"
+    text: str
+    notes: tuple[str, ...]
+    out: Path | None
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        return {**self.golden.brief(), "written": self.out}
+
+
+@verb(GoldenSettings)
+def golden(settings: GoldenSettings) -> GoldenText:
+    """Turn golden acceptance into settings of load tests, alerts or a dashboard.
+
+    Returns:
+        The golden acceptance that was read, and what was made of it as text.
+
+    Raises:
+        GoldenError: the file is no golden acceptance, its figures do not follow from its counts, or
+            it lacks the category.
+        OutputError: the file to write exists already, or cannot be written.
+    """
+    from ...validate.golden.golden import ALL
+    from ...validate.golden.golden_file import read_golden
+
+    out = None if settings.out is None else Path(settings.out)
+    if out is not None:
+        check_place(out, overwrite=settings.overwrite)
+    found, category = read_golden(Path(settings.golden)), settings.category or ALL
+    if category not in found.categories:
+        known = ", ".join(filter(None, found.categories)) or "none"
+        raise GoldenError(settings.golden, f"has no category {category!r}, but {known}",
+                          fix="leave --category out for all prompts")  # fmt: skip
+    text, notes = _made(settings, found, category)
+    if out is not None:
+        write_reports({out: text}, overwrite=settings.overwrite)
+    return GoldenText(golden=found, text=text, notes=notes, out=out)
+
+
+def _made(settings: GoldenSettings, golden: "Golden", category: str) -> tuple[str, tuple[str, ...]]:
+    from ...validate.golden.synthetic import inferencex, simulation
+
+    own, to = golden.categories[category], settings.to
+    if to is None:
+        return "", ()
+    if to == "inferencex":
+        return inferencex(own, target=golden.target, thinking=settings.thinking == "on"), ()
+    if to == "prometheus" or to == "grafana":
+        return _monitored(settings, golden, category), ()
+    found = simulation(own, to)
+    return f"{found.line}\n", found.notes
+
+
+def _monitored(settings: GoldenSettings, golden: "Golden", category: str) -> str:
+    from ...validate.golden.grafana_dashboard import grafana_dashboard
+    from ...validate.golden.prometheus_rules import Alarm, prometheus_rules
+    from ...validate.golden.promql import Queries, check_window
+
+    measured = None if golden.source == "replay" else golden.source
+    engine = settings.engine or measured
+    if engine is None:
+        raise GoldenError(
+            "--engine",
+            "is needed: a replay does not say whose counters are monitored",
+            fix="give --engine vllm, sglang or tensorrt-llm",
+        )
+    check_window(settings.window)
+    queries = Queries.of(engine, settings.model)
+    alarm = Alarm(max_drop=settings.max_drop, window=settings.window)
+    alarm.check()
+    write = prometheus_rules if settings.to == "prometheus" else grafana_dashboard
+    return write(golden, category, queries, alarm)

@@ -1,0 +1,273 @@
+"""Golden rules and dashboards under a real Prometheus; write RESULTS.md beside this file.
+
+Usage: `.venv/bin/python tests/monitoring/run.py --promtool promtool --prometheus prometheus`, where
+Debian's package `prometheus` has both. Grafana's dashboard is also decoded by its own model of
+dashboards where `--grafana PYTHON` names an interpreter that has grafana-foundation-sdk.
+
+Exit status 1: a rule is refused, alerts where it must not or does not where it must, or a query of
+the dashboard fails.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import yaml  # noqa: E402
+from draftquant.validate.golden.golden import Golden  # noqa: E402
+from draftquant.validate.golden.golden_sources import golden_of_replay  # noqa: E402
+from draftquant.validate.golden.grafana_dashboard import grafana_dashboard  # noqa: E402
+from draftquant.validate.golden.prometheus_rules import Alarm, prometheus_rules  # noqa: E402
+from draftquant.validate.golden.promql import GENERATED, Queries  # noqa: E402
+from draftquant.validate.measure.measurement import EngineName  # noqa: E402
+from draftquant.validate.measure.protocols.engine_counters import ENGINE_COUNTERS  # noqa: E402
+from handmade_replays import replay  # noqa: E402
+
+ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
+ALARM = Alarm(max_drop=0.03, window="1h")
+STEPS = 600  # per minute
+PORT = 18290
+LIVES = {
+    "as golden": (1.0, ()),
+    "2 % below golden": (0.98, ()),
+    "6 % below golden": (0.94, ("DraftAcceptanceFell",)),
+    "accepts nothing": (0.0, ("DraftAcceptanceFell", "DraftAcceptsNothing")),
+    "does not draft": (None, ("DraftStopped",)),
+}
+"""What a server does -> its acceptance length over golden's, and the alerts that must fire."""
+
+
+def golden() -> Golden:
+    """Of 60 prompts, K = 3: acceptance length 2.6."""
+    return golden_of_replay(
+        replay([(60 + i % 7, 30, 30, 80 - i % 7) for i in range(60)], name="draft"),
+        draft_sha256="5" * 64,
+    )
+
+
+def increments(engine: EngineName, share: float | None) -> dict[str, float]:
+    """Series -> its growth per minute, for a server that accepts so much of golden."""
+    own, label = golden().all, 'model_name="target"'
+    if share is None:
+        return {f"{GENERATED[engine]}{{{label}}}": 5000}
+    length = max(1.0, own.mean_acceptance_length * share)
+    scale = (length - 1) / (own.mean_acceptance_length - 1)
+    names, accepted = ENGINE_COUNTERS[engine], STEPS * (length - 1)
+    written = {f"{GENERATED[engine]}{{{label}}}": STEPS + accepted + 10}
+    found = {f"{names.verify_steps.name}{_labels(label, names.verify_steps.labels)}": float(STEPS)}
+    if names.accepted is not None:
+        found[f"{names.accepted.name}{{{label}}}"] = accepted
+    if names.first_tokens is not None:
+        found[f"{names.first_tokens.name}{{{label}}}"] = 10
+    for i, rate in enumerate(own.acceptance_rates if names.accepted_at else ()):
+        assert names.accepted_at is not None
+        place = f'{names.accepted_at.name}{{{label},{names.position_label}="{i}"}}'
+        found[place] = STEPS * rate * scale
+    return written | found
+
+
+def _labels(label: str, more: Any) -> str:
+    return "{" + ",".join([label, *(f'{name}="{value}"' for name, value in more.items())]) + "}"
+
+
+def rule_tests(rules: Path, engine: EngineName) -> dict[str, Any]:
+    """What `promtool test rules` reads: every life of a server, and its alerts after two hours."""
+    alerts = ("DraftAcceptanceFell", "DraftAcceptsNothing", "DraftStopped")
+    tests = []
+    for name, (share, fired) in LIVES.items():
+        series = [
+            {"series": one, "values": f"0+{growth:.6g}x180"}
+            for one, growth in increments(engine, share).items()
+        ]
+        cases = [
+            {
+                "eval_time": "2h",
+                "alertname": alert,
+                "exp_alerts": _expected(alert, rules, share) if alert in fired else [],
+            }
+            for alert in alerts
+        ]
+        tests.append(
+            {"name": name, "interval": "1m", "input_series": series, "alert_rule_test": cases}
+        )
+    return {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}
+
+
+def _expected(alert: str, rules: Path, share: float | None) -> list[dict[str, Any]]:
+    length = max(1.0, golden().all.mean_acceptance_length * (share or 0))
+    (group,) = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
+    own = next(rule for rule in group["rules"] if rule.get("alert") == alert)
+    said = {
+        name: text.replace("{{ $labels.model_name }}", "target").replace(
+            '{{ $value | printf "%.3f" }}', f"{length:.3f}"
+        )
+        for name, text in own["annotations"].items()
+    }
+    labels = {**own["labels"], "model_name": "target"}
+    return [{"exp_labels": labels, "exp_annotations": said}]
+
+
+def expressions(engine: EngineName) -> list[str]:
+    """Every query of the dashboard, as Grafana sends it."""
+    text = grafana_dashboard(golden(), "", Queries(engine=engine), ALARM)
+    found = [one["expr"] for panel in json.loads(text)["panels"] for one in panel["targets"]]
+    return [one.replace("$__rate_interval", "1m").replace("$model", ".*") for one in found]
+
+
+def ran(*command: str) -> str:
+    """Output of a command that must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def exporter() -> Iterator[int]:
+    """A server whose counters grow as golden says, for all engines at once; its port."""
+    began = time.monotonic()
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            minutes = (time.monotonic() - began) / 60
+            lines = [
+                f"{name} {growth * minutes:.6f}\n"
+                for engine in ENGINES
+                for name, growth in increments(engine, 1.0).items()
+            ]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write("".join(lines).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+
+
+@contextmanager
+def prometheus(program: str, work: Path, rules: list[Path], port: int) -> Iterator[None]:
+    """Prometheus with these rules over that server, until the end of the block."""
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(one) for one in rules],
+        "scrape_configs": [
+            {"job_name": "draft", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+        ],
+    }
+    path = work / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    with (work / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [program, f"--config.file={path}", f"--storage.tsdb.path={work / 'data'}",
+             f"--web.listen-address=127.0.0.1:{PORT}"],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def asked(path: str, **given: str) -> Any:
+    """An answer of Prometheus."""
+    url = f"http://127.0.0.1:{PORT}/api/v1/{path}?{urllib.parse.urlencode(given)}"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)["data"]
+
+
+def provisioned(program: str, work: Path) -> list[str]:
+    """Rows of a live Prometheus: rules by health, recorded acceptance, queries of the dashboard."""
+    rows = []
+    for engine in ENGINES:
+        rules = work / f"live-{engine}.yml"
+        queries = Queries(engine=engine)
+        text = prometheus_rules(golden(), "", queries, Alarm(max_drop=0.03, window="1m"))
+        rules.write_text(text, encoding="utf-8")
+        with exporter() as port, prometheus(program, work, [rules], port):
+            time.sleep(25)
+            (group,) = asked("rules")["groups"]
+            health = {rule["health"] for rule in group["rules"]}
+            length = asked("query", query="draftquant:acceptance_length")["result"]
+            answers = [len(asked("query", query=one)["result"]) for one in expressions(engine)]
+            firing = [rule["name"] for rule in group["rules"] if rule.get("alerts")]
+        found = float(length[0]["value"][1])
+        rows.append(
+            f"| {engine} | {len(group['rules'])} rules, {', '.join(sorted(health))} | {found:.4f} |"
+            f" {sum(map(bool, answers))} of {len(answers)} | {', '.join(firing) or 'none'} |"
+        )
+        own = golden().all.mean_acceptance_length
+        if health != {"ok"} or abs(found - own) > 0.02 or not all(answers) or firing:
+            raise SystemExit(rows[-1])
+    return rows
+
+
+def main() -> int:
+    """Run everything; see the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--promtool", required=True)
+    parser.add_argument("--prometheus", required=True)
+    parser.add_argument("--grafana", help="interpreter that has grafana-foundation-sdk")
+    options = parser.parse_args()
+    rows, decoded = [], "not run"
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        for engine in ENGINES:
+            queries = Queries(engine=engine)
+            rules = work / f"{engine}.yml"
+            rules.write_text(prometheus_rules(golden(), "", queries, ALARM), encoding="utf-8")
+            told = ran(options.promtool, "check", "rules", str(rules))
+            tests = work / f"{engine}-tests.yml"
+            tests.write_text(yaml.safe_dump(rule_tests(rules, engine)), encoding="utf-8")
+            ran(options.promtool, "test", "rules", str(tests))
+            number = re.search(r"(\d+) rules found", told)
+            accepted = number[1] if number else "?"
+            rows.append(f"| {engine} | {accepted} | {len(LIVES)} of {len(LIVES)} |")
+            if options.grafana:
+                page = work / f"{engine}.json"
+                text = grafana_dashboard(golden(), "", queries, ALARM)
+                page.write_text(text, encoding="utf-8")
+                decoded = ran(options.grafana, str(HERE / "decoded.py"), str(page)).strip()
+        live = provisioned(options.prometheus, work)
+        version = ran(options.prometheus, "--version").split()[2].rstrip(",")
+    lives = "".join(
+        f"| {name} | {', '.join(fired) or 'none'} |\n" for name, (_, fired) in LIVES.items()
+    )
+    text = (
+        "# Golden acceptance under a real Prometheus\n\nWritten by `tests/monitoring/run.py` with"
+        f" Prometheus {version}. Golden: K = 3, acceptance length"
+        f" {golden().all.mean_acceptance_length:.4f}, 3 % tolerated, 600 verify steps a minute.\n\n"
+        "`promtool check rules` and `promtool test rules`, two hours of a server's life:\n\n"
+        f"| engine | rules accepted | lives with exactly these alerts |\n|---|---|---|\n"
+        f"{chr(10).join(rows)}\n\n| life | alerts |\n|---|---|\n{lives}\n"
+        "Provisioned in a running Prometheus that scrapes counters which grow as golden says:\n\n"
+        "| engine | rules | recorded acceptance length | queries of the dashboard with an answer |"
+        f" alerts |\n|---|---|---|---|---|\n{chr(10).join(live)}\n\n"
+        f"The dashboard, decoded by Grafana's own model of dashboards: {decoded}.\n"
+    )
+    (HERE / "RESULTS.md").write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

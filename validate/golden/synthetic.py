@@ -1,0 +1,110 @@
+"""Golden acceptance as engines simulate it: load tests without the draft's weights, or on any text.
+
+All of them run the draft and the verification as ever, and then overrule which draft tokens are
+accepted. Their text is therefore not the target's: neither quality nor acceptance may be measured
+on such a server.
+
+- vLLM accepts each draft token by a draw of its own. `synthetic_acceptance_rates` are unconditional
+  (config/speculative.py: "the marginal probability that the first i+1 draft tokens are all
+  accepted"), the share of the verify steps that accepted the token at each position. vLLM 0.33 and
+  0.32 divide them by each other for the conditional rates of the sampler. So the whole distribution
+  of the acceptance length is golden.
+- SGLang draws one acceptance length for all requests of a batch, of the two whole numbers beside
+  the mean (srt/speculative/spec_utils.py, sample_simulated_acc_len, "match-expected"): the mean
+  alone is golden. The default token mode repeats one token; "real-draft-token" accepts the draft's.
+- TensorRT-LLM counts accepted draft tokens without the target's own: the mean less 1. Where it
+  reads a whole number (before pull request 14438, and still with a draft in an engine of its own),
+  it ignores a fraction with a warning, and accepts what the draft deserves.
+"""
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..measure.measurement import EngineName
+from .golden import GoldenCategory
+
+_DIGITS = 6
+"""Of rates and lengths: far below what a load test resolves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """How one engine is told to accept as golden says.
+
+    Attributes:
+        line: arguments or variables for a shell, as they are.
+        notes: what has to be known of it, a sentence each.
+    """
+
+    line: str
+    notes: tuple[str, ...]
+
+
+def simulation(golden: GoldenCategory, engine: EngineName) -> Simulation:
+    """The settings of an engine that accept like these prompts."""
+    return _ENGINES[engine](golden)
+
+
+def _vllm(golden: GoldenCategory) -> Simulation:
+    rates = [round(rate, _DIGITS) for rate in golden.acceptance_rates]
+    config = {
+        "num_speculative_tokens": len(rates),
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": rates,
+    }
+    return Simulation(
+        line=f"--speculative-config {shlex.quote(json.dumps(config))}",
+        notes=(
+            "put these keys beside method and model of the draft, as 'draftquant check DRAFT"
+            " --engine vllm' prints them",
+        ),
+    )
+
+
+def _sglang(golden: GoldenCategory) -> Simulation:
+    return Simulation(
+        line=f"SGLANG_SIMULATE_ACC_LEN={golden.mean_acceptance_length:.{_DIGITS}g}"
+        " SGLANG_SIMULATE_ACC_METHOD=match-expected"
+        " SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token",
+        notes=(
+            "put these variables before the launch line, with --speculative-num-draft-tokens"
+            f" {len(golden.accepted_at) + 1} (K + 1)",
+            "SGLang simulates the mean alone: every step of a batch accepts the same number of"
+            " tokens, one of the two whole numbers beside it",
+        ),
+    )
+
+
+def _tensorrt_llm(golden: GoldenCategory) -> Simulation:
+    accepted = golden.mean_acceptance_length - 1
+    near = max(1, math.floor(accepted + 0.5))
+    return Simulation(
+        line=f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted:.{_DIGITS}g}",
+        notes=(
+            "put this variable before the launch line, with max_draft_len"
+            f" {len(golden.accepted_at)}; it counts draft tokens, without the target's own",
+            "a TensorRT-LLM that reads a whole number ignores a fraction with a warning, and"
+            f" accepts what the draft deserves: give {near} there",
+        ),
+    )
+
+
+_ENGINES: Mapping[EngineName, Callable[[GoldenCategory], Simulation]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "tensorrt-llm": _tensorrt_llm,
+}
+
+
+def inferencex(golden: GoldenCategory, *, target: str, thinking: bool) -> str:
+    """A curve as InferenceX keeps them: target, thinking mode, K, mean acceptance length.
+
+    Source: golden_al_distribution of SemiAnalysisAI/InferenceX, whose numbers have two decimals and
+    are measured by the servers' own counters on SPEED-Bench's category "coding".
+    """
+    mode = "thinking_on" if thinking else "thinking_off"
+    number = f"{golden.mean_acceptance_length:.2f}"
+    return f"{json.dumps(target)}:\n  {mode}:\n    {len(golden.accepted_at)}: {number}\n"
