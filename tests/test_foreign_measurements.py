@@ -11,8 +11,8 @@ from draftquant.api import compare, gate
 from draftquant.scripts.api.reports import GateReport
 from draftquant.validate.errors import CompareError, GateError, MeasureError
 from draftquant.validate.foreign.averages import AVERAGES
-from draftquant.validate.foreign.foreign_measurement import ForeignPair, narrowest
-from draftquant.validate.foreign.formats import FORMATS, read_foreign, read_measured_pair
+from draftquant.validate.foreign.foreign_measurement import narrowest
+from draftquant.validate.foreign.formats import FORMATS, read_foreign, read_foreign_pair
 from handmade_foreign import FOREIGN
 
 DOCS = Path(__file__).parents[1] / "docs" / "foreign-numbers.md"
@@ -231,6 +231,5 @@ def test_the_page_has_every_format_and_every_average() -> None:
 def test_detection_is_by_content(tmp_path: Path) -> None:
     copied = tmp_path / "anything"
     shutil.copy(FOREIGN / "guidellm-bf16.json", copied)
-    found = read_measured_pair(copied, FOREIGN / "guidellm-int4.json")
-    assert isinstance(found, ForeignPair)
+    found = read_foreign_pair(copied, FOREIGN / "guidellm-int4.json")
     assert found.baseline.tool == "GuideLLM 0.8.1"

@@ -237,7 +237,8 @@ def _golden_file(
 ) -> Mapping[Path, str]:
     """Golden acceptance of the candidate, served where it was; a verdict is not lost for it."""
     try:
-        return settings.golden_file(document, measured.runs[1] if measured.runs else None)
+        served = measured.runs[1] if isinstance(measured.runs, tuple) else None
+        return settings.golden_file(document, served)
     except GoldenError as exc:
         settings.listener.warning(f"no golden acceptance is written: {exc.what}")
         return {}
@@ -258,29 +259,29 @@ class _Measured:
 
     def as_served(self, settings: GateSettings) -> GateSettings:
         """Traces are replayed with the K that was served, where no other is asked for."""
-        if settings.num_draft_tokens is not None:
+        if self.runs is None or settings.num_draft_tokens is not None:
             return settings
-        return dataclasses.replace(settings, num_draft_tokens=self._num_draft_tokens)
-
-    @property
-    def _num_draft_tokens(self) -> int | None:
-        if self.runs is None:
-            return None
-        if not isinstance(self.runs, tuple):
-            return self.runs.baseline.num_draft_tokens
-        speculation = self.runs[0].setup.speculation
-        return None if speculation is None else speculation.num_draft_tokens
+        if isinstance(self.runs, tuple):
+            speculation = self.runs[0].setup.speculation
+            served = None if speculation is None else speculation.num_draft_tokens
+        else:
+            served = self.runs.baseline.num_draft_tokens
+        return dataclasses.replace(settings, num_draft_tokens=served)
 
 
 def _read_measured(settings: GateSettings) -> _Measured:
-    from ...validate.foreign.formats import read_measured_pair
+    from ...validate.foreign.formats import is_foreign, read_foreign_pair
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.finding import read_findings
 
-    runs = again = None
+    runs: tuple[Measurement, Measurement] | ForeignPair | None = None
+    again = None
     if settings.measured:
         baseline, candidate = map(Path, settings.measured)
-        runs = read_measured_pair(baseline, candidate)
+        if is_foreign(baseline, candidate):
+            runs = read_foreign_pair(baseline, candidate)
+        else:
+            runs = read_measurement(baseline), read_measurement(candidate)
     if settings.baseline_again:
         if not isinstance(runs, tuple):
             raise GateError(

@@ -8,7 +8,6 @@ from pathlib import Path
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import MeasureError
-from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from .averages import refuse
 from .foreign_files import MOST_BYTES, PAGE, whole_document
@@ -96,21 +95,26 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-def read_measured_pair(
-    baseline: Path, candidate: Path
-) -> tuple[Measurement, Measurement] | ForeignPair:
-    """Two measurements by one tool.
+def is_foreign(baseline: Path, candidate: Path) -> bool:
+    """Whether one of two files is of another tool.
+
+    Raises:
+        MeasureError: one holds averages alone.
+    """
+    return any(foreign_format(path) is not None for path in (baseline, candidate))
+
+
+def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair:
+    """Two measurements by one tool, which is not this package.
 
     Raises:
         MeasureError: one of them is none, or another tool measured one.
     """
     own, other = foreign_format(baseline), foreign_format(candidate)
-    if own is None and other is None:
-        return read_measurement(baseline), read_measurement(candidate)
+    for path, found in ((baseline, own), (candidate, other)):
+        if found is None:
+            read_measurement(path)  # says what is wrong where it is none
     if own is None or other is None or own != other:
-        for path, found in ((baseline, own), (candidate, other)):
-            if found is None:
-                read_measurement(path)  # says what is wrong where it is none
         tools = [one.tool if one else "'draftquant measure'" for one in (own, other)]
         raise MeasureError(
             candidate,
@@ -118,7 +122,7 @@ def read_measured_pair(
             " different ways",
             fix="measure both drafts with one tool",
         )
-    return ForeignPair(baseline=own.read(baseline), candidate=own.read(candidate))
+    return ForeignPair(baseline=own.read(baseline), candidate=other.read(candidate))
 
 
 def read_foreign(path: Path) -> ForeignMeasurement:
