@@ -4,29 +4,34 @@ tests/monitoring holds rules and dashboards against a real Prometheus, tests/ser
 vLLM against a real server.
 """
 
+import dataclasses
 import json
 import math
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
 from draftquant.quantize.errors import OutputError
+from draftquant.scripts.api.gate import GateSettings, _golden_file, _Measured
+from draftquant.scripts.api.listener import Listener
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GoldenError
 from draftquant.validate.golden.golden import Golden
 from draftquant.validate.golden.golden_file import golden_document, read_golden
-from draftquant.validate.golden.golden_sources import golden_of_replay
+from draftquant.validate.golden.golden_sources import golden_of_measurement, golden_of_replay
 from draftquant.validate.golden.grafana_dashboard import grafana_dashboard
 from draftquant.validate.golden.prometheus_rules import Alarm, prometheus_rules
 from draftquant.validate.golden.promql import Queries, check_window
 from draftquant.validate.golden.synthetic import inferencex, simulation
+from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import EngineName
 from draftquant.validate.measure.measurement_file import line_of
-from handmade_measurements import measurement
-from handmade_replays import replay
-from handmade_reports import comparison, served, text_of
+from handmade_measurements import alternating, measurement
+from handmade_replays import BASELINE, FIGURES, RELEASE, replay
+from handmade_reports import HASHES, comparison, document, served, text_of
 
 ALARM = Alarm(max_drop=0.03, window="1h")
 
@@ -180,6 +185,35 @@ def test_a_report_gives_golden_acceptance_or_nothing_at_all(
     assert main(again) == 2
     assert "measure --show" in capsys.readouterr().err
     assert not page.exists()
+
+
+def test_the_gate_gives_what_the_candidates_server_counted(tmp_path: Path) -> None:
+    runs = [
+        measurement([alternating(200, 80 + i % 5 + drop) for i in range(40)], name=name)
+        for name, drop in (("a", 0), ("b", 1))
+    ]
+    places = [tmp_path / f"{run.name}.jsonl" for run in runs]
+    for run, place in zip(runs, places, strict=True):
+        lines = "".join(map(line_of, (run.setup, *run.records)))
+        place.write_text(lines, encoding="utf-8")
+    out = tmp_path / "g.json"
+    assert main(["gate", "--measured", *map(str, places), "--golden", str(out)]) in (0, 1, 3)
+    found = read_golden(out)
+    assert found.source == "vllm"
+    assert found.all == golden_of_measurement(runs[1]).all
+
+
+def test_no_verdict_is_lost_because_nothing_was_counted(tmp_path: Path) -> None:
+    """A candidate that cannot be compared has no prompts in its report."""
+    other = dataclasses.replace(FIGURES, sha256="1" * 64)
+    judged = judge(replay(BASELINE), replay(BASELINE, traces=other), RELEASE, background=HASHES)
+    assert judged.verdict == "ANOMALOUS"
+    told: list[str] = []
+    listener = MagicMock(spec=Listener, warning=told.append)
+    settings = GateSettings(golden=tmp_path / "g.json", listener=listener)
+    alone = _Measured(runs=None, again=None, findings=())
+    assert _golden_file(settings, document(judged), alone) == {}
+    assert "no golden acceptance is written" in told[0]
 
 
 def test_golden_acceptance_is_of_one_draft(capsys: pytest.CaptureFixture[str]) -> None:
