@@ -162,7 +162,6 @@ def _variables(queries: Queries) -> list[dict[str, Any]]:
             "type": "query",
             "label": "Target",
             "datasource": _SOURCE,
-            "definition": query,
             "query": {"query": query, "refId": "model"},
             "includeAll": True,
             "multi": True,

@@ -60,6 +60,8 @@ def _vllm(golden: GoldenCategory) -> Simulation:
         notes=(
             "put these keys beside method and model of the draft, as 'draftquant check DRAFT"
             " --engine vllm' prints them",
+            'with "draft_load_config": {"load_format": "dummy"} among them, vLLM reads the'
+            " config.json of the draft alone, and needs no weights",
         ),
     )
 
