@@ -342,8 +342,8 @@ def _judged_drafts(
         return drafts, engine_facts(replayed.folders[1].folder, drafts.candidate.name)
     assert measured.runs is not None  # or there is nothing to judge, see `GateSettings.check`
     if not isinstance(measured.runs, tuple):
-        names = measured.runs.baseline.name, measured.runs.candidate.name
-        served = [DraftFacts(name=name, sha256=None) for name in names]
+        both = measured.runs.baseline, measured.runs.candidate
+        served = [DraftFacts(name=one.name, sha256=None) for one in both]
     else:
         served = [measured_facts(one) for one in measured.runs]
     return Drafts(baseline=served[0], candidate=served[1]), ()

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
@@ -42,8 +43,8 @@ class Format:
         found: ForeignMeasurement = self._function("read")(path)
         return found
 
-    def _function(self, name: str) -> Callable[..., object]:
-        found: Callable[..., object] = getattr(
+    def _function(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(
             importlib.import_module(f".{self.module}", __package__), name
         )
         return found
