@@ -76,6 +76,14 @@ def test_inferencex_has_target_mode_and_length() -> None:
     assert yaml.safe_load(text) == {"org/M": {"thinking_on": {2: 2.4}}}
 
 
+def test_no_name_ends_a_comment_or_is_a_template() -> None:
+    evil = dataclasses.replace(golden(), draft='{{ "x" }}\nrules: []\x07')
+    text = prometheus_rules(evil, "", Queries(engine="vllm"), ALARM)
+    (group,) = yaml.safe_load(text)["groups"]
+    assert '{{ "x"' not in group["rules"][3]["annotations"]["description"]
+    assert len(group["rules"]) == 6
+
+
 def _rules(engine: EngineName, model: str | None = None) -> dict[str, dict[str, Any]]:
     text = prometheus_rules(golden(), "", Queries.of(engine, model), ALARM)
     (group,) = yaml.safe_load(text)["groups"]

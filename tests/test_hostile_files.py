@@ -33,6 +33,7 @@ from draftquant.recipes.errors import DraftQuantError, short, visible
 from draftquant.recipes.regular_file import open_regular, read_text
 from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
+from draftquant.validate.golden.golden_file import read_golden
 from draftquant.validate.launch.matrix import load_matrix
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.report.document import read_report
@@ -202,6 +203,7 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "hs_0.safetensors": lambda path: load_safetensors(path, ("token_ids",)),
     "measurement.jsonl": read_measurement,
     "report.json": read_report,
+    "golden.json": read_golden,
     "mask_embedding.pt": lambda path: read_mask_embedding(path, 64, 1),
 }
 

@@ -94,6 +94,7 @@ class GoldenCategory:
         of_request = math.fsum(
             (one.num_accepted_draft_tokens - rate * one.num_steps) ** 2 for one in own
         ) / len(own)
+        independent = of_step * steps / len(own)
         return cls(
             prompts=len(prompts),
             clusters=len({one.cluster for one in prompts}),
@@ -103,7 +104,7 @@ class GoldenCategory:
             standard_error=_standard_error(prompts),
             variance_of_step=of_step,
             variance_of_request=of_request,
-            design_effect=of_request / (of_step * steps / len(own)) if of_step else None,
+            design_effect=of_request / independent if independent else None,
         )
 
     @property
@@ -177,7 +178,7 @@ class Golden(Brief):
         columns = self.num_draft_tokens + 1
         for i, one in enumerate(self.prompts):
             counts = one.histogram
-            if len(counts) != columns or min(counts) < 0 or not 0 < sum(counts) < 1e12:
+            if len(counts) != columns or min(counts) < 0 or not 1 <= sum(counts) < 1e12:
                 return f"prompts[{i}].histogram: expected {columns} counts of verify steps"
             if problem := context_bins_problem(
                 counts, one.context_bins, self.context_edges, add_up=True
@@ -256,7 +257,8 @@ def _standard_error(prompts: Sequence[GoldenPrompt]) -> float | None:
     if len(sums) < 2:
         return None
     accepted, steps = np.stack(list(sums.values()), axis=1)
-    without = sums_without(accepted) / sums_without(steps)
+    with np.errstate(all="ignore"):  # a file may claim anything; what is no number fits nothing
+        without = sums_without(accepted) / sums_without(steps)
     values = pseudo_values(accepted.sum() / steps.sum(), without)
     return float(values.std(ddof=1)) / math.sqrt(len(values))
 

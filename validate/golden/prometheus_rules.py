@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from ...recipes.bounds import SHARE
+from ...recipes.errors import visible
 from ..errors import GoldenError
 from .golden import Golden, GoldenCategory
 from .promql import Queries
@@ -147,4 +148,4 @@ def _heading(golden: Golden, own: GoldenCategory, category: str) -> str:
         f"over {own.prompts} prompts; tensors {golden.draft_sha256 or 'not known'}",
         f"Written by draftquant {golden.draftquant}: draftquant golden --for prometheus",
     )
-    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+    return "".join(f"# {visible(line)}\n" for line in lines)
