@@ -233,3 +233,48 @@ def test_detection_is_by_content(tmp_path: Path) -> None:
     shutil.copy(FOREIGN / "guidellm-bf16.json", copied)
     found = read_foreign_pair(copied, FOREIGN / "guidellm-int4.json")
     assert found.baseline.tool == "GuideLLM 0.8.1"
+
+
+def mutated(value: Any, place: int, junk: Any) -> tuple[Any, int]:
+    """A document whose value number `place`, counted depth first, is another one."""
+    if place == 0:
+        return junk, -1
+    place -= 1
+    if isinstance(value, dict | list):
+        pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+        for key, item in pairs:
+            changed, place = mutated(item, place, junk)
+            if place < 0:
+                copy = value.copy()
+                copy[key] = changed
+                return copy, -1
+    return value, place
+
+
+@pytest.mark.parametrize("junk", [None, [], {}, "x", -1, 1.5, True])
+@pytest.mark.parametrize("name", ["guidellm", "answers", "bench", "aiperf", "sglang"])
+def test_junk_at_any_place_is_read_or_refused_never_a_crash(
+    name: str, junk: Any, tmp_path: Path
+) -> None:
+    sources = {
+        "guidellm": FOREIGN / "guidellm-bf16.json",
+        "answers": FOREIGN / "vllm-answers-bf16.jsonl",
+        "bench": FOREIGN / "vllm-bench-bf16.json",
+        "aiperf": FOREIGN / "aiperf-bf16/profile_export.jsonl",
+        "sglang": handmade.sglang(tmp_path / "s.log", "bf16"),
+    }
+    shutil.copy(FOREIGN / "aiperf-bf16/inputs.json", tmp_path / "inputs.json")
+    lines = sources[name].read_text(encoding="utf-8").splitlines()
+    first, path = json.loads(lines[0]), tmp_path / "profile_export.jsonl"
+    counted, fixes = 0, []
+    for place in range(0, 90, 2):
+        changed, left = mutated(first, place, junk)
+        if left >= 0:
+            break
+        path.write_text("\n".join([json.dumps(changed), *lines[1:3]]), encoding="utf-8")
+        try:
+            counted += len(read_foreign(path).requests)
+        except MeasureError as exc:
+            fixes.append(exc.fix)
+    assert all(fixes)
+    assert counted or name in ("guidellm", "bench")

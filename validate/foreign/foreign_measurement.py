@@ -88,11 +88,10 @@ class ForeignMeasurement:
     @property
     def temperature(self) -> float | None:
         """Of all requests; None where it is not known."""
-        asked = {request.settings.get("temperature") for request in self.requests}
-        asked |= {self.settings.get("temperature")} - {None}
-        known = asked - {None}
-        only = next(iter(known)) if len(known) == 1 else None
-        return float(only) if isinstance(only, int | float) else None
+        told = [self.settings, *(request.settings for request in self.requests)]
+        values = [one["temperature"] for one in told if one.get("temperature") is not None]
+        known = {float(one) for one in values if isinstance(one, int | float)}
+        return known.pop() if len(known) == 1 else None
 
     @property
     def has_outputs(self) -> bool:
