@@ -41,7 +41,7 @@ VALIDATE = (
     ("confidence",),
     ("counting",),
     ("judging", "measure"),
-    ("launch", "parity", "tuning"),
+    ("foreign", "launch", "parity", "tuning"),
     ("served",),
     ("report",),
     ("acceptance", "card", "comparison", "golden", "tracking"),

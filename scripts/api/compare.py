@@ -50,7 +50,7 @@ class CompareSettings(OnTracesSettings):
         Argument(
             "drafts, the baseline first; without --traces, files instead: reports of "
             "'gate --report' with one baseline, output of 'replay --json', or "
-            "measurements of 'measure'",
+            "measurements of 'measure' or of another tool",
             "DRAFT",
         ),
     ]

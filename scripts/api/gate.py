@@ -25,6 +25,7 @@ from .verb import verb
 
 if TYPE_CHECKING:
     from ...validate.counting.draft_replay import DraftReplay
+    from ...validate.foreign.foreign_measurement import ForeignPair
     from ...validate.judging.interim_analysis import Look
     from ...validate.judging.judgement import GateReport
     from ...validate.judging.policy import Policy
@@ -47,8 +48,8 @@ class GateSettings(GateOnTracesSettings, Pages):
     measured: Annotated[
         Sequence[arguments.AnyPath] | None,
         Option(
-            "measurements ('measure') of servers with the BF16 and with the quantized"
-            " draft; given with traces, the worse verdict counts",
+            "measurements ('measure', or of another tool: docs/foreign-numbers.md) of servers with"
+            " the BF16 and with the quantized draft; given with traces, the worse verdict counts",
             "A B",
             count=2,
         ),
@@ -236,7 +237,8 @@ def _golden_file(
 ) -> Mapping[Path, str]:
     """Golden acceptance of the candidate, served where it was; a verdict is not lost for it."""
     try:
-        return settings.golden_file(document, measured.runs[1] if measured.runs else None)
+        served = measured.runs[1] if isinstance(measured.runs, tuple) else None
+        return settings.golden_file(document, served)
     except GoldenError as exc:
         settings.listener.warning(f"no golden acceptance is written: {exc.what}")
         return {}
@@ -246,7 +248,7 @@ def _golden_file(
 class _Measured:
     """What is judged beside traces, or instead of them."""
 
-    runs: "tuple[Measurement, Measurement] | None"
+    runs: "tuple[Measurement, Measurement] | ForeignPair | None"
     again: "Measurement | None"
     findings: "tuple[Finding, ...]"
 
@@ -257,21 +259,37 @@ class _Measured:
 
     def as_served(self, settings: GateSettings) -> GateSettings:
         """Traces are replayed with the K that was served, where no other is asked for."""
-        speculation = self.runs[0].setup.speculation if self.runs is not None else None
-        if speculation is None or settings.num_draft_tokens is not None:
+        if self.runs is None or settings.num_draft_tokens is not None:
             return settings
-        return dataclasses.replace(settings, num_draft_tokens=speculation.num_draft_tokens)
+        if isinstance(self.runs, tuple):
+            speculation = self.runs[0].setup.speculation
+            served = None if speculation is None else speculation.num_draft_tokens
+        else:
+            served = self.runs.baseline.num_draft_tokens
+        return dataclasses.replace(settings, num_draft_tokens=served)
 
 
 def _read_measured(settings: GateSettings) -> _Measured:
+    from ...validate.foreign.formats import is_foreign, read_foreign_pair
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.finding import read_findings
 
-    runs = again = None
+    runs: tuple[Measurement, Measurement] | ForeignPair | None = None
+    again = None
     if settings.measured:
-        baseline, candidate = (read_measurement(Path(path)) for path in settings.measured)
-        runs = baseline, candidate
+        baseline, candidate = map(Path, settings.measured)
+        if is_foreign(baseline, candidate):
+            runs = read_foreign_pair(baseline, candidate)
+        else:
+            runs = read_measurement(baseline), read_measurement(candidate)
     if settings.baseline_again:
+        if not isinstance(runs, tuple):
+            raise GateError(
+                "--baseline-again",
+                "shows the server's noise between measurements of 'draftquant measure'; these are"
+                " of another tool",
+                fix="leave it out, or measure all three with 'draftquant measure'",
+            )
         again = read_measurement(Path(settings.baseline_again))
     findings = tuple(one for path in settings.parity for one in read_findings(Path(path)))
     return _Measured(runs=runs, again=again, findings=findings)
@@ -310,12 +328,22 @@ def _judged_drafts(
     settings: GateSettings, measured: _Measured, replayed: "OnTraces | None"
 ) -> "tuple[Drafts, tuple[EngineFacts, ...]]":
     """Who was judged, and what engines do with the candidate; none where no folder is at hand."""
-    from ...validate.report.facts import Drafts, drafts_of, engine_facts, measured_facts
+    from ...validate.report.facts import (
+        DraftFacts,
+        Drafts,
+        drafts_of,
+        engine_facts,
+        measured_facts,
+    )
 
     if replayed is not None:
         names = [str(name) for name in settings.references]
         drafts = drafts_of(names, replayed.folders, settings.served_forms(len(names)))
         return drafts, engine_facts(replayed.folders[1].folder, drafts.candidate.name)
     assert measured.runs is not None  # or there is nothing to judge, see `GateSettings.check`
-    baseline, candidate = map(measured_facts, measured.runs)
-    return Drafts(baseline=baseline, candidate=candidate), ()
+    if not isinstance(measured.runs, tuple):
+        both = measured.runs.baseline, measured.runs.candidate
+        served = [DraftFacts(name=one.name, sha256=None) for one in both]
+    else:
+        served = [measured_facts(one) for one in measured.runs]
+    return Drafts(baseline=served[0], candidate=served[1]), ()

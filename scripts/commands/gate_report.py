@@ -99,7 +99,7 @@ def print_served(report: "GateReport") -> None:
     positions = [f"pos {i + 1}" for i in range(report.num_draft_tokens)]
     numbers = ("acceptance length", "as compared", *positions)
     found = table(
-        f"Served by {served.engine} {served.version}, K = {report.num_draft_tokens},"
+        f"Served by {words.server(served)}, K = {report.num_draft_tokens},"
         f" {words.prompts(report.num_prompts, report.num_short_prompts)} prompts",
         "run",
         *numbers,
@@ -107,10 +107,14 @@ def print_served(report: "GateReport") -> None:
     )
     lengths = (served.baseline_mean_acceptance_length, served.candidate_mean_acceptance_length)
     for figures, length in zip((report.baseline, report.candidate), lengths, strict=True):
-        survival = (f"{share:.3f}" for share in figures.survival)
+        told = served.told_positions
+        survival = (f"{share:.3f}" if told else words.NONE for share in figures.survival)
         found.row(figures.name, f"{length:.4f}", f"{figures.mean_acceptance_length:.4f}", *survival)
     print_table(found)
     if report.change is None:
+        return
+    if served.identical_share is None or served.common_share is None:
+        out.line("the tool keeps no outputs, so nothing shows whether both servers wrote the same")
         return
     out.line(
         f"{served.identical_share:.1%} of the outputs are identical, and both servers wrote"

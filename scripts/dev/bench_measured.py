@@ -50,7 +50,7 @@ def coverage(runs: int, seed: int) -> Figures:
         for report in _judged(name, parting, 100, LIMIT, runs, seed):
             served = report.served
             assert served is not None  # of measurements
-            shares = [served.identical_share, served.common_share, 0.0]
+            shares = [served.identical_share or 0.0, served.common_share or 0.0, 0.0]
             covered = [
                 share
                 for change in (served.whole_change, served.common_change, report.change)

@@ -10,12 +10,15 @@ from ..counting.draft_counts import PromptCounts
 from ..counting.draft_replay import DraftReplay
 from ..counting.estimand import estimand
 from ..errors import CompareError
+from ..foreign.foreign_measurement import ForeignMeasurement
+from ..foreign.formats import foreign_format, read_foreign
 from ..judging.judgement import GateReport
 from ..judging.retuned_gate import RetunedRecord
 from ..measure.measurement import Measurement, differences
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document, read_report
 from ..served.common_rounds import whole_counts
+from ..served.foreign_gate import incomparability, not_compared, paired, warnings_of
 from ..served.joint_report import JointReport
 from .counted_drafts import Contestant, CountedDrafts, count_drafts
 from .replay_file import ReplayedDraft, read_replays
@@ -78,6 +81,8 @@ def of_files(paths: Sequence[Path]) -> Counted:
             f"is a {kinds[other]}, and {paths[0]} is a {kinds[0]}: they count different things",
             fix="give reports of the gate, replays or measurements, all of one kind",
         )
+    if kinds[0] == "foreign measurement":
+        return _of_foreign([read_foreign(path) for path in paths])
     if kinds[0] == "measurement":
         return _of_measurements([read_measurement(path) for path in paths])
     return _of_replayed(paths) if kinds[0] == "replay" else _of_reports(paths)
@@ -86,12 +91,16 @@ def of_files(paths: Sequence[Path]) -> Counted:
 def kind_of(path: Path) -> str:
     """A "measurement" is lines of JSON of which the first says so, a "replay" a list, or "report".
 
+    A "foreign measurement" is what another tool's benchmark wrote.
+
     Raises:
         CompareError: it cannot be read.
     """
     try:
         with open_stream(path) as stream:
             line = stream.readline(_MOST_OF_A_LINE)
+        if foreign_format(path) is not None:
+            return "foreign measurement"
         if line.lstrip().startswith(b"["):
             return "replay"
         found = parse_json(line.decode("utf-8"))
@@ -236,6 +245,33 @@ def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
         drafts=count_drafts([contestant_of(one, depth) for one in measurements]),
         num_draft_tokens=depth,
         counted_by=f"all verify steps of whole outputs of {server.engine} {server.version}",
+    )
+
+
+def _of_foreign(runs: Sequence[ForeignMeasurement]) -> Counted:
+    """Runs of one tool, all in the order of the first."""
+    first = runs[0]
+    others = [paired(first, one) for one in runs[1:]]
+    for other in others:
+        if unequal := incomparability(first, other):
+            raise CompareError(
+                other.name,
+                f"cannot be compared with {first.name}: {unequal}",
+                fix="measure all drafts with one tool, on the same prompts, with the same settings",
+            )
+    contestants = [
+        Contestant(name=one.name, sha256=None, prompts=[request.prompt for request in one.requests])
+        for one in (first, *others)
+    ]
+    missing = [what for other in others for what, _ in not_compared(first, other)]
+    return Counted(
+        drafts=count_drafts(contestants),
+        num_draft_tokens=first.num_draft_tokens,
+        counted_by=f"all verify steps of whole outputs, measured by {first.tool}",
+        warnings=(
+            *warnings_of(first),
+            *(f"not compared: {what}" for what in dict.fromkeys(missing)),
+        ),
     )
 
 

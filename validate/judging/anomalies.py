@@ -33,6 +33,9 @@ class Background:
         cut: the vocabulary of the candidate was cut. quantized: it is quantized, too or alone.
         confidence_head: what the two drafts' confidence heads foretell; None = they have none, or
             were not asked.
+        not_compared: what makes two runs comparable and could not be compared, because files of
+            another tool do not hold it: sentences without a full stop. No such run passes.
+        to_compare: how those tools keep it, a sentence each.
         warnings: sentences without a full stop, for the verdict.
     """
 
@@ -48,6 +51,8 @@ class Background:
     cut: bool = False
     quantized: bool = True
     confidence_head: CalibrationChange | None = None
+    not_compared: tuple[str, ...] = ()
+    to_compare: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

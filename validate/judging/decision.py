@@ -225,6 +225,19 @@ def _a_small_category_lost(evidence: Evidence) -> Decision | None:
     )
 
 
+def _not_all_compared(evidence: Evidence) -> Decision | None:
+    """Less evidence makes no verdict easier: what was not compared might be an anomaly."""
+    missing = evidence.background.not_compared
+    if not missing:
+        return None
+    return Decision(
+        "INCONCLUSIVE",
+        "The bounds clear the limit, but these files do not show that the two runs can be compared."
+        f" Not compared: {'; '.join(missing)}.",
+        lines(*evidence.background.to_compare),
+    )
+
+
 def _passed(evidence: Evidence) -> Decision | None:
     change = evidence.change
     assert change is not None  # too few prompts is a rung above
@@ -247,6 +260,7 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
     _limit_between_the_bounds,
     _a_small_category_lost,
     _a_category_is_open,
+    _not_all_compared,
     _passed,
 )
 

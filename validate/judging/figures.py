@@ -21,9 +21,14 @@ class ServedFigures:
 
     Attributes:
         engine, version, model: of the baseline's server.
-        concurrency: of the baseline's run and of the candidate's.
+        tool: that measured both; None = 'draftquant measure'.
+        told_positions: False = figures by position say nothing: only the sums of each request are
+            known.
+        concurrency: of the baseline's run and of the candidate's; None = not known.
         estimator: "whole outputs" where no prompt tells which rounds lie in common text.
-        identical_share: of the prompts, those with the same output on both servers; in [0, 1].
+        identical_share: of the prompts, those with the same output on both servers; in [0, 1]. It,
+            common_share and repeated_8gram_share are None where the tool does not keep outputs, or
+            keeps no tokens.
         common_share: of the output tokens, those that both servers wrote before they parted;
             in [0, 1].
         baseline_mean_acceptance_length, candidate_mean_acceptance_length: of all rounds, as the
@@ -40,17 +45,19 @@ class ServedFigures:
     engine: str
     version: str
     model: str
-    concurrency: tuple[int, int]
+    concurrency: tuple[int, int] | None
     estimator: EstimatorName
-    identical_share: float
-    common_share: float
+    identical_share: float | None
+    common_share: float | None
     baseline_mean_acceptance_length: float
     candidate_mean_acceptance_length: float
     whole_change: PairedChange | None
     common_change: PairedChange | None
-    repeated_8gram_share: float
+    repeated_8gram_share: float | None
     mean_token_probability: float | None
     num_near_duplicates: int
+    tool: str | None = None
+    told_positions: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

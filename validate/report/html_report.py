@@ -295,7 +295,7 @@ def _provenance(document: Document) -> Iterator[tuple[str, str]]:
     if found.background.confidence_head is not None:
         yield "Confidence head", words.calibration(found.background.confidence_head)
     if found.served is not None:
-        yield "Served by", f"{found.served.engine} {found.served.version}, {found.served.model}"
+        yield "Served by", f"{words.server(found.served)}, {found.served.model}"
     yield "Policy", f"{found.policy.name}{_looser(found.looser_than_release)}"
     if made is not None:
         yield "Recipe", f"{made.recipe}, sha256 {made.recipe_sha256}"

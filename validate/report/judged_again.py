@@ -25,7 +25,8 @@ from ..judging.categories import change_of
 from ..judging.figures import DraftFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.retuned_gate import MARK, RULE, RetunedRecord, RetunedReport, retuned_report
-from ..judging.verdict import REPLAYED
+from ..judging.verdict import REPLAYED, Wording
+from ..served.foreign_gate import FOREIGN
 from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import SERVED
 from ..served.server_noise import DRIFT_CONFIDENCE, ServerNoise, judged_noise
@@ -84,7 +85,7 @@ def _compare(found: GateReport, *, taught: bool = False) -> GateReport:
         found.policy,
         incomparable=incomparable,
         estimand=_estimand(found),
-        wording=REPLAYED if found.served is None else SERVED,
+        wording=_wording(found),
         look=found.look,
         background=found.background,
     )
@@ -98,6 +99,13 @@ def _compare(found: GateReport, *, taught: bool = False) -> GateReport:
         for own, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
     ]
     return dataclasses.replace(report, baseline=both[0], candidate=both[1])
+
+
+def _wording(found: GateReport) -> Wording:
+    """Of the way in which the drafts were counted."""
+    if found.served is None:
+        return REPLAYED
+    return SERVED if found.served.tool is None else FOREIGN
 
 
 def _compared(found: GateReport, again: GateReport) -> GateReport:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ..confidence.head_calibration import CalibrationChange
 from ..counting.paired_change import PairedChange
+from ..judging.figures import ServedFigures
 
 NONE = "\u2013"
 """A dash, where there is no figure."""
@@ -66,6 +67,12 @@ def nbytes(number: float) -> str:
         if number >= size:
             return f"{number / size:,.2f} {unit}"
     return f"{number:,.0f} bytes"
+
+
+def server(served: ServedFigures) -> str:
+    """Which server was measured, and by which tool where it was another one."""
+    engine = " ".join(filter(None, (served.engine, served.version)))
+    return engine if served.tool is None else f"{engine} (measured by {served.tool})"
 
 
 def digest(sha256: str | None) -> str:

@@ -234,10 +234,15 @@ def num_unwritten(record: RequestRecord, num_draft_tokens: int) -> int:
         0 where all is accounted for; below 0 where the steps wrote more than the output has room
         for: K beyond its end, and a token that ended it and was dropped.
     """
-    written = 1 + round(whole_counts(record, num_draft_tokens).num_emitted_tokens)
-    missing = len(record.token_ids) - written
-    most = num_draft_tokens * (2 if record.num_cut_rounds else 1)
-    return 0 if -num_draft_tokens - 1 <= missing <= most else missing
+    counts = whole_counts(record, num_draft_tokens)
+    return num_missing(len(record.token_ids), counts, cut=record.num_cut_rounds > 0)
+
+
+def num_missing(num_tokens: int, counts: AcceptanceCounts, *, cut: bool) -> int:
+    """The same of an output of so many tokens; `cut`: its last verify steps are not counted."""
+    missing = num_tokens - 1 - round(counts.num_emitted_tokens)
+    most = counts.num_draft_tokens * (2 if cut else 1)
+    return 0 if -counts.num_draft_tokens - 1 <= missing <= most else missing
 
 
 def whole_counts(record: RequestRecord, num_draft_tokens: int) -> AcceptanceCounts:

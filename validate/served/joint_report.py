@@ -12,6 +12,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from ..counting.paired_change import PairedChange
+from ..foreign.foreign_measurement import ForeignPair
 from ..judging.anomalies import Background
 from ..judging.contradictions import comparison_problem, exit_code_problem
 from ..judging.interim_analysis import Look
@@ -22,6 +23,7 @@ from ..judging.retuned_gate import RetunedRecord
 from ..judging.verdict import EXIT_CODES, Verdict, worst
 from ..measure.measurement import Measurement
 from ..parity.finding import Finding
+from .foreign_gate import judge_foreign
 from .served_gate import judge_measured
 from .server_noise import ServerNoise, server_noise
 
@@ -159,7 +161,7 @@ def _apart(one: PairedChange, other: PairedChange) -> bool:
 
 
 def judge_jointly(
-    runs: tuple[Measurement, Measurement] | None,
+    runs: tuple[Measurement, Measurement] | ForeignPair | None,
     again: Measurement | None,
     replayed: GateReport | RetunedRecord | None,
     findings: tuple[Finding, ...],
@@ -183,7 +185,11 @@ def judge_jointly(
         GateError: see `judge_measured` and `server_noise`.
     """
     served = noise = None
-    if runs is not None:
+    if isinstance(runs, ForeignPair):
+        served = judge_foreign(runs, policy, look=look, background=background)
+        if replayed is None and not findings:
+            return served
+    elif runs is not None:
         served = judge_measured(*runs, policy, look=look, background=background)
         if again is not None:
             noise = server_noise(runs[0], again, policy)

@@ -169,39 +169,61 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
 
 def _unaccounted(baseline: Measurement, candidate: Measurement) -> str:
     """Whose verify steps are not those of its text, a sentence; empty if both are."""
-    shares = [_undrafted_share(one) for one in (baseline, candidate)]
-    for one, share in zip((baseline, candidate), shares, strict=True):
+    both = (baseline, candidate)
+    return unaccounted([one.name for one in both], [_undrafted_share(one) for one in both])
+
+
+def unaccounted(names: Sequence[str], shares: Sequence[float]) -> str:
+    """The same of two runs with these shares of steps without a draft, see `undrafted_share`."""
+    for name, share in zip(names, shares, strict=True):
         if share < 0:
-            return f"the verify steps of {one.name} accept more than its outputs have tokens"
+            return f"the verify steps of {name} accept more than its outputs have tokens"
         if share > MOST_UNDRAFTED:
             return (
-                f"{share:.1%} of the steps that wrote the outputs of {one.name} are no verify"
+                f"{share:.1%} of the steps that wrote the outputs of {name} are no verify"
                 " steps: its server drafted nothing there, or did not report it"
                 f" ({MOST_UNDRAFTED:.0%} may be missing)"
             )
     if abs(shares[0] - shares[1]) > MOST_UNDRAFTED_APART:
         return (
-            f"{shares[0]:.2%} of the steps that wrote the outputs of {baseline.name} are no verify"
-            f" steps, and {shares[1]:.2%} of {candidate.name}: one server drafted less often"
+            f"{shares[0]:.2%} of the steps that wrote the outputs of {names[0]} are no verify"
+            f" steps, and {shares[1]:.2%} of {names[1]}: one server drafted less often"
         )
     return ""
 
 
 def _undrafted_share(measurement: Measurement) -> float:
-    """Of the steps behind first tokens, those that are no verify steps; below 0 = see above."""
     size = _num_draft_tokens(measurement)
-    unwritten = [num_unwritten(record, size) for record in measurement.records]
+    return undrafted_share(
+        [num_unwritten(record, size) for record in measurement.records],
+        sum(whole_counts(record, size).num_steps for record in measurement.records),
+    )
+
+
+def undrafted_share(unwritten: Sequence[int], num_steps: float) -> float:
+    """Of the steps behind first tokens, those that are no verify steps; below 0 = see above.
+
+    Args:
+        unwritten: of each request, see `num_missing`.
+        num_steps: verify steps of all.
+    """
     if min(unwritten) < 0:
         return -1.0
-    counted = sum(whole_counts(record, size).num_steps for record in measurement.records)
-    return sum(unwritten) / (sum(unwritten) + counted) if any(unwritten) else 0.0
+    return sum(unwritten) / (sum(unwritten) + num_steps) if any(unwritten) else 0.0
 
 
 def _other_target(baseline: Measurement, outputs: Sequence[PairedOutputs]) -> str:
     """That greedy outputs part far too often for one target, a sentence; empty if they do not."""
+    if baseline.setup.asked.temperature:
+        return ""
     parted = sum(not one.identical for one in outputs)
-    chance = _share(parted, parted + sum(one.num_common for one in outputs))
-    if baseline.setup.asked.temperature or chance <= MOST_PARTING:
+    return other_target(parted, sum(one.num_common for one in outputs))
+
+
+def other_target(num_parted: int, num_common: float) -> str:
+    """The same of outputs of which so many part, behind so many common tokens of all."""
+    chance = _share(num_parted, num_parted + num_common)
+    if chance <= MOST_PARTING:
         return ""
     return (
         f"the two targets differ: greedy outputs diverge at {chance:.1%} of the tokens at which"
@@ -286,5 +308,5 @@ def _num_same_outputs(measurement: Measurement) -> int:
     return sum(len(alike) for alike in prompts.values() if len(alike) > 1)
 
 
-def _share(part: int, whole: int) -> float:
+def _share(part: int, whole: float) -> float:
     return part / whole if whole else 0.0

@@ -1,0 +1,122 @@
+"""What tools that need a GPU write, by their sources: SGLang, specdec_bench, trtllm-bench."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FOREIGN = Path(__file__).parent / "foreign"
+
+
+def requests(name: str) -> list[dict[str, Any]]:
+    """What a real server answered: prompt, output and accepted tokens of each verify step."""
+    report = json.loads((FOREIGN / f"guidellm-{name}.json").read_text(encoding="utf-8"))
+    found = []
+    for one in report["benchmarks"][0]["requests"]["successful"]:
+        told = one["response_metrics"]["speculative_decoding"]
+        found.append(
+            {
+                "prompt": json.loads(one["request_args"])["body"]["prompt"],
+                "output": one["output"],
+                "num_tokens": one["output_metrics"]["total_tokens"],
+                "num_prompt_tokens": one["input_metrics"]["total_tokens"],
+                "accepted": told["per_step_accepted"],
+            }
+        )
+    return sorted(found, key=lambda one: one["prompt"])
+
+
+def sglang(path: Path, name: str, *, logprobs: bool = True) -> Path:
+    """`FileRequestMetricsExporter.write_record` of SGLang 0.5.23."""
+    lines = []
+    for place, one in enumerate(requests(name)):
+        accepted = one["accepted"]
+        sampling = {"temperature": 0.0, "max_new_tokens": 64, "ignore_eos": True}
+        asked = {"text": one["prompt"], "sampling_params": sampling, "rid": f"{name}{place}"}
+        line = {
+            "request_parameters": json.dumps(asked),
+            "id": f"{name}{place}",
+            "finish_reason": {"type": "length", "length": 64},
+            "prompt_tokens": one["num_prompt_tokens"],
+            "completion_tokens": one["num_tokens"],
+            "spec_accept_rate": sum(accepted) / (3 * len(accepted)),
+            "spec_accept_length": one["num_tokens"] / len(accepted),
+            "spec_num_correct_drafts": sum(accepted),
+            "spec_num_proposed_drafts": 3 * len(accepted),
+            "spec_verify_ct": len(accepted),
+            "spec_correct_drafts_histogram": [accepted.count(j) for j in range(max(accepted) + 1)],
+        }
+        if logprobs:
+            line["output_token_logprobs"] = [[-0.1, ord(c), c] for c in one["output"]]
+        lines.append(line)
+    return _lines(path, lines)
+
+
+def speed_bench(folder: Path, name: str) -> Path:
+    """`SpecBench._format_write_output` and `dump_env` of specdec_bench."""
+    folder.mkdir()
+    configuration = {
+        "engine": "VLLM",
+        "engine_version": "0.32.0",
+        "model_dir": "/models/target",
+        "draft_model_dir": f"/models/{name}",
+        "draft_length": 3,
+        "dataset": "speed",
+        "dataset_path": "qualitative",
+        "output_length": 64,
+        "temperature": 0.0,
+    }
+    (folder / "configuration.json").write_text(json.dumps(configuration), encoding="utf-8")
+    lines = [
+        {
+            "question_id": place,
+            "category": ("coding", "math")[place % 2],
+            "turns": [one["prompt"]],
+            "acceptance_lengths": [accepted + 1 for accepted in one["accepted"][:-1]],
+            "choices": [{"index": 0, "turns": [one["output"]]}],
+            "raw_choices": [{"index": 0, "turns": [one["output"]]}],
+        }
+        for place, one in enumerate(requests(name))
+    ]
+    return _lines(folder / "specbench_responses.jsonl", lines)
+
+
+def trtllm(path: Path, name: str) -> Path:
+    """`ReportUtility.get_request_info`, and the parts of `get_statistics_dict` that are read."""
+    found = [
+        {
+            "id": place + 5,
+            "num_input_tokens": one["num_prompt_tokens"],
+            "error_tokens": 0,
+            "decode_iteration": len(one["accepted"]),
+            "num_total_output_tokens": one["num_tokens"],
+            "output": one["output"],
+            "output_tokens": one["num_tokens"],
+        }
+        for place, one in enumerate(requests(name))
+    ]
+    path.write_text(json.dumps(found[::-1]), encoding="utf-8")  # as they ended
+    drafted = [3 * (one["decode_iteration"] + 1) for one in found]
+    report = {
+        "engine": {"model": "target", "version": "1.2.1"},
+        "world_info": {},
+        "request_info": {},
+        "performance": {},
+        "decoding_stats": {
+            "num_draft_tokens_percentiles": {"average": sum(drafted) / len(drafted)}
+        },
+        "dataset": {"num_requests": len(found)},
+    }
+    path.with_suffix(".report.json").write_text(json.dumps(report), encoding="utf-8")
+    return path
+
+
+def rewritten(path: Path, place: Path, change: Mapping[str, Any]) -> Path:
+    """A copy of JSON lines in which every line has these keys too."""
+    lines = [json.loads(line) | change for line in path.read_text(encoding="utf-8").splitlines()]
+    return _lines(place, lines)
+
+
+def _lines(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path

@@ -1,0 +1,235 @@
+"""Measurements of other tools: real files of four of them, and files by the sources of three."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import handmade_foreign as handmade
+import pytest
+from draftquant.api import compare, gate
+from draftquant.scripts.api.reports import GateReport
+from draftquant.validate.errors import CompareError, GateError, MeasureError
+from draftquant.validate.foreign.averages import AVERAGES
+from draftquant.validate.foreign.foreign_measurement import narrowest
+from draftquant.validate.foreign.formats import FORMATS, read_foreign, read_foreign_pair
+from handmade_foreign import FOREIGN
+
+DOCS = Path(__file__).parents[1] / "docs" / "foreign-numbers.md"
+REAL = {
+    "aiperf": "aiperf-{}/profile_export.jsonl",
+    "guidellm": "guidellm-{}.json",
+    "vllm_responses": "vllm-answers-{}.jsonl",
+}
+
+
+def both(pattern: str) -> list[Path]:
+    return [FOREIGN / pattern.format(name) for name in ("bf16", "int4")]
+
+
+def judged(paths: list[Path], **options: Any) -> GateReport:
+    report = gate(measured=paths, min_prompts=2, **options)
+    assert isinstance(report, GateReport)
+    return report
+
+
+def sums(path: Path) -> tuple[int, ...]:
+    histograms = (request.histogram for request in read_foreign(path).requests)
+    return tuple(map(sum, zip(*histograms, strict=True)))
+
+
+def edited(path: Path, place: Path, old: str, new: str) -> Path:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    place.write_text(text.replace(old, new), encoding="utf-8")
+    return place
+
+
+def test_real_files_of_three_tools_count_the_same_verify_steps() -> None:
+    for name in ("bf16", "int4"):
+        counted = {sums(FOREIGN / pattern.format(name)) for pattern in REAL.values()}
+        assert len(counted) == 1, name
+
+
+def test_real_files_of_three_tools_give_one_verdict() -> None:
+    reports = [judged(both(pattern)) for pattern in REAL.values()]
+    assert len({report.relative_change for report in reports}) == 1
+    for report in reports:
+        assert report.num_prompts == 8
+        assert report.served is not None
+        assert report.served.identical_share == 1
+        assert not report.background.not_compared
+        assert any("no record of which draft" in warning for warning in report.warnings)
+
+
+def test_a_report_of_a_foreign_measurement_is_judged_again_when_it_is_read(tmp_path: Path) -> None:
+    written = tmp_path / "r.json"
+    found = gate(measured=both(REAL["guidellm"]), report=written, html=tmp_path / "r.html")
+    assert json.loads(written.read_text(encoding="utf-8"))["served"]["tool"] == "GuideLLM 0.8.1"
+    assert "GuideLLM 0.8.1" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert found.verdict == "INCONCLUSIVE"
+
+
+def test_bench_serve_is_read_where_events_and_counters_agree() -> None:
+    for path in both("vllm-bench-{}.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        counts = sums(path)
+        assert sum(counts) == result["spec_decode_num_drafts"]
+        emitted = sum((j + 1) * count for j, count in enumerate(counts))
+        assert emitted == result["total_output_tokens"] - len(result["itls"])
+    report = judged(both("vllm-bench-{}.json"))
+    assert report.num_prompts == 12
+    assert report.served is not None
+    assert not report.served.told_positions
+
+
+def test_bench_serve_is_refused_where_verify_steps_came_together() -> None:
+    with pytest.raises(MeasureError, match=r"2,181 events .* 2,208 verify steps") as found:
+        read_foreign(FOREIGN / "vllm-bench-together.json")
+    assert "--per-request-spec-decode-metrics" in str(found.value)
+
+
+def test_bench_serve_without_details_says_what_to_switch_on(tmp_path: Path) -> None:
+    result = json.loads((FOREIGN / "vllm-bench-bf16.json").read_text(encoding="utf-8"))
+    del result["itls"]
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(result), encoding="utf-8")
+    with pytest.raises(MeasureError, match="--save-detailed"):
+        read_foreign(path)
+
+
+def test_tools_that_need_a_gpu_count_as_their_sources_write(tmp_path: Path) -> None:
+    expected = sums(FOREIGN / "guidellm-bf16.json")
+    assert sums(handmade.sglang(tmp_path / "s.log", "bf16")) == expected
+    without_last = sums(handmade.speed_bench(tmp_path / "bf16", "bf16"))
+    assert sum(expected) - sum(without_last) == 8
+    told = sums(handmade.trtllm(tmp_path / "t.json", "bf16"))
+    assert sum(told) == sum(expected)
+    speed = [handmade.speed_bench(tmp_path / f"run-{name}", name) for name in ("bf16", "int4")]
+    assert {found.category for found in judged(speed).categories} == {"coding", "math"}
+
+
+def test_what_a_file_cannot_show_keeps_a_draft_from_passing(tmp_path: Path) -> None:
+    wide = {"max_relative_drop": 0.5}
+    whole = [handmade.sglang(tmp_path / f"{name}.log", name) for name in ("bf16", "int4")]
+    assert judged(whole, **wide).verdict == "PASS"
+    silent = [handmade.sglang(tmp_path / f"{n}-.log", n, logprobs=False) for n in ("bf16", "int4")]
+    found = judged(silent, **wide)
+    assert found.verdict == "INCONCLUSIVE"
+    assert "Not compared: whether both servers ran one target" in found.reason
+    assert found.action is not None
+    assert "--return-logprob" in found.action
+
+
+def test_aiperf_without_raw_records_does_not_pass(tmp_path: Path) -> None:
+    for name in ("bf16", "int4"):
+        shutil.copytree(FOREIGN / f"aiperf-{name}", tmp_path / name)
+        (tmp_path / name / "profile_export_raw.jsonl").unlink()
+    paths = [tmp_path / name / "profile_export.jsonl" for name in ("bf16", "int4")]
+    found = judged(paths, max_relative_drop=0.5)
+    assert found.verdict == "INCONCLUSIVE"
+    assert "--export-level raw" in (found.action or "")
+    assert found.served is not None
+    assert found.served.identical_share is None
+
+
+def test_runs_that_differ_are_anomalous(tmp_path: Path) -> None:
+    own, other = both(REAL["guidellm"])
+    warmer = edited(other, tmp_path / "w.json", '\\"temperature\\":0', '\\"temperature\\":0.8')
+    assert "temperature: 0, 0.8" in judged([own, warmer]).reason
+    lines = both(REAL["vllm_responses"])[1].read_text(encoding="utf-8").splitlines()
+    fewer = tmp_path / "fewer.jsonl"
+    fewer.write_text("\n".join(lines[:-1]), encoding="utf-8")
+    assert "8 and 7 requests" in judged([both(REAL["vllm_responses"])[0], fewer]).reason
+    shorter = [handmade.trtllm(tmp_path / f"{name}.json", name) for name in ("bf16", "int4")]
+    edited(shorter[1], shorter[1], '"num_input_tokens": 48', '"num_input_tokens": 49')
+    assert "different prompts" in judged(shorter).reason
+
+
+def test_other_outputs_are_another_target(tmp_path: Path) -> None:
+    paths = both(REAL["vllm_responses"])
+    answers = [json.loads(line) for line in paths[1].read_text(encoding="utf-8").splitlines()]
+    for place, answer in enumerate(answers):
+        answer["choices"][0]["text"] = f"{place} something else altogether"
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps(one) + "\n" for one in answers), encoding="utf-8")
+    found = judged([paths[0], other])
+    assert (found.verdict, "the two targets differ" in found.reason.lower()) == ("ANOMALOUS", True)
+
+
+def test_verify_steps_account_for_the_output(tmp_path: Path) -> None:
+    own, other = both(REAL["vllm_responses"])
+    longer = edited(
+        other, tmp_path / "l.jsonl", '"completion_tokens": 64', '"completion_tokens": 90'
+    )
+    assert "are no verify steps" in judged([own, longer]).reason
+
+
+def test_one_run_twice_or_two_tools_are_refused() -> None:
+    own, other = both(REAL["guidellm"])
+    with pytest.raises(GateError, match="the same outputs and verify steps"):
+        gate(measured=[own, own])
+    with pytest.raises(MeasureError, match="in different ways"):
+        gate(measured=[own, FOREIGN / "vllm-answers-int4.jsonl"])
+    with pytest.raises(GateError, match="of another tool"):
+        gate(measured=[own, other], baseline_again=own)
+
+
+def test_counts_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    path = FOREIGN / "vllm-answers-bf16.jsonl"
+    wrong = edited(path, tmp_path / "w.jsonl", '"num_spec_steps": 2', '"num_spec_steps": 3')
+    with pytest.raises(MeasureError, match=r"w.jsonl:\d+: num_spec_steps: expected \d+ by"):
+        read_foreign(wrong)
+    silent = handmade.rewritten(path, tmp_path / "s.jsonl", {"metrics": None})
+    with pytest.raises(MeasureError, match="--per-request-spec-decode-metrics"):
+        read_foreign(silent)
+
+
+AVERAGED = (
+    {"accept_length": 2.8, "backend": "sglang", "random_range_ratio": 0.0},
+    {"acc_length": 2.8, "last_gen_throughput": 900.0},
+    json.loads((FOREIGN / "aiperf-bf16/profile_export_aiperf.json").read_text(encoding="utf-8")),
+    {"world_info": {}, "request_info": {}, "performance": {}},
+    [{"Request_AL": {"0": 2.8}, "Average_AL": 2.8}],
+)
+
+
+@pytest.mark.parametrize("place", range(len(AVERAGES)))
+def test_an_average_without_counts_is_refused_with_what_to_switch_on(
+    place: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(AVERAGED[place]), encoding="utf-8")
+    with pytest.raises(MeasureError) as found:
+        gate(measured=[path, path])
+    assert AVERAGES[place].tool in str(found.value)
+    assert AVERAGES[place].switch_on in str(found.value)
+
+
+def test_compare_reads_them() -> None:
+    report = compare(both(REAL["guidellm"]))
+    assert any("paired by the prompt" in warning for warning in report.warnings)
+    with pytest.raises(CompareError, match="cannot be compared"):
+        compare([FOREIGN / "guidellm-bf16.json", FOREIGN / "vllm-answers-int4.jsonl"])
+
+
+def test_a_histogram_from_sums_has_these_sums() -> None:
+    for steps, accepted in ((1, 0), (1, 3), (7, 0), (7, 12), (7, 21), (0, 0)):
+        counts = narrowest(steps, accepted, 3)
+        assert (sum(counts), sum(j * c for j, c in enumerate(counts))) == (steps, accepted)
+
+
+def test_the_page_has_every_format_and_every_average() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    for one in FORMATS:
+        assert one.tool in text
+        assert one.version in text
+    for average in AVERAGES:
+        assert average.tool in text
+
+
+def test_detection_is_by_content(tmp_path: Path) -> None:
+    copied = tmp_path / "anything"
+    shutil.copy(FOREIGN / "guidellm-bf16.json", copied)
+    found = read_foreign_pair(copied, FOREIGN / "guidellm-int4.json")
+    assert found.baseline.tool == "GuideLLM 0.8.1"

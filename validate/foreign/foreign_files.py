@@ -1,0 +1,142 @@
+"""Files of other tools: JSON or JSON lines, of which each value is checked where it is read."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...recipes.errors import reason, short
+from ...recipes.regular_file import open_stream, read_text
+from ...recipes.strict_json import JsonProblem, parse_json, parse_object
+from ..errors import MeasureError
+from ..measure.protocols.answer_fields import AnswerProblem, Fields, whole, wholes
+
+MOST_BYTES = 512 * 2**20
+"""Of one file: 10,000 requests of GuideLLM have 54 MB."""
+PAGE = "docs/foreign-numbers.md says what is read of each tool, and how it is run for that"
+
+
+@contextmanager
+def reading(where: str, fix: str = PAGE) -> Iterator[None]:
+    """Says where something is not as the tool writes it.
+
+    Raises:
+        MeasureError: an `AnswerProblem` or a `JsonProblem` was raised inside.
+    """
+    try:
+        yield
+    except (AnswerProblem, JsonProblem) as exc:
+        raise MeasureError(where, str(exc), fix=fix) from exc
+
+
+def whole_document(path: Path) -> Any:
+    """Everything in a file, parsed.
+
+    Raises:
+        MeasureError: it cannot be read, or is no JSON.
+    """
+    try:
+        text = read_text(path, MOST_BYTES)
+    except OSError as exc:
+        raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
+    with reading(str(path)):
+        return parse_json(text)
+
+
+def object_in(path: Path) -> Fields:
+    """The one JSON object in a file.
+
+    Raises:
+        MeasureError: it cannot be read, or is none.
+    """
+    found = whole_document(path)
+    if not isinstance(found, Mapping):
+        raise MeasureError(path, f"expected a JSON object, got {short(found)}", fix=PAGE)
+    return found
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, Fields]]:
+    """Every line that is not empty, parsed, with its place in words.
+
+    Raises:
+        MeasureError: the file cannot be read, or a line is no JSON object.
+    """
+    size = 0
+    try:
+        with open_stream(path) as stream:
+            for number, line in enumerate(iter(lambda: stream.readline(MOST_BYTES + 1), b""), 1):
+                size += len(line)
+                if size > MOST_BYTES:
+                    raise MeasureError(path, f"more than {MOST_BYTES:,} bytes", fix=PAGE)
+                if not line.strip():
+                    continue
+                where = f"{path}:{number}"
+                with reading(where, "is the file whole? Copy it again"):
+                    yield where, parse_object(_text(line))
+    except OSError as exc:
+        raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
+
+
+def optional(fields: Fields, key: str, read: Callable[[Fields, str], Any]) -> Any:
+    """What `read` makes of a field; None where it is absent or null."""
+    return None if fields.get(key) is None else read(fields, key)
+
+
+def string(fields: Fields, key: str) -> str:
+    """Any text, also an empty one, also of several lines.
+
+    Raises:
+        AnswerProblem: it is none.
+    """
+    value = fields.get(key)
+    if not isinstance(value, str):
+        raise AnswerProblem(f"{key}: expected text, got {short(value)}")
+    return value
+
+
+def vllm_verify_steps(metrics: Fields) -> tuple[int, tuple[int, ...]]:
+    """K, and the histogram of what vLLM calls `speculative_decoding`, checked against its sums.
+
+    Source: `RequestSpecDecodeMetrics.to_dict` in vllm/v1/metrics/stats.py, 0.32.0 and 0.33.0.
+
+    Raises:
+        AnswerProblem: it contradicts itself.
+    """
+    most = whole(metrics, "num_spec_tokens", least=1)
+    histogram = wholes(metrics, "acceptance_histogram")
+    if len(histogram) != most + 1:
+        raise AnswerProblem(
+            f"acceptance_histogram: expected {most + 1} counts for num_spec_tokens = {most}, got"
+            f" {short(list(histogram))}"
+        )
+    check_sums(metrics, histogram)
+    return most, histogram
+
+
+def check_sums(metrics: Fields, histogram: tuple[int, ...]) -> None:
+    """What vLLM and AIPerf count of one request agrees with its histogram.
+
+    Raises:
+        AnswerProblem: it does not.
+    """
+    expected = {
+        "num_spec_steps": sum(histogram),
+        "num_accepted_draft_tokens": sum(j * count for j, count in enumerate(histogram)),
+    }
+    for key, value in expected.items():
+        if whole(metrics, key) != value:
+            raise AnswerProblem(
+                f"{key}: expected {value} by acceptance_histogram, got {metrics[key]}"
+            )
+    steps = optional(metrics, "per_step_accepted", wholes)
+    if steps is not None and [steps.count(j) for j in range(len(histogram))] != [*histogram]:
+        raise AnswerProblem(
+            f"per_step_accepted: {len(steps)} verify steps are not those of acceptance_histogram"
+        )
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise JsonProblem(f"not UTF-8: {exc.reason} at byte {exc.start}") from exc

@@ -1,0 +1,152 @@
+"""What another tool's benchmark measured of one draft, as far as a verdict needs it.
+
+A verdict needs, of every request, which prompt it was and how many draft tokens each of its verify
+steps accepted, so that prompts can be paired and bounds are over prompts. An average has neither.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.draft_counts import PromptCounts
+
+_NOT_THE_PROMPT = ("model", "stream", "stream_options", "rid", "request_id", "user")
+"""Keys of a request that say nothing of what is generated, or name the server."""
+_PROMPTS = ("prompt", "messages", "text", "input_ids", "input")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignRequest:
+    """What one request got.
+
+    Attributes:
+        id, category: of the prompt, as the tool calls them.
+        prompt_sha256: of what identifies the prompt.
+        settings: of the request that change what is generated, as far as the tool keeps them.
+        num_output_tokens: None = the tool does not keep it.
+        output: text; None = the tool does not keep it.
+        histogram: [K + 1] verify steps by number of accepted draft tokens.
+    """
+
+    id: str
+    category: str
+    prompt_sha256: str
+    settings: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    num_output_tokens: int | None
+    output: str | None
+    histogram: tuple[int, ...]
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Of its verify steps."""
+        return AcceptanceCounts(histogram=self.histogram)
+
+    @property
+    def prompt(self) -> PromptCounts:
+        """As the gate counts it."""
+        return PromptCounts(
+            id=self.id,
+            category=self.category,
+            prompt_sha256=self.prompt_sha256,
+            counts=self.counts,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignMeasurement:
+    """All requests of one run, in the tool's order.
+
+    Attributes:
+        name: of the file. tool: with its version, as far as the file says it.
+        engine, version, model: of the server; "" = the file does not say.
+        num_draft_tokens: K.
+        settings: of the whole run that have to be equal, as the file calls them.
+        paired_by: how a request is known as the same on another server, in words.
+        told_positions: False = only the sums of each request are known: its verify steps and its
+            accepted tokens. Its histogram is then the narrowest with these sums.
+        last_step_left_out: the tool does not count the last verify step of a request, which the end
+            of the output may cut.
+        to_keep_outputs: how the tool is made to keep the texts of outputs.
+    """
+
+    name: str
+    tool: str
+    engine: str
+    version: str = ""
+    model: str = ""
+    num_draft_tokens: int
+    settings: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    paired_by: str
+    told_positions: bool = True
+    last_step_left_out: bool = False
+    to_keep_outputs: str
+    requests: tuple[ForeignRequest, ...]
+
+    @property
+    def temperature(self) -> float | None:
+        """Of all requests; None where it is not known."""
+        asked = {request.settings.get("temperature") for request in self.requests}
+        asked |= {self.settings.get("temperature")} - {None}
+        known = asked - {None}
+        only = next(iter(known)) if len(known) == 1 else None
+        return float(only) if isinstance(only, int | float) else None
+
+    @property
+    def has_outputs(self) -> bool:
+        """Every request has its text."""
+        return all(request.output is not None for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignPair:
+    """Two runs: of the draft as released (BF16), and of the quantized draft."""
+
+    baseline: ForeignMeasurement
+    candidate: ForeignMeasurement
+
+
+def narrowest(num_steps: int, num_accepted: int, num_draft_tokens: int) -> tuple[int, ...]:
+    """The histogram of verify steps with the least spread that has these sums.
+
+    Bounds of a verdict need the sums alone; what a position accepted cannot be read from it.
+    """
+    counts = [0] * (num_draft_tokens + 1)
+    if num_steps:
+        fewer, more = divmod(num_accepted, num_steps)
+        counts[fewer] = num_steps - more
+        if more:
+            counts[fewer + 1] = more
+    return tuple(counts)
+
+
+def sha256_of(value: object) -> str:
+    """Identity of anything that JSON can say."""
+    text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def asked(payload: Mapping[str, object]) -> tuple[str, Mapping[str, object]] | None:
+    """Identity of the prompt of a request that was sent, and its settings; None = no prompt."""
+    prompt = {key: payload[key] for key in _PROMPTS if payload.get(key) is not None}
+    if not prompt:
+        return None
+    rest = {
+        key: value
+        for key, value in payload.items()
+        if key not in _PROMPTS and key not in _NOT_THE_PROMPT and value is not None
+    }
+    return sha256_of(prompt), rest
+
+
+def numbered(requests: Sequence[ForeignRequest]) -> dict[tuple[str, int], ForeignRequest]:
+    """Every request by its prompt and by how often that prompt came before."""
+    seen: dict[str, int] = {}
+    found = {}
+    for request in requests:
+        place = seen.get(request.prompt_sha256, 0)
+        seen[request.prompt_sha256] = place + 1
+        found[request.prompt_sha256, place] = request
+    return found

@@ -1,0 +1,119 @@
+"""vLLM's answers as they came, one to a line, with its metrics of each request.
+
+Source: vLLM 0.32.0 and 0.33.0, `entrypoints/openai/completion/protocol.py`,
+`chat_completion/protocol.py` (`metrics.speculative_decoding`) and `run_batch.py`
+(`BatchRequestOutput`: `custom_id` around the answer).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...recipes.errors import short
+from ..errors import MeasureError
+from ..measure.protocols.answer_fields import (
+    AnswerProblem,
+    Fields,
+    object_,
+    objects,
+    text,
+    whole,
+    wholes,
+)
+from .foreign_files import lines_of, optional, reading, string, vllm_verify_steps
+from .foreign_measurement import ForeignMeasurement, ForeignRequest, sha256_of
+
+_METRICS = (
+    "start vLLM (0.29 or later) with --per-request-spec-decode-metrics detailed, ask without"
+    " streaming, with return_token_ids: true, and write each answer as one line"
+)
+_OBJECTS = ("text_completion", "chat.completion")
+
+
+def claims(first: object) -> bool:
+    """Whether a first line is an answer, alone or of a batch."""
+    if not isinstance(first, Mapping):
+        return False
+    return first.get("object") in _OBJECTS or {"custom_id", "response"} <= first.keys()
+
+
+def read(path: Path) -> ForeignMeasurement:
+    """All answers.
+
+    Raises:
+        MeasureError: an answer is none, has no verify steps, or does not name its prompt.
+    """
+    requests, sizes, versions, models = [], set(), set(), set()
+    for where, line in lines_of(path):
+        with reading(where, _METRICS):
+            answer = _answer(line)
+            metrics = answer.get("metrics")
+            if not isinstance(metrics, Mapping):
+                raise AnswerProblem(f"metrics: expected an object, got {short(metrics)}")
+            most, histogram = vllm_verify_steps(object_(metrics, "speculative_decoding"))
+            choices = objects(answer, "choices")
+            if len(choices) != 1:
+                raise AnswerProblem(f"choices: expected one (n = 1), got {len(choices)}")
+            name, digest = _prompt(line, answer, choices[0])
+            requests.append(
+                ForeignRequest(
+                    id=name,
+                    category="all",
+                    prompt_sha256=digest,
+                    num_output_tokens=whole(object_(answer, "usage"), "completion_tokens"),
+                    output=_output(choices[0]),
+                    histogram=histogram,
+                )
+            )
+            sizes.add(most)
+            models.add(text(answer, "model"))
+            versions.add(_version(answer))
+    if len(sizes) != 1:
+        raise MeasureError(path, f"expected one num_spec_tokens (K), got {sorted(sizes)}",
+                           fix="keep the answers of one server with one K in one file")  # fmt: skip
+    return ForeignMeasurement(
+        name=path.name,
+        tool="answers of vLLM",
+        engine="vllm",
+        version=", ".join(sorted(versions - {""})),
+        model=", ".join(sorted(models)),
+        num_draft_tokens=sizes.pop(),
+        paired_by="the prompt's token ids, or custom_id",
+        to_keep_outputs="write the answers whole",
+        requests=tuple(requests),
+    )
+
+
+def _answer(line: Fields) -> Fields:
+    if "custom_id" not in line:
+        return line
+    if line.get("error") is not None:
+        raise AnswerProblem(f"error: the request failed: {short(line['error'])}")
+    return object_(object_(line, "response"), "body")
+
+
+def _prompt(line: Fields, answer: Fields, choice: Fields) -> tuple[str, str]:
+    """A name, and an identity: by token ids, else by the id that the batch gives it."""
+    ids = next((one for one in (choice, answer) if one.get("prompt_token_ids") is not None), None)
+    custom = optional(line, "custom_id", text)
+    if ids is not None:
+        digest = sha256_of(wholes(ids, "prompt_token_ids"))
+        return custom or digest[:12], digest
+    if custom is None:
+        raise AnswerProblem(
+            "prompt_token_ids: expected the prompt's tokens (ask with return_token_ids: true), or a"
+            " custom_id; without them nothing says which prompt was answered"
+        )
+    return custom, sha256_of(custom)
+
+
+def _output(choice: Fields) -> str | None:
+    if "text" in choice:
+        return string(choice, "text")
+    found: str | None = optional(object_(choice, "message"), "content", string)
+    return found
+
+
+def _version(answer: Fields) -> str:
+    """system_fingerprint is "vllm-0.32.0-a083157d"."""
+    name, _, rest = str(answer.get("system_fingerprint") or "").partition("-")
+    return rest.partition("-")[0] if name == "vllm" else ""

@@ -1,0 +1,301 @@
+"""Two measurements by another tool under the gate: the same ladder, and what could not be compared.
+
+Requests are paired by their prompts, and whole outputs are compared. Of the checks that two
+measurements of `draftquant measure` go through, those that a file does not allow are named in the
+verdict as not compared, and without them nothing passes.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from ...recipes.errors import short
+from ..counting.acceptance_counts import pooled
+from ..counting.draft_counts import CountedDraft, TextFigures
+from ..errors import GateError
+from ..foreign.foreign_measurement import (
+    ForeignMeasurement,
+    ForeignPair,
+    ForeignRequest,
+    numbered,
+)
+from ..judging.anomalies import NO_BACKGROUND, Background
+from ..judging.figures import ServedFigures
+from ..judging.interim_analysis import Look
+from ..judging.judgement import GateReport, judge_counts
+from ..judging.policy import Policy
+from ..judging.verdict import Wording
+from .common_rounds import common_length, num_missing
+from .measurement_pair import other_target, unaccounted, undrafted_share
+
+MOST_NAMED = 5
+"""Different settings of requests that a sentence names."""
+FOREIGN = Wording(
+    both_again="Measure both drafts on the same prompts, with one tool, engine, K and settings.",
+    take="Measure both servers on",
+    count="the same tool, with the same options",
+    gate="draftquant gate --measured A B",
+    join=(
+        "Put the prompts of before into the data set too, so that both runs measure all of them.",
+    ),
+    gate_joined="draftquant gate --measured A B",
+    longer="ask for longer outputs, or serve a smaller K",
+)
+
+
+def judge_foreign(
+    runs: ForeignPair,
+    policy: Policy,
+    *,
+    look: Look | None = None,
+    background: Background = NO_BACKGROUND,
+) -> GateReport:
+    """Compare two runs of one tool on the same prompts.
+
+    Args:
+        runs: of the draft as released (BF16), and of the quantized draft.
+        policy: the limits.
+        look: see `judge`.
+        background: see `judge`.
+
+    Raises:
+        GateError: both are one run, one has no verify step, or the outputs are too short.
+    """
+    baseline, candidate = runs.baseline, paired(runs.baseline, runs.candidate)
+    for one in (baseline, candidate):
+        if not any(sum(request.histogram) for request in one.requests):
+            raise GateError(one.name, "has no verify step", fix="measure a server that drafts")
+    incomparable = incomparability(baseline, candidate) or _unaccounted(baseline, candidate)
+    if not incomparable and not _is_sampled(baseline) and _have_outputs(baseline, candidate):
+        parted, common = _parting(baseline, candidate)
+        incomparable = other_target(parted, common)
+    if not incomparable and not background.unrelated and _same(baseline, candidate):
+        raise GateError(
+            candidate.name,
+            f"has the same outputs and verify steps as {baseline.name}: it is the same run, or the"
+            " same draft was measured twice",
+            fix="give the run of the BF16 draft, then that of the quantized draft",
+        )
+    missing = () if incomparable else tuple(not_compared(baseline, candidate))
+    known = dataclasses.replace(
+        background,
+        not_compared=tuple(what for what, _ in missing),
+        to_compare=tuple(dict.fromkeys(how for _, how in missing)),
+        warnings=(*background.warnings, *warnings_of(baseline)),
+    )
+    report = judge_counts(
+        _counted(baseline),
+        _counted(candidate),
+        policy,
+        incomparable=incomparable,
+        estimand=_estimand(baseline),
+        wording=FOREIGN,
+        look=look,
+        background=known,
+    )
+    return dataclasses.replace(report, served=_figures(baseline, candidate, report))
+
+
+def paired(first: ForeignMeasurement, second: ForeignMeasurement) -> ForeignMeasurement:
+    """The second run in the order of the first; as it is where it has other prompts."""
+    own, other = numbered(first.requests), numbered(second.requests)
+    if own.keys() != other.keys():
+        return second
+    requests = [dataclasses.replace(other[key], id=one.id) for key, one in own.items()]
+    return dataclasses.replace(second, requests=tuple(requests))
+
+
+def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
+    """In what two paired runs differ so that no draft is judged by them; empty if in nothing."""
+    both = (baseline, candidate)
+    sizes = [one.num_draft_tokens for one in both]
+    if sizes[0] != sizes[1]:
+        return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per verify step"
+    if found := [*_differing(baseline, candidate)]:
+        return f"the two runs differ in settings that must be equal ({'; '.join(found)})"
+    counts = [len(one.requests) for one in both]
+    if counts[0] != counts[1]:
+        return f"the two runs have {counts[0]} and {counts[1]} requests"
+    prompts = [[request.prompt_sha256 for request in one.requests] for one in both]
+    if prompts[0] != prompts[1]:
+        return f"the two runs hold different prompts (paired by {baseline.paired_by})"
+    return ""
+
+
+def _differing(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> Iterator[str]:
+    for key in ("tool", "engine", "version", "model"):
+        own, other = getattr(baseline, key), getattr(candidate, key)
+        if own != other:
+            yield f"{key}: {own or 'not said'}, {other or 'not said'}"
+    yield from _unequal(baseline.settings, candidate.settings)
+    requests = zip(baseline.requests, candidate.requests, strict=False)
+    found = (one for own, other in requests for one in _unequal(own.settings, other.settings))
+    yield from [*dict.fromkeys(found)][:MOST_NAMED]
+
+
+def _unequal(own: Mapping[str, object], other: Mapping[str, object]) -> Iterator[str]:
+    for key in sorted({*own, *other}):
+        if own.get(key) != other.get(key):
+            yield f"{key}: {short(own.get(key))}, {short(other.get(key))}"
+
+
+def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
+    """Whose verify steps are not those of its outputs, as far as their lengths are known."""
+    if not all(_have_lengths(one) for one in (baseline, candidate)):
+        return ""
+    shares = []
+    for one in (baseline, candidate):
+        unwritten = [
+            num_missing(request.num_output_tokens or 0, request.counts, cut=one.last_step_left_out)
+            for request in one.requests
+        ]
+        shares.append(
+            undrafted_share(unwritten, sum(request.counts.num_steps for request in one.requests))
+        )
+    return unaccounted([baseline.name, candidate.name], shares)
+
+
+def not_compared(
+    baseline: ForeignMeasurement, candidate: ForeignMeasurement
+) -> Iterator[tuple[str, str]]:
+    """What a verdict has to know and these files do not say, and how their tool keeps it."""
+    for one in (baseline, candidate):
+        if not one.has_outputs:
+            yield (
+                f"whether both servers ran one target ({one.name} keeps no texts of outputs)",
+                f"Keep the texts of outputs, and measure again: {one.to_keep_outputs}.",
+            )
+            if one.temperature is None:
+                yield (
+                    f"the temperature ({one.name} does not say it, and has no texts that show it)",
+                    "Send the temperature with every request, and measure again.",
+                )
+        if not _have_lengths(one):
+            yield (
+                "whether verify steps account for the outputs"
+                f" ({one.name} has no numbers of output tokens)",
+                "Let the server report its usage (completion tokens), and measure again.",
+            )
+
+
+def warnings_of(baseline: ForeignMeasurement) -> Iterator[str]:
+    """What a reader has to know of runs of its tool, sentences without a full stop."""
+    yield (
+        f"{baseline.tool}: no record of which draft was served, nor of its tensors, so nothing"
+        " shows that the candidate was quantized from the baseline"
+    )
+    yield (
+        f"{baseline.tool}: no record of the server's acceptance rule, so settings that change the"
+        " target's outputs would go unnoticed (see `draftquant parity`)"
+    )
+    yield (
+        f"requests were paired by {baseline.paired_by}, and whole outputs are compared, with wider"
+        " bounds than measurements of 'draftquant measure' have"
+    )
+    if not baseline.told_positions:
+        yield (
+            f"{baseline.tool} keeps how many tokens all verify steps of a request accepted, not how"
+            " many each did: the verdict needs no more, and figures by position say nothing here"
+        )
+    if baseline.last_step_left_out:
+        yield f"{baseline.tool} leaves out the last verify step of every request"
+
+
+def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:
+    """Every request has the same verify steps, and the same text where texts are kept."""
+    both = zip(baseline.requests, candidate.requests, strict=True)
+    return all(
+        (own.histogram, own.output) == (other.histogram, other.output) for own, other in both
+    )
+
+
+def _parting(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> tuple[int, float]:
+    """Outputs that part, and the tokens before, of all: the share of characters that is common."""
+    parted, common = 0, 0.0
+    for own, other in zip(baseline.requests, candidate.requests, strict=True):
+        parted += own.output != other.output
+        common += _common_tokens(own, other)
+    return parted, common
+
+
+def _common_tokens(own: ForeignRequest, other: ForeignRequest) -> float:
+    """Tokens that both wrote before their texts part."""
+    texts = own.output or "", other.output or ""
+    shared = common_length(*[text.encode() for text in texts])
+    longest = max(1, *(len(text.encode()) for text in texts))
+    return shared / longest * max(_num_tokens(own), _num_tokens(other))
+
+
+def _num_tokens(request: ForeignRequest) -> int:
+    """Of its output; where they are not counted, those of its verify steps and prefill's."""
+    known = request.num_output_tokens
+    return 1 + round(request.counts.num_emitted_tokens) if known is None else known
+
+
+def _have_outputs(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:
+    return baseline.has_outputs and candidate.has_outputs
+
+
+def _have_lengths(one: ForeignMeasurement) -> bool:
+    return all(request.num_output_tokens is not None for request in one.requests)
+
+
+def _is_sampled(one: ForeignMeasurement) -> bool:
+    """Tokens were drawn; where nothing says it, outputs have to agree as greedy ones do."""
+    return bool(one.temperature)
+
+
+def _counted(one: ForeignMeasurement) -> CountedDraft:
+    prompts = tuple(request.prompt for request in one.requests)
+    return CountedDraft(
+        name=one.name,
+        num_draft_tokens=one.num_draft_tokens,
+        prompts=prompts,
+        counts=pooled((prompt.counts for prompt in prompts), one.num_draft_tokens),
+        text=TextFigures(mean_token_probability=None, num_near_duplicates=_num_same_outputs(one)),
+    )
+
+
+def _num_same_outputs(one: ForeignMeasurement) -> int:
+    """Distinct prompts whose output is that of another one too."""
+    prompts: dict[str, set[str]] = defaultdict(set)
+    for request in one.requests:
+        if request.output is not None:
+            prompts[request.output].add(request.prompt_sha256)
+    return sum(len(alike) for alike in prompts.values() if len(alike) > 1)
+
+
+def _figures(
+    baseline: ForeignMeasurement, candidate: ForeignMeasurement, report: GateReport
+) -> ServedFigures:
+    known = report.change is not None and _have_outputs(baseline, candidate)
+    parted, common = _parting(baseline, candidate) if known else (0, 0.0)
+    tokens = sum(_num_tokens(one) for run in (baseline, candidate) for one in run.requests)
+    return ServedFigures(
+        engine=baseline.engine,
+        version=baseline.version,
+        model=baseline.model or "not known",
+        tool=baseline.tool,
+        told_positions=baseline.told_positions,
+        concurrency=None,
+        estimator="whole outputs",
+        identical_share=1 - parted / len(baseline.requests) if known else None,
+        common_share=min(1.0, 2 * common / tokens) if known else None,
+        baseline_mean_acceptance_length=report.baseline.mean_acceptance_length,
+        candidate_mean_acceptance_length=report.candidate.mean_acceptance_length,
+        whole_change=report.change,
+        common_change=None,
+        repeated_8gram_share=None,
+        mean_token_probability=None,
+        num_near_duplicates=_num_same_outputs(baseline),
+    )
+
+
+def _estimand(one: ForeignMeasurement) -> str:
+    where = f"speculative decoding by {' '.join(filter(None, (one.engine, one.version)))}"
+    how = f"{where}, measured by {one.tool}"
+    if one.temperature is None:
+        return f"{how} at a temperature that it does not record"
+    return (
+        f"sampled (temperature {one.temperature:g}) {how}" if one.temperature else f"greedy {how}"
+    )
