@@ -134,7 +134,7 @@ class RecordSettings(ChosenPrompts):
     ] = 32
     fixed_batches: Annotated[
         bool,
-        Option("always run the same --batch-size prompts together, as work shards do"),
+        Option("always run the same --batch-size prompts together, and no others with them"),
     ] = False
     device: arguments.Device = "auto"
     device_map: Annotated[
@@ -144,8 +144,8 @@ class RecordSettings(ChosenPrompts):
     engine: Annotated[
         Literal["transformers", "vllm", "sglang"],
         Option(
-            "what runs the target (default transformers); vllm takes every target "
-            "that vLLM runs, on any number of GPUs; sglang is refused (traces import)"
+            "what runs the target (default transformers); vllm takes every target of"
+            " vLLM, on any number of GPUs; sglang is always refused (traces import)"
         ),
     ] = "transformers"
     engine_args: Annotated[
