@@ -332,7 +332,9 @@ def test_it_runs_to_its_end_and_goes_on_where_it_was_killed(tmp_path: Path) -> N
     killed_once(command, environment, partial.exists)
     assert not (tmp_path / "targets" / "Kimi-K2.5").exists()
     measured = tmp_path / "out" / "kimi-k2.5-eagle3.vllm" / "speed" / "measurements"
-    killed_once(command, environment, (measured / "none.c1.r1.jsonl").exists)
+    first, begun = measured / "none.c1.r1.jsonl", measured / "none.c1.r1.jsonl.measuring"
+    # What is begun is removed after what is done has its name: a kill between leaves both.
+    killed_once(command, environment, lambda: first.exists() and not begun.exists())
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
