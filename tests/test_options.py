@@ -613,7 +613,7 @@ COMMANDS = (
         Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
         Row("--baseline-again", "C", "again.given", Path("C"),
             **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
-        Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
+        Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_parity"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages("--report r.json"),
     ), {
@@ -809,6 +809,7 @@ COMMANDS = (
         "validate.parity.draft_findings.draft_findings": [FINDING],
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
                 "validate.parity.draft_agreement.draft_agreement",
+                "scripts.api.parity_draft.draft_identity",
                 "scripts.commands.parity._print_parts",
                 "scripts.commands.parity._print"),
     }),
