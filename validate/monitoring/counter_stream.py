@@ -16,6 +16,7 @@ from ..errors import MeasureError
 from ..measure.protocols.counters import Counters
 from ..measure.protocols.engine_counters import EngineCounters
 
+Labels = Mapping[str, str]
 Values = Mapping[str, float]
 """Counter (name and position) -> value."""
 Sources = Mapping[str, Values]
@@ -53,9 +54,13 @@ def counted_since(before: Sources, page: Counters, engine: EngineCounters, where
         MeasureError: a counter is negative or no number.
     """
     now: dict[str, dict[str, float]] = defaultdict(dict)
-    for source, counter, value in _samples(page, engine, where):
+    shown: dict[tuple[str, str], tuple[str, Labels]] = {}
+    for name, labels, value in _samples(page, engine, where):
+        source, counter = _source(labels, engine), _counter(name, labels, engine)
         now[source][counter] = now[source].get(counter, 0) + value
-    restarted, samples = [], defaultdict(list)
+        shown[source, counter] = name, labels
+    restarted: list[str] = []
+    samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
     for source, values in now.items():
         old = before.get(source)
         if old is None:
@@ -64,9 +69,8 @@ def counted_since(before: Sources, page: Counters, engine: EngineCounters, where
             restarted.append(source)
             old = {}
         for counter, value in values.items():
-            name, position = json.loads(counter)
-            at = {} if position is None else {engine.position_label: position}
-            samples[name].append((json.loads(source) | at, value - old.get(counter, 0)))
+            name, labels = shown[source, counter]
+            samples[name].append((labels, value - old.get(counter, 0)))
     missing = [source for source in before if source not in now][-_MOST_MISSING:]
     return Counted(
         sources={**{source: before[source] for source in missing}, **now},
@@ -82,8 +86,8 @@ def where_they_stand(page: Counters, engine: EngineCounters, where: str) -> Sour
 
 def _samples(
     page: Counters, engine: EngineCounters, where: str
-) -> Iterator[tuple[str, str, float]]:
-    """Source, counter, value."""
+) -> Iterator[tuple[str, Labels, float]]:
+    """Name, labels, value."""
     for name in engine.names:
         for labels, value in page.samples.get(name, ()):
             if not (math.isfinite(value) and value >= 0):
@@ -92,6 +96,14 @@ def _samples(
                     f"expected a count of 0 or more at {name}, got {value:g}",
                     fix="look at the page: a proxy or a recording rule in between may change it",
                 )
-            own = {key: text for key, text in labels.items() if key != engine.position_label}
-            position = labels.get(engine.position_label) if engine.position_label else None
-            yield json.dumps(own, sort_keys=True), json.dumps([name, position]), value
+            yield name, labels, value
+
+
+def _source(labels: Labels, engine: EngineCounters) -> str:
+    own = {key: text for key, text in labels.items() if key != engine.position_label}
+    return json.dumps(own, sort_keys=True)
+
+
+def _counter(name: str, labels: Labels, engine: EngineCounters) -> str:
+    position = labels.get(engine.position_label)
+    return name if position is None else f"{name} {position}"
