@@ -292,7 +292,7 @@ def test_a_state_of_another_watch_is_refused(
     assert "give a file that does not exist yet" in error
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("page", "words", "said"),
     [
