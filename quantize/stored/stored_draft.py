@@ -134,6 +134,12 @@ class StoredDraft:
         """True if a row of `draft` is stored as codes."""
         return row.module in self.modules
 
+    @property
+    def rounds_alone(self) -> bool:
+        """See `LoadedDraft`; an online head, which always does, is not stored."""
+        schemes = [self.scheme_of(row) for row in self.draft.rows if self.is_quantized(row)]
+        return all(one is None or one.activations != "tensor-dynamic" for one in schemes)
+
     def parts(self, row: Row) -> dict[str, TensorInfo]:
         """The stored tensors of a quantized row by suffix ("weight", "weight_scale", ...)."""
         module = row.module

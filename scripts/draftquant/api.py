@@ -51,6 +51,7 @@ from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.vocab import vocab
+from .scripts.api.watch import watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
         Verification,
         VerifyReport,
         VocabReport,
+        WatchReport,
         WrittenReport,
     )
 
@@ -134,6 +136,7 @@ VERBS = (
     "unpickle",
     "verify",
     "vocab",
+    "watch",
 )
 """The functions."""
 __all__ = [
@@ -181,6 +184,7 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "VocabReport",
+    "WatchReport",
     "WrittenReport",
     "accept",
     "calibrate",
@@ -221,6 +225,7 @@ __all__ = [
     "unpickle",
     "verify",
     "vocab",
+    "watch",
 ]
 
 
