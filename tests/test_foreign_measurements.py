@@ -285,6 +285,7 @@ def mutated(value: Any, place: int, junk: Any) -> tuple[Any, int]:
     return value, place
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("junk", [None, [], {}, "x", -1, 1.5, True])
 @pytest.mark.parametrize("name", ["guidellm", "answers", "bench", "aiperf", "sglang"])
 def test_junk_at_any_place_is_read_or_refused_never_a_crash(
