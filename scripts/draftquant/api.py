@@ -45,7 +45,13 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
 from .scripts.api.retune import retune
-from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
+from .scripts.api.traces import (
+    traces_import,
+    traces_info,
+    traces_merge,
+    traces_split,
+    traces_store,
+)
 from .scripts.api.transcode import transcode
 from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
@@ -82,6 +88,7 @@ if TYPE_CHECKING:
         RetuneReport,
         SpeedReport,
         SplitReport,
+        StoreReport,
         TaskSamples,
         TraceFolder,
         TraceInfo,
@@ -129,6 +136,7 @@ VERBS = (
     "traces_info",
     "traces_merge",
     "traces_split",
+    "traces_store",
     "transcode",
     "tune",
     "unpickle",
@@ -172,6 +180,7 @@ __all__ = [
     "RetunedReport",
     "SpeedReport",
     "SplitReport",
+    "StoreReport",
     "TaskSamples",
     "TraceFolder",
     "TraceInfo",
@@ -216,6 +225,7 @@ __all__ = [
     "traces_info",
     "traces_merge",
     "traces_split",
+    "traces_store",
     "transcode",
     "tune",
     "unpickle",
