@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .recipes import ListedRecipe as ListedRecipe
     from .report import WrittenReport as WrittenReport
     from .verify import Verification as Verification
+    from .watch import WatchReport as WatchReport
 
 _HOMES = {
     "Acceptance": "validate.acceptance.acceptance",
@@ -84,6 +85,7 @@ _HOMES = {
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",
     "VocabReport": "validate.vocabulary.vocab_report",
+    "WatchReport": "scripts.api.watch",
     "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""

@@ -57,6 +57,7 @@ from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.vocab import vocab
+from .scripts.api.watch import watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
         Verification,
         VerifyReport,
         VocabReport,
+        WatchReport,
         WrittenReport,
     )
 
@@ -142,6 +144,7 @@ VERBS = (
     "unpickle",
     "verify",
     "vocab",
+    "watch",
 )
 """The functions."""
 __all__ = [
@@ -190,6 +193,7 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "VocabReport",
+    "WatchReport",
     "WrittenReport",
     "accept",
     "calibrate",
@@ -231,6 +235,7 @@ __all__ = [
     "unpickle",
     "verify",
     "vocab",
+    "watch",
 ]
 
 
