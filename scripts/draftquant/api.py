@@ -45,7 +45,13 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
 from .scripts.api.retune import retune
-from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
+from .scripts.api.traces import (
+    traces_import,
+    traces_info,
+    traces_merge,
+    traces_split,
+    traces_store,
+)
 from .scripts.api.transcode import transcode
 from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
@@ -83,6 +89,7 @@ if TYPE_CHECKING:
         RetuneReport,
         SpeedReport,
         SplitReport,
+        StoreReport,
         TaskSamples,
         TraceFolder,
         TraceInfo,
@@ -131,6 +138,7 @@ VERBS = (
     "traces_info",
     "traces_merge",
     "traces_split",
+    "traces_store",
     "transcode",
     "tune",
     "unpickle",
@@ -175,6 +183,7 @@ __all__ = [
     "RetunedReport",
     "SpeedReport",
     "SplitReport",
+    "StoreReport",
     "TaskSamples",
     "TraceFolder",
     "TraceInfo",
@@ -220,6 +229,7 @@ __all__ = [
     "traces_info",
     "traces_merge",
     "traces_split",
+    "traces_store",
     "transcode",
     "tune",
     "unpickle",
