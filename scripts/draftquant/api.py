@@ -45,6 +45,7 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
 from .scripts.api.retune import retune
+from .scripts.api.shards import shards_merge, shards_plan, shards_run
 from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
 from .scripts.api.transcode import transcode
 from .scripts.api.tune import tune
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
         Reconciliation,
         RetunedReport,
         RetuneReport,
+        ShardsPlan,
+        ShardsRun,
         SpeedReport,
         SplitReport,
         TaskSamples,
@@ -125,6 +128,9 @@ VERBS = (
     "replay",
     "report",
     "retune",
+    "shards_merge",
+    "shards_plan",
+    "shards_run",
     "traces_import",
     "traces_info",
     "traces_merge",
@@ -170,6 +176,8 @@ __all__ = [
     "Reconciliation",
     "RetuneReport",
     "RetunedReport",
+    "ShardsPlan",
+    "ShardsRun",
     "SpeedReport",
     "SplitReport",
     "TaskSamples",
@@ -212,6 +220,9 @@ __all__ = [
     "replay",
     "report",
     "retune",
+    "shards_merge",
+    "shards_plan",
+    "shards_run",
     "traces_import",
     "traces_info",
     "traces_merge",
