@@ -39,6 +39,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "serve": {
         "measure": "measure the acceptance and the speed of running servers",
         "reconcile": "explain each difference between a server's acceptance and replay",
+        "watch": "alarm when the acceptance of a live draft has fallen",
         "golden": "simulate or monitor acceptance: engines, Prometheus, Grafana",
     },
     "ship": {

@@ -30,8 +30,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "concurrency", "engine_args", "launch", "model", "print_server_args", "served_as",
         "shared",
     ),
+    "when it reads": ("duration", "every", "once", "state", "until_alarm"),
     "limits of the verdict": (
-        "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
+        "alpha", "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts",
+        "policy",
     ),
     "what servers measured": ("baseline_again", "measured", "parity", "plain_server", "tasks"),
     "where it runs": (

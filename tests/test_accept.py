@@ -135,8 +135,9 @@ def test_the_steps_ask_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found == MeasureSettings(server=url, out=Path("O") / output, **alike, **own)  # type: ignore[arg-type]
     judged = asked(monkeypatch, "gate.json", **given)
     assert judged == GateSettings(
-        measured=(Path("O/bf16.jsonl"), Path("O/quantized.jsonl")), report=Path("O/gate.json")
-    )
+        baseline="D", candidate="Q", report=Path("O/gate.json"),
+        measured=(Path("O/bf16.jsonl"), Path("O/quantized.jsonl")),
+    )  # fmt: skip
     texts = asked(monkeypatch, "parity-texts.json", **given)
     assert texts.plain == Path("O/plain.jsonl")
     assert texts.speculative == (Path("O/bf16.jsonl"), Path("O/quantized.jsonl"))
@@ -165,6 +166,37 @@ def test_a_foreign_draft_is_verified_as_one(
     want = VerifySettings(output="Q", against="D", foreign=True, target=Path("M"))
     assert dataclasses.replace(own, listener=want.listener) == want
     assert step.found(tmp_path / step.output).outcome == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ({}, 1),
+        ({"tp": 4}, 4),
+        ({"target_args": "--tp 8"}, 8),
+        ({"tp": 8, "target_args": "-tp 8"}, 8),
+    ],
+)
+def test_engines_are_asked_at_the_size_that_the_launch_line_says(
+    given: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(accept_steps, "verdicts_of", lambda *_, tp, **__: seen.append(tp) or ())
+    monkeypatch.setattr(accept_steps, "folder_of", lambda _: tmp_path)
+    monkeypatch.setattr(accept_steps.Checkpoint, "open", lambda _: None)
+    monkeypatch.setattr(accept_steps, "_pair", lambda _: pair())
+    step = next(iter(steps_of(Given(settings(**given), tmp_path))))
+    step.run(tmp_path / step.output)
+    assert seen == [size]
+    monkeypatch.setattr(Given, "quantized_sha256", "q")
+    monkeypatch.setattr(Given, "target_sha256", "t")
+    assert step.inputs()["--tp"] == size
+    assert step.inputs()["draftquant"]
+
+
+def test_two_sizes_that_differ_are_refused_before_any_work() -> None:
+    with pytest.raises(CheckpointError, match="--tp is 1, and --target-args says 8"):
+        settings(tp=1, target_args="--tp 8").check()
 
 
 # ---- what outputs say
@@ -261,13 +293,13 @@ def test_an_output_is_of_the_inputs_that_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "O"
     journal = Journal(folder)
     with journal.writing():
-        assert not journal.is_done("gate.json", {"QUANT": "a"})
+        assert not journal.is_done("gate.json", {"QUANT": "a"}, hash_of)
         journal.begin("gate.json", {"QUANT": "a", "tasks": ("x",)})
         (folder / "gate.json").write_text("", encoding="utf-8")
     again = Journal(folder)
-    assert again.is_done("gate.json", {"QUANT": "a", "tasks": ("x",)})
+    assert again.is_done("gate.json", {"QUANT": "a", "tasks": ("x",)}, hash_of)
     with pytest.raises(OutputError, match=r"made of other inputs[\s\S]*QUANT: it was 'a', now"):
-        again.is_done("gate.json", {"QUANT": "b", "tasks": ("x",)})
+        again.is_done("gate.json", {"QUANT": "b", "tasks": ("x",)}, hash_of)
 
 
 def test_an_output_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> None:
@@ -275,7 +307,7 @@ def test_an_output_of_somebody_else_is_not_taken_for_ours(tmp_path: Path) -> Non
     with journal.writing():
         (tmp_path / "O" / "gate.json").write_text("", encoding="utf-8")
         with pytest.raises(OutputError, match=r"gate\.json: is not of this acceptance"):
-            journal.is_done("gate.json", {})
+            journal.is_done("gate.json", {}, hash_of)
 
 
 @pytest.mark.parametrize("make", [
@@ -393,6 +425,38 @@ def test_a_changed_input_is_refused(easy: Easy, capsys: pytest.CaptureFixture[st
     assert main(LINE) == 2
     assert "QUANT: it was 'a', now it is 'b'" in capsys.readouterr().err
     assert Path("O/acceptance.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_result_that_was_edited_is_not_believed(
+    version: int, easy: Easy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A journal of version 1 has no hashes: they are added by the run that goes on."""
+    main(LINE)
+    journal = Path("O/journal.json")
+    if version == 1:
+        old = json.loads(journal.read_text(encoding="utf-8"))
+        old = {**old, "format_version": 1}
+        del old["outputs"]
+        journal.write_text(json.dumps(old), encoding="utf-8")
+        assert main(LINE) == 3
+    made, report = Path("O/judge.json"), Path("O/acceptance.html")
+    text = made.read_text(encoding="utf-8")
+    made.write_text(text.replace("INCONCLUSIVE", "PASS"), encoding="utf-8")
+    capsys.readouterr()
+    assert main(LINE) == 2
+    assert main([*LINE, "--dry-run"]) == 2
+    assert "judge.json: was changed after it was made" in capsys.readouterr().err
+    made.unlink()  # which the message offers
+    page = report.read_bytes()
+    report.write_bytes(page.replace(b"INCONCLUSIVE", b"PASS"))
+    easy.ran.clear()
+    assert main(LINE) == 3
+    assert (easy.ran, made.read_text(encoding="utf-8"), report.read_bytes()) == (
+        ["judge"],
+        text,
+        page,
+    )
 
 
 def test_what_was_not_begun_may_have_other_inputs(easy: Easy) -> None:

@@ -10,7 +10,6 @@ from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import ENGINE_NAMES, EngineCheck, EngineName
 from ..engines.engine_check import check_checkpoint
 from ..engines.serving import Serving
-from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
 from . import (
@@ -26,7 +25,7 @@ from . import (
 )
 from .pair import EnginePair, Pair, PairCheck, PairFinding, PairRule, in_order
 from .target import Target
-from .target_args import TargetArgs
+from .target_args import TargetArgs, tensor_parallel_size
 from .tokenizers import Tokenizer
 
 RULES: tuple[PairRule, ...] = (
@@ -62,7 +61,7 @@ def check_pair(
     engine: EngineName | None = None,
     version: str | None = None,
     arch: str | None = None,
-    tp: int = 1,
+    tp: int | None = None,
     target_args: str | None = None,
     asked: str | None = None,
     named: tuple[str, str] | None = None,
@@ -77,7 +76,7 @@ def check_pair(
         engine: "vllm", "sglang" or "tensorrt-llm"; None = all of them.
         version: see `check_draft`.
         arch: see `check_draft`.
-        tp: tensor-parallel size; `target_args` may say it instead.
+        tp: tensor-parallel size; `target_args` may say it instead; None = 1 where it does not.
         target_args: words of the target's launch line, such as "--quantization fp8".
         asked: see `check_draft`.
         named: what the launch lines call draft and target; None = by their folders.
@@ -109,15 +108,13 @@ def check_pair(
 def _read(
     draft: Path,
     target: Path,
-    tp: int,
+    tp: int | None,
     target_args: str | None,
     named: tuple[str, str] | None,
     subtree: str | None,
 ) -> Pair:
     args = TargetArgs.parse(target_args)
-    if args.tp is not None and tp not in (1, args.tp):
-        what = f"--tp is {tp}, and --target-args says {args.tp}"
-        raise CheckpointError("--tp", what, fix="leave one of the two out")
+    split = tensor_parallel_size(tp, args)
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
     family, geometry = read_config(checkpoint)
     return Pair(
@@ -127,7 +124,7 @@ def _read(
         geometry=geometry,
         target=Target.read(target, named[1] if named else None),
         args=args,
-        tp=args.tp or tp,
+        tp=split,
         own_tokenizer=Tokenizer.read(draft),
         target_tokenizer=Tokenizer.read(target),
     )

@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ...recipes.errors import short
 from ..drafts.rope import DEFAULT_THETA
+from ..errors import CheckpointError
+from ..files.checkpoint import CONFIG_FILE
+
+_MOST = 2**40
+"""Of a factor, of a base and of positions: more is no model's, and their products stay finite."""
 
 _ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds whose max_position_embeddings holds the factor: vLLM `config/model.py:2613`."""
@@ -32,17 +39,27 @@ class Rotation:
     originally: int | None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "Rotation":
-        """By the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling)."""
+    def of(cls, config: Mapping[str, Any], where: Path | str = CONFIG_FILE) -> "Rotation":
+        """By the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling).
+
+        Args:
+            config: the keys of the language model.
+            where: it stands, for errors.
+
+        Raises:
+            CheckpointError: a number is none that positions can be rotated by.
+        """
         modern = _object(config.get("rope_parameters"))
         scaling = _object(config.get("rope_scaling")) or modern
         kind = scaling.get("rope_type", scaling.get("type"))
         longest = config.get("max_position_embeddings")
         return cls(
             kind=kind if isinstance(kind, str) else "default",
-            theta=_number(modern.get("rope_theta", config.get("rope_theta")), DEFAULT_THETA),
-            factor=_number(scaling.get("factor"), 1.0),
-            positions=longest if type(longest) is int and longest > 0 else None,
+            theta=_number(
+                modern.get("rope_theta", config.get("rope_theta")), DEFAULT_THETA, where, "theta"
+            ),
+            factor=_number(scaling.get("factor"), 1.0, where, "scaling factor"),
+            positions=_positions(longest, where),
             originally=_whole(scaling.get("original_max_position_embeddings")),
         )
 
@@ -77,8 +94,29 @@ def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _number(value: object, default: float) -> float:
-    return float(value) if isinstance(value, int | float) and value > 0 else default
+def _number(value: object, default: float, where: Path | str, what: str) -> float:
+    """A positive number; the default where none is said, or one that engines take for none."""
+    if not isinstance(value, int | float) or value <= 0:
+        return default
+    if not value <= _MOST:  # NaN too
+        raise CheckpointError(
+            where,
+            f"rope {what}: expected a number up to 2^40, got {short(value)}",
+            fix="give the config.json that the model came with",
+        )
+    return float(value)
+
+
+def _positions(value: object, where: Path | str) -> int | None:
+    if type(value) is not int or value < 1:
+        return None
+    if value > _MOST:
+        raise CheckpointError(
+            where,
+            f"max_position_embeddings: expected a number up to 2^40, got {short(value)}",
+            fix="give the config.json that the model came with",
+        )
+    return value
 
 
 def _whole(value: object) -> int | None:

@@ -20,6 +20,14 @@ from .rotation import Rotation
 
 _TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
 _SIZES = ("num_hidden_layers", "vocab_size", "hidden_size")
+_DIVIDED = {
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "intermediate_size": 0,
+    "moe_intermediate_size": 0,
+}
+"""What engines split over GPUs, and its least; a model of experts alone has no width of its own."""
+_DECLARATIONS = ("quantization_config", "compression_config")
 _MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """How many MTP layers a target says that it has, in the spellings of DeepSeek, Qwen and others."""
 
@@ -61,6 +69,8 @@ class Target:
         inner = next((section for section in sections if isinstance(section, Mapping)), {})
         text = {**config, **inner}
         sizes = [_size(text, key, where) for key in _SIZES]
+        _check_divided(text, where)
+        _check_declaration(text, where)
         checkpoint, names = _tensors(folder)
         return cls(
             folder=folder,
@@ -82,12 +92,13 @@ class Target:
     @property
     def rotation(self) -> Rotation:
         """How positions are rotated, and how many it is made for."""
-        return Rotation.of(self.text)
+        return Rotation.of(self.text, self.folder / CONFIG_FILE)
 
     @property
     def declaration(self) -> Mapping[str, Any] | None:
         """Its quantization_config; None = it declares none in config.json."""
-        said = self.text.get("quantization_config", self.text.get("compression_config"))
+        first, second = _DECLARATIONS
+        said = self.text.get(first, self.text.get(second))
         return said if isinstance(said, Mapping) else None
 
     @property
@@ -170,6 +181,30 @@ def _tensors(folder: Path) -> tuple[Checkpoint | None, frozenset[str]]:
         where = folder / INDEX_FILE
         raise CheckpointError(where, "weight_map is missing or empty", fix="export the index again")
     return None, frozenset(listed)
+
+
+def _check_divided(config: Mapping[str, Any], where: Path) -> None:
+    """What engines divide among GPUs is a number, or a list of one for each layer, or not said."""
+    for key, least in _DIVIDED.items():
+        value = config.get(key)
+        if value is None or isinstance(value, list) or (type(value) is int and value >= least):
+            continue
+        raise CheckpointError(
+            where,
+            f"{key}: expected a whole number of at least {least}, got {short(value)}",
+            fix="give the config.json that the model came with",
+        )
+
+
+def _check_declaration(config: Mapping[str, Any], where: Path) -> None:
+    for key in _DECLARATIONS:
+        value = config.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise CheckpointError(
+                where,
+                f"{key}: expected an object, got {short(value)}",
+                fix="give the config.json that the model came with",
+            )
 
 
 def _size(config: Mapping[str, Any], key: str, where: Path) -> int:

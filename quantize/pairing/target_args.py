@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ...recipes.errors import reason
+from ...recipes.errors import reason, short
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
 
@@ -23,6 +23,19 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
 _KEYS = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
 _THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
 """Suffixes of lengths that vLLM's command line takes."""
+
+
+_MOST_DIGITS = 12
+_DTYPES: Mapping[str, str | None] = {
+    "auto": None,
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+}
+"""What `--dtype` of vLLM 0.33 (`ModelDType`, `config/model.py`) and of SGLang 0.5.23
+(`server_args.py`) takes, by one name each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +87,25 @@ class TargetArgs:
         )
 
 
+def tensor_parallel_size(tp: int | None, args: TargetArgs) -> int:
+    """In how many parts a target is split, and its draft with it; 1 where nothing says it.
+
+    Args:
+        tp: as `--tp` says it.
+        args: as the launch line does.
+
+    Raises:
+        CheckpointError: both say it, and differ; or it is below 1.
+    """
+    if tp is not None and tp < 1:
+        what = f"expected a number of GPUs, at least 1, got {tp}"
+        raise CheckpointError("--tp", what, fix="leave it out for one GPU")
+    if tp is not None and args.tp is not None and tp != args.tp:
+        what = f"--tp is {tp}, and --target-args says {args.tp}"
+        raise CheckpointError("--tp", what, fix="leave one of the two out")
+    return args.tp or tp or 1
+
+
 def _flags(words: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """The known flags by key, and the words that are none of them."""
     flags: dict[str, str] = {}
@@ -102,14 +134,20 @@ def _number(flags: Mapping[str, str], key: str) -> int | None:
         return None
     times = _THOUSANDS.get(text[-1:], 1)
     digits = text[:-1] if times > 1 else text
-    if not digits.isdecimal() or int(digits) < 1:
-        raise _wrong(f"{_SPELLINGS[key][0]}: expected a whole number above 0, got {text!r}")
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or int(digits) < 1:
+        expected = f"expected a whole number above 0 of at most {_MOST_DIGITS} digits"
+        raise _wrong(f"{_SPELLINGS[key][0]}: {expected}, got {short(text)}")
     return int(digits) * times
 
 
 def _dtype(text: str | None) -> str | None:
-    """By one name each; "half" and "bfloat16" are both taken by engines."""
-    return {"half": "float16", "float": "float32", "auto": None}.get(text or "auto", text)
+    """By one name each; None = the engine chooses."""
+    if text is None:
+        return None
+    if text not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise _wrong(f"--dtype: expected one that engines take ({known}), got {short(text)}")
+    return _DTYPES[text]
 
 
 def _object(flags: Mapping[str, str], key: str) -> Mapping[str, object]:

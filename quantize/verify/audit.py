@@ -159,7 +159,7 @@ def audit(checkpoint: Checkpoint) -> Audit:
             *index_faults(checkpoint),
             *bad_scales,
         ),
-        cache={} if bad_scales else cache_scales(checkpoint, draft),
+        cache={} if bad_scales else cache_scales(checkpoint, draft, scheme),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...quantize.files.report_files import write_reports
 from ...quantize.files.staging import replace_text
 from . import reports
-from .accept_inputs import Given, check_target
+from .accept_inputs import Given, check_target, hash_of_all
 from .accept_parity import PARITY
 from .accept_settings import AcceptSettings
 from .accept_step import Step
@@ -61,7 +61,7 @@ def _looked_at(given: Given, journal: "Journal") -> Iterator["StepFound"]:
     is_to_do = False
     for step in steps_of(given):
         # What a step that is to do will make is not known, and so not what the next ones need.
-        is_to_do = is_to_do or not journal.is_done(step.output, step.inputs())
+        is_to_do = is_to_do or not journal.is_done(step.output, step.inputs(), step.hash_of)
         if is_to_do:
             yield StepFound(name=step.name, outcome="NOT RUN", said=f"To do: {step.what}.")
         else:
@@ -80,12 +80,13 @@ def _carry_out(given: Given, journal: "Journal") -> list["StepFound"]:
             done.append(StepFound(name=step.name, outcome="NOT RUN", said=said))
             continue
         path, inputs = given.folder / step.output, step.inputs()
-        is_done = journal.is_done(step.output, inputs)
+        is_done = journal.is_done(step.output, inputs, step.hash_of)
         says = f"step {number} of {len(steps)}, {step.name}"
         given.settings.listener.note(f"{says}: {'done before' if is_done else step.what}")
         if not is_done:
             journal.begin(step.output, inputs)
             step.run(path)
+        journal.end(step.output, step.hash_of(path))
         done.append(step.found(path))
         if step.ends and done[-1].outcome == "FAIL":
             ended = step
@@ -156,7 +157,9 @@ def _report(found: "Acceptance", journal: "Journal") -> None:
 
     said = json.dumps(found.to_mapping(), sort_keys=True)
     inputs = {"steps": hashlib.sha256(said.encode()).hexdigest()}
-    if journal.is_current(FILES[-1], inputs):
+    files = [found.folder / name for name in FILES]
+    if journal.is_current(FILES[-1], inputs, hash_of_all(files)):
         return
     journal.begin(FILES[-1], inputs)
     write_reports(acceptance_files(found), overwrite=True)
+    journal.end(FILES[-1], hash_of_all(files))

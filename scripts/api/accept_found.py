@@ -98,6 +98,13 @@ def recorded(path: Path) -> "StepFound":
     return StepFound(name="record", outcome="DONE", said=said, output=path.name)
 
 
+def traces_sha256(path: Path) -> str:
+    """Identity of what was recorded; its shards are held against it when they are read."""
+    from ...calibration.traces.trace_folder import TraceFolder
+
+    return TraceFolder.open(path).sha256
+
+
 def measured(name: str, path: Path) -> "StepFound":
     """What a server accepted."""
     from ...validate.acceptance.acceptance import StepFound

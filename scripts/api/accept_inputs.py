@@ -120,6 +120,13 @@ def hash_of(path: Path) -> str:
     return _sha256(named) if files else str(path)
 
 
+def hash_of_all(files: Iterable[Path]) -> str:
+    """Of several files; one that is not there counts as such."""
+    return _sha256(
+        f"{path.name} {_file_sha256(path) if path.is_file() else 'missing'}" for path in files
+    )
+
+
 def _draft_sha256(folder: Path) -> str:
     weights = tensors_sha256(tensor_digests(Checkpoint.open(folder)))
     return _sha256([weights, *_small_files(folder)])

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from typing_extensions import override
 
+from ...quantize.pairing.target_args import TargetArgs, tensor_parallel_size
 from ...recipes.bounds import AT_LEAST_1
 from ...recipes.expectations import PolicyName
 from ...validate.errors import GateError
@@ -101,7 +102,9 @@ class AcceptSettings(Settings):
         str | None,
         Option("GPU that is to serve it, such as mi325x, h200 or b200 (default: any)", "GPU"),
     ] = None
-    tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1)] = 1
+    tp: Annotated[
+        int | None, Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1)
+    ] = None
     target_args: Annotated[
         str | None,
         Option(
@@ -149,8 +152,14 @@ class AcceptSettings(Settings):
         """The target has to be recorded: nothing else is given that tells how drafts do."""
         return self.traces is None and self.server is None and self.measured is None
 
+    @property
+    def split(self) -> int:
+        """In how many parts target and draft are split."""
+        return tensor_parallel_size(self.tp, TargetArgs.parse(self.target_args))
+
     @override
     def check(self) -> None:
+        _ = self.split  # or its two options contradict each other
         if self.prompts is None and (self.records or self.server):
             raise GateError(
                 "--prompts",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .accept_inputs import hash_of
 from .settings import Settings
 from .verb import Verb
 
@@ -23,6 +24,7 @@ class Step:
         inputs: what its output depends on; asked when the steps before are done.
         run: makes the output at a path, whole or not at all.
         found: what an output says.
+        hash_of: identity of an output, by which one that was edited is known.
         ends: a FAIL ends the acceptance, as what follows would cost more than it could say.
     """
 
@@ -32,6 +34,7 @@ class Step:
     inputs: "Callable[[], Inputs]"
     run: Callable[[Path], object]
     found: "Callable[[Path], StepFound]"
+    hash_of: Callable[[Path], str] = hash_of
     ends: bool = False
 
 

@@ -52,7 +52,10 @@ def steps_of(given: Given) -> Iterator[Step]:
 
 
 def _check(given: Given) -> Step:
+    from ...quantize.files.package_version import package_version
     from ...validate.acceptance.step_file import read_step, write_step
+
+    settings = given.settings
 
     def run(path: Path) -> None:
         answers, pair = _answers(given), _pair(given)
@@ -66,7 +69,10 @@ def _check(given: Given) -> Step:
         inputs=lambda: {
             "QUANT": given.quantized_sha256,
             "--target": given.target_sha256,
-            **given.options("engine", "arch", "tp", "target_args"),
+            **given.options("engine", "arch", "target_args"),
+            "--tp": settings.split,
+            # What engines do is known by the tables of a version.
+            "draftquant": package_version("draftquant"),
         },
         run=run,
         found=read_step,
@@ -81,7 +87,7 @@ def _answers(given: Given) -> tuple[EngineCheck, ...]:
     answers = verdicts_of(
         Checkpoint.open(folder),
         arch=_arch(settings),
-        tp=settings.tp,
+        tp=settings.split,
         has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
     )
     return tuple(one for one in answers if settings.engine in (None, one.engine))
@@ -162,6 +168,7 @@ def _record(given: Given) -> Step:
         },
         run=run,
         found=found.recorded,
+        hash_of=found.traces_sha256,
     )
 
 
@@ -225,8 +232,6 @@ def _gate(given: Given) -> Step:
         on_traces: dict[str, Any] = {}
         if given.traces is not None:
             on_traces = {
-                "baseline": settings.draft,
-                "candidate": settings.quantized,
                 "traces": given.traces,
                 "target": given.target,
                 "num_draft_tokens": settings.num_draft_tokens,
@@ -234,6 +239,9 @@ def _gate(given: Given) -> Step:
                 "dtype": settings.dtype,
             }
         asked = GateSettings(
+            # Whoever was measured, or looked at by parity: it has to be these two.
+            baseline=settings.draft,
+            candidate=settings.quantized,
             **on_traces,
             measured=given.measured,
             parity=settings.parity,

@@ -18,6 +18,7 @@ from ...quantize.files.command_line import running_argv
 from ...quantize.files.hub import DraftSource, resolve_draft, resolve_target
 from ...quantize.files.staging import check_output
 from ...quantize.gpus import gpu_names
+from ...recipes.bounds import AT_LEAST_1
 from ...recipes.brief import Brief
 from . import arguments
 from .option import Argument, Option
@@ -74,7 +75,10 @@ class CheckSettings(Settings):
         ),
     ] = None
     subtree: arguments.Subtree = None
-    tp: Annotated[int, Option("tensor-parallel size (default 1)", "GPUS")] = 1
+    tp: Annotated[
+        int | None,
+        Option("tensor-parallel size (default 1)", "GPUS", bounds=AT_LEAST_1),
+    ] = None
     target_layers: Annotated[
         int | None,
         Option(
@@ -253,7 +257,7 @@ def _answer(
         engine=settings.engine,
         version=settings.version,
         arch=arch,
-        tp=settings.tp,
+        tp=settings.tp or 1,
         target_layers=settings.target_layers,
         asked=settings.arch,
     )

@@ -1,6 +1,6 @@
 """What the verbs of `parity` share: their report file, and what they return."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,12 +31,26 @@ class FindingsFile(Settings):
         """The file can be written, which is known before any work."""
         check_reports(given({"report": self.report}), overwrite=self.overwrite)
 
-    def write(self, findings: "Sequence[Finding]") -> "reports.Findings":
-        """The findings of a verb, written where that is asked for."""
+    def write(
+        self,
+        findings: "Sequence[Finding]",
+        drafts_sha256: Callable[[], Sequence[str | None]] = tuple,
+    ) -> "reports.Findings":
+        """The findings of a verb, written where that is asked for.
+
+        Args:
+            findings: at least one.
+            drafts_sha256: asked for a file: see `ParityReport`.
+        """
         from ...validate.parity.finding import Findings, write_findings
 
         if self.report is not None:
-            write_findings(Path(self.report), findings, overwrite=self.overwrite)
+            write_findings(
+                Path(self.report),
+                findings,
+                drafts_sha256=drafts_sha256(),
+                overwrite=self.overwrite,
+            )
         return Findings(findings=tuple(findings))
 
 

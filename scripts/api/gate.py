@@ -17,6 +17,8 @@ from ...recipes.expectations import PolicyName
 from ...validate.errors import GateError, GoldenError
 from ...validate.judging.interim_analysis import Spending, parse_look
 from . import arguments, reports
+from .gate_measured import Measured, read_measured
+from .gate_named_drafts import background_of_named, check_parity, named_folders, not_tied
 from .gate_on_traces import GateOnTracesSettings, OnTraces, judge_on_traces
 from .option import Option
 from .pages import Pages, asked_for, texts_of
@@ -25,19 +27,18 @@ from .verb import verb
 
 if TYPE_CHECKING:
     from ...validate.counting.draft_replay import DraftReplay
-    from ...validate.foreign.foreign_measurement import ForeignPair
+    from ...validate.judging.candidate_origin import DraftFolder
     from ...validate.judging.interim_analysis import Look
     from ...validate.judging.judgement import GateReport
     from ...validate.judging.policy import Policy
     from ...validate.judging.retuned_gate import RetunedReport
-    from ...validate.measure.measurement import Measurement
-    from ...validate.parity.finding import Finding
     from ...validate.report.document import Document
     from ...validate.report.facts import Drafts, EngineFacts
     from ...validate.served.joint_report import JointReport
 
 OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size", "head_online", "sts")
 """Fields that mean nothing without traces, and have no default."""
+_NAMES = ["BF16", "QUANT", "--traces"]
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,15 @@ class GateSettings(GateOnTracesSettings, Pages):
 
     @override
     def check(self) -> None:
-        places = (("BF16", self.baseline), ("QUANT", self.candidate), ("--traces", self.traces))
+        places = zip(_NAMES, (self.baseline, self.candidate, self.traces), strict=True)
         missing = [name for name, value in places if value is None]
-        if missing and (self.measured is None or len(missing) < 3):
+        measured_alone = self.measured is not None and missing in (_NAMES, _NAMES[2:])
+        if missing and not measured_alone:
             raise GateError(
                 "gate",
                 f"expected BF16 QUANT --traces T, got no {', '.join(missing)}",
-                fix="give all three; or two measurements, --measured A B; or all five",
+                fix="give all three; or two measurements, --measured A B, with BF16 and QUANT or"
+                " without; or all five",
             )
         if self.baseline_again and not self.measured:
             raise GateError(
@@ -207,16 +210,17 @@ def judged(settings: GateSettings) -> Judged:
         unrecorded=settings.unrecorded,
     )
     look = parse_look(settings.look, settings.spending)
-    measured = _read_measured(settings)
+    measured = read_measured(settings.measured, settings.baseline_again, settings.parity)
     on_traces = None
     if settings.traces is not None:
-        on_traces = judge_on_traces(measured.as_served(settings), policy, look)
+        on_traces = judge_on_traces(_as_served(settings, measured), policy, look)
+    folders = named_folders(settings) if on_traces is None else on_traces.folders
     report: GateReport | RetunedReport | JointReport
     if measured.nothing and on_traces is not None:
         report = on_traces.report
     else:
-        report = _judge_joint(settings, measured, on_traces, policy, look)
-    drafts, engines = _judged_drafts(settings, measured, on_traces)
+        report = _judge_joint(settings, measured, on_traces, folders, policy, look)
+    drafts, engines = _judged_drafts(settings, measured, folders)
     argv = asked_for(running_argv())
     document = document_of(report, argv=argv, drafts=drafts, engines=engines, date=date)
     text, history = document_text(document), None
@@ -233,7 +237,7 @@ def judged(settings: GateSettings) -> Judged:
 
 
 def _golden_file(
-    settings: GateSettings, document: "Document", measured: "_Measured"
+    settings: GateSettings, document: "Document", measured: Measured
 ) -> Mapping[Path, str]:
     """Golden acceptance of the candidate, served where it was; a verdict is not lost for it."""
     try:
@@ -244,72 +248,27 @@ def _golden_file(
         return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """What is judged beside traces, or instead of them."""
-
-    runs: "tuple[Measurement, Measurement] | ForeignPair | None"
-    again: "Measurement | None"
-    findings: "tuple[Finding, ...]"
-
-    @property
-    def nothing(self) -> bool:
-        """Traces alone are judged."""
-        return self.runs is None and not self.findings
-
-    def as_served(self, settings: GateSettings) -> GateSettings:
-        """Traces are replayed with the K that was served, where no other is asked for."""
-        if self.runs is None or settings.num_draft_tokens is not None:
-            return settings
-        if isinstance(self.runs, tuple):
-            speculation = self.runs[0].setup.speculation
-            served = None if speculation is None else speculation.num_draft_tokens
-        else:
-            served = self.runs.baseline.num_draft_tokens
-        return dataclasses.replace(settings, num_draft_tokens=served)
-
-
-def _read_measured(settings: GateSettings) -> _Measured:
-    from ...validate.foreign.formats import is_foreign, read_foreign_pair
-    from ...validate.measure.measurement_file import read_measurement
-    from ...validate.parity.finding import read_findings
-
-    runs: tuple[Measurement, Measurement] | ForeignPair | None = None
-    again = None
-    if settings.measured:
-        baseline, candidate = map(Path, settings.measured)
-        if is_foreign(baseline, candidate):
-            runs = read_foreign_pair(baseline, candidate)
-        else:
-            runs = read_measurement(baseline), read_measurement(candidate)
-    if settings.baseline_again:
-        if not isinstance(runs, tuple):
-            raise GateError(
-                "--baseline-again",
-                "shows the server's noise between measurements of 'draftquant measure'; these are"
-                " of another tool",
-                fix="leave it out, or measure all three with 'draftquant measure'",
-            )
-        again = read_measurement(Path(settings.baseline_again))
-    findings = tuple(one for path in settings.parity for one in read_findings(Path(path)))
-    return _Measured(runs=runs, again=again, findings=findings)
+def _as_served(settings: GateSettings, measured: Measured) -> GateSettings:
+    """Traces are replayed with the K that was served, where no other is asked for."""
+    if measured.runs is None or settings.num_draft_tokens is not None:
+        return settings
+    return dataclasses.replace(settings, num_draft_tokens=measured.num_draft_tokens)
 
 
 def _judge_joint(
     settings: GateSettings,
-    measured: _Measured,
+    measured: Measured,
     replayed: "OnTraces | None",
+    folders: "Sequence[DraftFolder]",
     policy: "Policy",
     look: "Look | None",
 ) -> "GateReport | JointReport":
     """The verdict on two measurements alone, or the worst of all that is given."""
-    from ...validate.judging.anomalies import Background
     from ...validate.served.joint_report import judge_jointly
 
-    background = Background(
-        expected_baseline=settings.expect_baseline, unrelated=settings.unrelated
-    )
-    if replayed is not None:
+    if replayed is None:
+        background = background_of_named(settings, folders, measured, policy.name)
+    else:
         background = dataclasses.replace(
             replayed.background, head_agreement=None, confidence_head=None, warnings=()
         )
@@ -321,11 +280,12 @@ def _judge_joint(
         policy,
         look=look,
         background=background,
+        warnings=check_parity(measured, folders),
     )
 
 
 def _judged_drafts(
-    settings: GateSettings, measured: _Measured, replayed: "OnTraces | None"
+    settings: GateSettings, measured: Measured, folders: "Sequence[DraftFolder]"
 ) -> "tuple[Drafts, tuple[EngineFacts, ...]]":
     """Who was judged, and what engines do with the candidate; none where no folder is at hand."""
     from ...validate.report.facts import (
@@ -336,10 +296,10 @@ def _judged_drafts(
         measured_facts,
     )
 
-    if replayed is not None:
+    if folders and (settings.traces is not None or not any(not_tied(measured))):
         names = [str(name) for name in settings.references]
-        drafts = drafts_of(names, replayed.folders, settings.served_forms(len(names)))
-        return drafts, engine_facts(replayed.folders[1].folder, drafts.candidate.name)
+        drafts = drafts_of(names, folders, settings.served_forms(len(names)))
+        return drafts, engine_facts(folders[1].folder, drafts.candidate.name)
     assert measured.runs is not None  # or there is nothing to judge, see `GateSettings.check`
     if not isinstance(measured.runs, tuple):
         both = measured.runs.baseline, measured.runs.candidate

@@ -65,14 +65,16 @@ def parity_divergence(settings: DivergenceSettings) -> "reports.Findings":
     """
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.divergence_findings import MIN_PROMPTS, divergence_findings
+    from ...validate.served.served_gate import draft_sha256
 
     again, fewest = settings.plain_again, settings.min_prompts
+    speculative = [read_measurement(Path(path)) for path in settings.speculative]
     findings = divergence_findings(
         read_measurement(Path(settings.plain)),
-        [read_measurement(Path(path)) for path in settings.speculative],
+        speculative,
         plain_again=None if again is None else read_measurement(Path(again)),
         max_gap=settings.max_gap,
         max_hazard_ratio=settings.max_hazard_ratio,
         min_prompts=MIN_PROMPTS if fewest is None else fewest,
     )
-    return settings.write(findings)
+    return settings.write(findings, lambda: [draft_sha256(one) for one in speculative])

@@ -8,6 +8,7 @@ from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, Device, Dtype, NumDraftTokens, Target
 from .findings import BoundedFindings
+from .measured_draft import draft_identity
 from .option import Argument, Option
 from .references import Reference
 from .replay import OnTracesSettings, load_for_replay
@@ -115,4 +116,5 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
             on_progress=bar.set,
         )
     findings = draft_findings(prompts, allowed, top=settings.top, confidence=settings.confidence)
-    return settings.write(findings)
+    both = (settings.baseline, settings.candidate)
+    return settings.write(findings, lambda: [draft_identity(one).draft_sha256 for one in both])

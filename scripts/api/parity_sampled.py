@@ -97,6 +97,7 @@ def parity_sampled(settings: SampledSettings) -> "reports.Findings":
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.limits import limits
     from ...validate.parity.sampled_findings import check_sampled, sampled_finding, texts_of
+    from ...validate.served.served_gate import draft_sha256
 
     allowed = limits("--max-logprob-drop", settings.max_logprob_drop, least=-1, most=1)
     plain, speculative = (
@@ -118,7 +119,7 @@ def parity_sampled(settings: SampledSettings) -> "reports.Findings":
         max_logprob_drop=allowed,
         confidence=settings.confidence,
     )
-    return settings.write([finding])
+    return settings.write([finding], lambda: [draft_sha256(speculative)])
 
 
 def _scorer(settings: SampledSettings, engine: str, bar: Bar) -> "Scorer":

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .shards import ShardsPlan as ShardsPlan
     from .shards import ShardsRun as ShardsRun
     from .verify import Verification as Verification
+    from .watch import WatchReport as WatchReport
 
 _HOMES = {
     "Acceptance": "validate.acceptance.acceptance",
@@ -86,6 +87,7 @@ _HOMES = {
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",
     "VocabReport": "validate.vocabulary.vocab_report",
+    "WatchReport": "scripts.api.watch",
     "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""

@@ -52,6 +52,7 @@ from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.vocab import vocab
+from .scripts.api.watch import watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
         Verification,
         VerifyReport,
         VocabReport,
+        WatchReport,
         WrittenReport,
     )
 
@@ -140,6 +142,7 @@ VERBS = (
     "unpickle",
     "verify",
     "vocab",
+    "watch",
 )
 """The functions."""
 __all__ = [
@@ -189,6 +192,7 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "VocabReport",
+    "WatchReport",
     "WrittenReport",
     "accept",
     "calibrate",
@@ -232,6 +236,7 @@ __all__ = [
     "unpickle",
     "verify",
     "vocab",
+    "watch",
 ]
 
 

@@ -1,14 +1,18 @@
-"""The journal of an acceptance: of which inputs each of its outputs was made.
+"""The journal of an acceptance: of which inputs each of its outputs was made, and what it was.
 
 An entry is written before its step begins, and the step's output appears whole or not at all. So
 whatever moment a run is killed at, an output without an entry is somebody else's, and one with an
-entry was made of the inputs that stand there.
+entry was made of the inputs that stand there. When a step has ended, the hash of its output is
+written too, so that an output which was edited since is not believed.
 
-    {"format": "draftquant acceptance journal", "steps": {"gate.json": {"--policy": "release"}}}
+    {"format": "draftquant acceptance journal", "format_version": 2,
+     "steps": {"gate.json": {"--policy": "release"}}, "outputs": {"gate.json": "9f2c..."}}
+
+Version 1 had no hashes of outputs; a run that goes on with one adds them as it finds them.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +34,9 @@ _FILE = "journal.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entries:
     format: Literal["draftquant acceptance journal"] = "draftquant acceptance journal"
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 2
     steps: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
 
 class Journal:
@@ -52,8 +57,10 @@ class Journal:
         else:
             check_output(folder)
         self._entries: dict[str, Inputs] = {}
+        self._outputs: dict[str, str] = {}
         if self._path.exists():
-            self._entries = _read(self._path)
+            read = _read(self._path)
+            self._entries, self._outputs = dict(read.steps), dict(read.outputs)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -65,11 +72,16 @@ class Journal:
         with resumable_folder(self.folder, _WORK, _BEGUN):
             yield
 
-    def is_done(self, output: str, inputs: Inputs) -> bool:
-        """Whether an output is there, made of these inputs.
+    def is_done(self, output: str, inputs: Inputs, hash_of: Callable[[Path], str]) -> bool:
+        """Whether an output is there, made of these inputs, and as it was made.
+
+        Args:
+            output: its name.
+            inputs: what it is to be made of.
+            hash_of: identity of what lies at a path.
 
         Raises:
-            OutputError: it is there, and was made of others or by somebody else.
+            OutputError: it is there, and was made of others, by somebody else, or edited since.
         """
         path = self.folder / output
         if not (path.exists() or path.is_symlink()):
@@ -88,21 +100,45 @@ class Journal:
                 details=differing,
                 fix=f"give the same again, or another --out; rm -r {path} makes it again",
             )
+        made = self._outputs.get(output)
+        if made is not None and made != (found := hash_of(path)):
+            raise OutputError(
+                path,
+                f"was changed after it was made: expected sha256 {made[:12]}, got {found[:12]}",
+                fix=f"put back what was made, or rm -r {path}, which makes it again",
+            )
         return True
 
-    def is_current(self, output: str, inputs: Inputs) -> bool:
-        """Whether an output that may be replaced at any time is there, and made of these inputs."""
-        made = (self.folder / output).is_file()
-        return made and self._entries.get(output) == as_json(inputs)
+    def is_current(self, output: str, inputs: Inputs, found: str) -> bool:
+        """Whether an output that may be replaced at any time was made of these inputs.
+
+        Args:
+            output: its name.
+            inputs: what it is to be made of.
+            found: the hash of what is there.
+        """
+        same = self._entries.get(output) == as_json(inputs)
+        return same and self._outputs.get(output) == found
 
     def begin(self, output: str, inputs: Inputs) -> None:
         """Say of what an output is going to be made."""
         self._entries = {**self._entries, output: as_json(inputs)}
+        self._outputs.pop(output, None)
+        self._write()
+
+    def end(self, output: str, sha256: str) -> None:
+        """Say what an output is, now that it is made."""
+        if self._outputs.get(output) != sha256:
+            self._outputs[output] = sha256
+            self._write()
+
+    def _write(self) -> None:
         text = json.dumps(
             {
                 "format": "draftquant acceptance journal",
-                "format_version": 1,
+                "format_version": 2,
                 "steps": self._entries,
+                "outputs": self._outputs,
             },
             indent=1,
         )
@@ -132,11 +168,11 @@ def _check_is_acceptance(folder: Path) -> None:
     )
 
 
-def _read(path: Path) -> dict[str, Inputs]:
+def _read(path: Path) -> _Entries:
     try:
         found: _Entries = decode(_Entries, parse_object(read_text(path)))
     except (OSError, JsonProblem) as exc:
         raise OutputError(
             path, f"is no journal of an acceptance: {exc}", fix="give another --out"
         ) from exc
-    return dict(found.steps)
+    return found

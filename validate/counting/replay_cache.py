@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,37 @@ class ReplayCache:
         """Keep what was replayed, of every prompt in the order of the traces."""
         self.results.write(asked.key, encoded(proposals))
 
+
+@dataclass(slots=True, kw_only=True)
+class HeldProposals:
+    """What the first draft proposes, held while groups of others are replayed beside it.
+
+    Attributes:
+        beneath: is asked where nothing is held, and keeps what was replayed; None = nothing does.
+    """
+
+    beneath: ReplayCache | None
+    _key: Mapping[str, object] | None = None
+    _held: Sequence[Proposals] = ()
+
+    def recall(self, asked: Question) -> Sequence[Proposals] | None:
+        """See `ReplayCache`; what is held needs no proof."""
+        if self._key == asked.key:
+            return self._held
+        found = self.beneath.recall(asked) if self.beneath else None
+        if found is not None:
+            self._key, self._held = asked.key, found
+        return found
+
+    def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
+        """See `ReplayCache`."""
+        self._key, self._held = asked.key, proposals
+        if self.beneath is not None:
+            self.beneath.keep(asked, proposals)
+
+
+KnownProposals = ReplayCache | HeldProposals
+"""Where what the first draft proposes is looked up and kept."""
 
 Elsewhere = Callable[[Sequence[Question]], Sequence[Sequence[Proposals]]]
 """Answers the question of each draft, of every prompt in the order of the traces."""

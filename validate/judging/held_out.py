@@ -82,6 +82,49 @@ def check_held_out(
     return ()
 
 
+def check_held_out_measured(
+    candidate: QuantizedProvenance | None,
+    prompts: Sequence[tuple[str, str]],
+    name: str,
+    cuts: Sequence[VocabularyCut] = (),
+) -> tuple[str, ...]:
+    """The same of the prompts of a measurement, which holds their hashes and not their tokens.
+
+    Args:
+        candidate: how it was quantized; None where nothing says it.
+        prompts: id and `prompt_sha256` of each.
+        name: of the measurement.
+        cuts: of its vocabulary.
+
+    Returns:
+        What could not be held against anything, in sentences without a full stop.
+
+    Raises:
+        GateError: a prompt calibrated the candidate, chose its recipe or the rows of its head.
+    """
+    made = [(cut.choice.prompts, "were used to choose the rows of the candidate's head (vocab)")
+            for cut in cuts]  # fmt: skip
+    if candidate is not None:
+        own = SeenPrompts(sha256=candidate.calibration_prompts)
+        made.append((own, "were used to calibrate the candidate"))
+        chosen = candidate.recipe.chosen_on
+        if chosen is not None:
+            made.append((chosen, "were used to choose the candidate's recipe (tune)"))
+    for seen, what in made:
+        known = set(seen.sha256)
+        if ids := [id_ for id_, digest in prompts if digest in known]:
+            raise GateError(
+                name, f"{len(ids)} of its {len(prompts)} prompts {what}: {_named(ids)}",
+                fix="measure both servers on other prompts",
+            )  # fmt: skip
+    if not any(seen.sha256 for seen, _ in made):
+        return ()
+    return (
+        "measurements hold hashes of the prompts, not their text, so near copies of the prompts"
+        " that calibrated or chose the candidate are not noticed",
+    )
+
+
 def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
     """Refuse traces that have prompts, or nearly the same ones, among those that were seen.
 

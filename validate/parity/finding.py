@@ -1,8 +1,9 @@
 """What one check of parity found, in the words of the gate; and findings as a JSON file.
 
-{"format": "draftquant parity", "format_version": 1, "findings": [{"check": ...}, ...]}
+{"format": "draftquant parity", "format_version": 1, "findings": [{"check": ...}, ...],
+ "drafts_sha256": ["9f2c...", ...]}
 
-is what `parity --report` writes and the gate reads.
+is what `parity --report` writes and the gate reads. Files of earlier versions have no drafts.
 """
 
 import dataclasses
@@ -66,37 +67,66 @@ class _FindingsFile:
     format: Literal["draftquant parity"] = "draftquant parity"
     format_version: Literal[1] = 1
     findings: tuple[Finding, ...]
+    drafts_sha256: tuple[str | None, ...] = ()
 
     def problem(self) -> str:
         """A report without a finding would pass whatever it is asked."""
         return "" if self.findings else "findings: expected at least one"
 
 
-def to_mapping(findings: Sequence[Finding]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityReport:
+    """A report that was read.
+
+    Attributes:
+        findings: at least one.
+        drafts_sha256: identity of the tensors of each draft that was looked at, None where it is
+            not known; empty = nothing says which.
+    """
+
+    path: Path
+    findings: tuple[Finding, ...]
+    drafts_sha256: tuple[str | None, ...]
+
+
+def to_mapping(
+    findings: Sequence[Finding], drafts_sha256: Sequence[str | None] = ()
+) -> dict[str, Any]:
     """Plain data for JSON."""
-    return dataclasses.asdict(_FindingsFile(findings=tuple(findings)))
+    return dataclasses.asdict(
+        _FindingsFile(findings=tuple(findings), drafts_sha256=tuple(drafts_sha256))
+    )
 
 
-def write_findings(path: Path, findings: Sequence[Finding], *, overwrite: bool = False) -> None:
+def write_findings(
+    path: Path,
+    findings: Sequence[Finding],
+    *,
+    drafts_sha256: Sequence[str | None] = (),
+    overwrite: bool = False,
+) -> None:
     """Write a report.
 
     Args:
         path: file to create.
         findings: at least one.
+        drafts_sha256: see `ParityReport`.
         overwrite: a file that exists is replaced.
 
     Raises:
         OutputError: it cannot be written, or exists.
     """
-    text = json.dumps(to_mapping(findings), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(to_mapping(findings, drafts_sha256), indent=2, allow_nan=False) + "\n"
     write_reports({path: text}, overwrite=overwrite)
 
 
 def read_findings(path: Path) -> tuple[Finding, ...]:
-    """Read what `write_findings` wrote.
+    """Read the findings of what `write_findings` wrote, see `read_parity`."""
+    return read_parity(path).findings
 
-    Returns:
-        At least one finding.
+
+def read_parity(path: Path) -> ParityReport:
+    """Read what `write_findings` wrote.
 
     Raises:
         ParityError: it is no such file, or says what no check says.
@@ -109,7 +139,7 @@ def read_findings(path: Path) -> tuple[Finding, ...]:
             f"is not a report of 'draftquant parity': {exc}",
             fix="give what 'draftquant parity' --report wrote",
         ) from exc
-    return report.findings
+    return ParityReport(path=path, findings=report.findings, drafts_sha256=report.drafts_sha256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

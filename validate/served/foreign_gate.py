@@ -79,8 +79,8 @@ def judge_foreign(
     missing = () if incomparable else tuple(not_compared(baseline, candidate))
     known = dataclasses.replace(
         background,
-        not_compared=tuple(what for what, _ in missing),
-        to_compare=tuple(dict.fromkeys(how for _, how in missing)),
+        not_compared=(*background.not_compared, *(what for what, _ in missing)),
+        to_compare=tuple(dict.fromkeys((*background.to_compare, *(how for _, how in missing)))),
         warnings=(*background.warnings, *warnings_of(baseline)),
     )
     report = judge_counts(

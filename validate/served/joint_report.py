@@ -92,14 +92,18 @@ def joint_report(
     replayed: GateReport | RetunedRecord | None = None,
     noise: ServerNoise | None = None,
     parity: tuple[Finding, ...] = (),
+    warnings: Sequence[str] = (),
 ) -> JointReport:
-    """What several judgements say together; arguments as in `JointReport`."""
+    """What several judgements say together; arguments as in `JointReport`.
+
+    `warnings` are those of no judgement, without a full stop.
+    """
     parts = _parts(served, replayed, noise, parity)
     verdict = worst(verdict for _, verdict, _, _ in parts)
     actions = (action for _, own, _, action in parts if own == verdict)
-    warnings = [warning for one in (served, replayed) if one for warning in one.warnings]
+    said = [*(warning for one in (served, replayed) if one for warning in one.warnings), *warnings]
     if isinstance(replayed, GateReport) and served is not None:
-        warnings += replay_differences(replayed, served)
+        said += replay_differences(replayed, served)
     return JointReport(
         verdict=verdict,
         reason=" ".join(
@@ -107,7 +111,7 @@ def joint_report(
         ),
         action=next((action for action in actions if action is not None), None),
         exit_code=EXIT_CODES[verdict],
-        warnings=tuple(dict.fromkeys(warnings)),
+        warnings=tuple(dict.fromkeys(said)),
         served=served,
         replayed=replayed,
         noise=noise,
@@ -169,6 +173,7 @@ def judge_jointly(
     *,
     look: Look | None,
     background: Background,
+    warnings: Sequence[str] = (),
 ) -> GateReport | JointReport:
     """The verdict on two measurements alone, or the worst of all that is given.
 
@@ -180,6 +185,7 @@ def judge_jointly(
         policy: the rule, for served and noise.
         look: which of the planned interim analyses this is.
         background: what else is known of the two.
+        warnings: of the findings, sentences without a full stop.
 
     Raises:
         GateError: see `judge_measured` and `server_noise`.
@@ -195,4 +201,6 @@ def judge_jointly(
             noise = server_noise(runs[0], again, policy)
         elif replayed is None and not findings:
             return served
-    return joint_report(served=served, replayed=replayed, noise=noise, parity=findings)
+    return joint_report(
+        served=served, replayed=replayed, noise=noise, parity=findings, warnings=warnings
+    )

@@ -67,11 +67,13 @@ class StoredCompressedTensors(StoredLayout):
         form = keys.choice("format", *_FORMATS, _MIXED)
         keys.optional("quantization_status", "compressed")
         keys.absent("sparsity_config", "moe_sparsity_config", "transform_config")
-        cache = of_compressed_tensors(keys)
+        cache, per_head = of_compressed_tensors(keys)
         groups = _groups(keys) if form == _MIXED or _has_names(keys) else [only_group(keys)]
         several = len(groups) > 1
         first, *others = (self._scheme(group, form, several=several) for group in groups)
-        return dataclasses.replace(first, others=tuple(others), kv_cache=cache)
+        return dataclasses.replace(
+            first, others=tuple(others), kv_cache=cache, cache_per_head=per_head
+        )
 
     def _scheme(self, group: ObjectReader, usual: str, *, several: bool) -> DeclaredScheme:
         """What one group says; `usual` is the format of one that names none.

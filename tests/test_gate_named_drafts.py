@@ -1,0 +1,158 @@
+"""Measurements and parity beside named drafts: what was measured has to be of these."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.api import gate
+from draftquant.calibration.traces.prompt_trace import prompt_sha256
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.recipes import load_recipe
+from draftquant.recipes.seen_prompts import SeenPrompts
+from draftquant.scripts.api.measured_draft import draft_identity
+from draftquant.validate.errors import GateError
+from draftquant.validate.judging.candidate_origin import DraftFolder
+from draftquant.validate.judging.held_out import check_held_out_measured
+from draftquant.validate.measure.measurement_file import line_of
+from draftquant.validate.parity.finding import Finding, write_findings
+from handmade_measurements import alternating, measurement
+from test_foreign_measurements import REAL, both
+from tiny import tiny_eagle3_llama
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::draftquant.api.DraftQuantWarning"),
+]
+FOUND = Finding(check="task", what="gsm8k", estimate=0.0, threshold=-0.02, verdict="PASS",
+                reason="Nothing was lost.")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two drafts and the first one in FP8."""
+    folder = tmp_path_factory.mktemp("named")
+    tiny_eagle3_llama(folder / "bf16")
+    tiny_eagle3_llama(folder / "other", seed=7)
+    draft = read_draft(Checkpoint.open(folder / "bf16"))
+    origin = DraftSource(folder=folder / "bf16")
+    quantize_draft(make_plan(load_recipe("fp8-ptpc"), draft), folder / "fp8", source=origin)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hashes(work: Path) -> Mapping[str, str]:
+    names = ("bf16", "other", "fp8")
+    return {name: draft_identity(work / name).draft_sha256 for name in names}
+
+
+def run(path: Path, drop: int, draft_sha256: str | None) -> Path:
+    rounds = [alternating(200, 80 + i % 5 + drop) for i in range(40)]
+    one = measurement(rounds, draft_sha256=draft_sha256)
+    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)), encoding="utf-8")
+    return path
+
+
+def judged(work: Path, runs: list[Path], *options: Path, **more: Any) -> Any:
+    return gate(work / "bf16", work / "fp8", measured=runs, parity=options, **more)
+
+
+def test_measurements_of_these_drafts_pass(
+    work: Path, hashes: Mapping[str, str], tmp_path: Path
+) -> None:
+    runs = [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
+    report = judged(work, runs, report=tmp_path / "r.json")
+    assert report.verdict == "PASS"
+    assert report.background.candidate_sha256 == hashes["fp8"]
+    written = (tmp_path / "r.json").read_text(encoding="utf-8")
+    assert '"name": "fp8"' in written
+    assert '"family": "eagle3-llama"' in written
+
+
+@pytest.mark.parametrize("own", [("other", "fp8"), ("bf16", "other"), ("fp8", "bf16")])
+def test_measurements_of_other_drafts_decide_nothing(
+    own: tuple[str, str], work: Path, hashes: Mapping[str, str], tmp_path: Path
+) -> None:
+    runs = [run(tmp_path / name, at, hashes[name]) for at, name in enumerate(own)]
+    with pytest.raises(GateError, match="was served with another draft: expected tensors"):
+        judged(work, runs)
+
+
+@pytest.mark.parametrize("unsaid", [0, 1])
+def test_measurements_that_do_not_say_whose_they_are_release_no_draft(
+    unsaid: int, work: Path, hashes: Mapping[str, str], tmp_path: Path
+) -> None:
+    own = [hashes["bf16"], hashes["fp8"]]
+    runs = [
+        run(tmp_path / name, at, None if at == unsaid else own[at]) for at, name in enumerate("ab")
+    ]
+    report = judged(work, runs)
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 3)
+    name = "ab"[unsaid]
+    assert f"whether the server of {name} ran the draft that is named" in report.reason
+    assert "draftquant measure --draft" in (report.action or "")
+    assert gate(measured=runs).verdict == "PASS"  # of two servers, and of no draft by its name
+
+
+def test_another_tools_files_release_no_draft_by_its_name(work: Path) -> None:
+    report = judged(work, both(REAL["guidellm"]), min_prompts=2)
+    assert report.verdict != "PASS"
+    assert gate(measured=both(REAL["guidellm"]), min_prompts=2).background.not_compared == ()
+    assert "ran the draft that is named" in "".join(report.background.not_compared)
+
+
+def test_a_named_draft_is_the_baseline_quantized(
+    work: Path, hashes: Mapping[str, str], tmp_path: Path
+) -> None:
+    runs = [run(tmp_path / "a", 0, hashes["other"]), run(tmp_path / "b", 1, hashes["fp8"])]
+    with pytest.raises(GateError, match="was not quantized from"):
+        gate(work / "other", work / "fp8", measured=runs)
+    with pytest.raises(GateError, match="got no candidate="):
+        gate(work / "bf16", measured=runs)
+
+
+@pytest.mark.parametrize("own", [("other",), ("bf16", "other"), (None, "other")])
+def test_parity_of_other_drafts_is_refused(
+    own: tuple[str | None, ...], work: Path, hashes: Mapping[str, str], tmp_path: Path
+) -> None:
+    runs = [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
+    parity = tmp_path / "parity.json"
+    named = [name and hashes[name] for name in own]
+    write_findings(parity, [FOUND], drafts_sha256=named)
+    refused = f"is of another draft than those that are judged \\(tensors {hashes['other'][:12]}"
+    with pytest.raises(GateError, match=refused):
+        judged(work, runs, parity)
+    with pytest.raises(GateError, match=refused):
+        gate(measured=runs, parity=[parity])
+
+
+def test_parity_says_whose_it_is(work: Path, hashes: Mapping[str, str], tmp_path: Path) -> None:
+    runs = [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
+    told, untold = tmp_path / "told.json", tmp_path / "untold.json"
+    write_findings(told, [FOUND], drafts_sha256=[hashes["bf16"], hashes["fp8"]])
+    write_findings(untold, [FOUND])
+    warning = "nothing shows that the findings of untold.json are about the drafts"
+    assert not any(warning in one for one in judged(work, runs, told).warnings)
+    found = judged(work, runs, told, untold)
+    assert (found.verdict, [warning in one for one in found.warnings].count(True)) == ("PASS", 1)
+
+
+def test_prompts_that_made_the_candidate_do_not_judge_it_when_they_are_served(work: Path) -> None:
+    """Of calibration, of the choice of the recipe; and near copies are said not to be noticed."""
+    record = DraftFolder.read(work / "fp8").quantized_by
+    assert record is not None
+    prompts = [("p0", prompt_sha256([0])), ("p1", prompt_sha256([1]))]
+    assert check_held_out_measured(record, prompts, "b") == ()
+    seen = SeenPrompts(sha256=(prompts[1][1],))
+    calibrated = dataclasses.replace(record, calibration_prompts=seen.sha256)
+    chosen = dataclasses.replace(record, recipe=dataclasses.replace(record.recipe, chosen_on=seen))
+    for made, what in ((calibrated, "were used to calibrate"), (chosen, "were used to choose")):
+        with pytest.raises(GateError, match=f"1 of its 2 prompts {what} the candidate.*: p1"):
+            check_held_out_measured(made, prompts, "b")
+    (said,) = check_held_out_measured(calibrated, prompts[:1], "b")
+    assert "near copies of the prompts" in said
