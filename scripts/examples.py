@@ -78,6 +78,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant traces split ./traces --fraction 0.3 --out ./calibration-traces ./gate-traces",
     ),
     "traces merge": ("draftquant traces merge ./traces-a ./traces-b --out ./traces",),
+    "traces store": ("draftquant traces store ./traces --feature-storage zstd --out ./packed",),
     "replay": ("draftquant replay ./draft ./draft-fp8 --traces ./gate-traces -k 3",),
     "shards": (
         "draftquant shards plan --shards 4 --out ./jobs -- replay ./draft ./draft-fp8 --traces T",

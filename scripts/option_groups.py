@@ -25,7 +25,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "how tokens are drawn": (
         "ignore_eos", "logprobs", "seed", "temperature", "top_k", "top_logprobs", "top_p",
     ),
-    "what is recorded": ("aux_layer_ids", "fused", "table_ids", "tables"),
+    "what is recorded": ("aux_layer_ids", "feature_storage", "fused", "table_ids", "tables"),
     "the server": (
         "concurrency", "engine_args", "launch", "model", "print_server_args", "served_as",
         "shared",

@@ -126,7 +126,7 @@ def test_the_first_rule_of_dynamic_decides(
     assert said - {"q_proj"} == kept
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [-1, 2, 2**31 - 1])
 def test_groups_that_there_are_not_are_a_fault(first: int, source: Path, tmp_path: Path) -> None:
     out = gptq_folder(source, tmp_path / "out", sym=False, desc_act=True)

@@ -431,6 +431,7 @@ COMMANDS = (
         Row("--logprobs", "", "settings.logprobs"),
         Row("--top-logprobs", "3", "settings.top_logprobs", 3),
         Row("--dtype", "bfloat16", "settings.dtype", "bfloat16"),
+        Row("--feature-storage", "zstd", "settings.feature_storage", "zstd"),
         Row("--batch-size", "7", "settings.batch_size", 7),
         Row("--fixed-batches", "", "settings.fixed_batches"),
         Row("--device", "cuda:1", "settings.device", "cuda:1"),
@@ -470,6 +471,12 @@ COMMANDS = (
     Command("traces merge TRACES --out OUT", "calibration.traces.sets.merge_traces", (
         Row("TRACES", "P Q", "folders.1.given", Path("Q")),
         Row("--out", "other", "out", Path("other")),
+    ), stubs(OPEN)),
+    Command("traces store TRACES --feature-storage zstd --out OUT",
+            "calibration.traces.store_traces.store_traces", (
+        Row("TRACES", "other", "traces.given", Path("other")),
+        Row("--out", "other", "out", Path("other")),
+        Row("--feature-storage", "exact", "choice", "exact"),
     ), stubs(OPEN)),
     Command("replay DRAFT --traces TRACES", "scripts.api.replay.load_for_replay", (
         Row("DRAFT", "P a/b", "references", ("P", "a/b")),

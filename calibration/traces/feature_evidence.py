@@ -97,7 +97,7 @@ class FeatureTally:
         self._constant = self._constant and bool((trace.features == trace.features[0]).all())
         self._constant = self._constant and torch.equal(features[0], self._first)
         reach = SHIFTS[-1]
-        inside = torch.arange(reach, features.shape[0] - reach)
+        inside = torch.arange(reach, max(reach, features.shape[0] - reach))
         for shift, sums in self._sums.items():
             sums.add(trace.token_ids[inside + shift], features[inside])
 

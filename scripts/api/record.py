@@ -225,6 +225,7 @@ def _by_transformers(
 ) -> "TraceFolder":
     from ...calibration.recording.record_traces import record_traces
     from ...calibration.recording.target_model import Placement
+    from ...calibration.traces.stored_features import storage_of
 
     return record_traces(
         Path(settings.target),
@@ -240,6 +241,7 @@ def _by_transformers(
         fixed_batches=settings.fixed_batches,
         placement=Placement(device=how.device, device_map=settings.device_map),
         table_ids=how.table_ids,
+        storage=storage_of(settings.feature_storage),
         too_long=fitted.too_long,
         dataset=fitted.dataset,
         on_progress=on_progress,
@@ -254,6 +256,7 @@ def _by_vllm(
     out: Path,
     on_progress: Callable[[int, int], None],
 ) -> "TraceFolder":
+    from ...calibration.traces.stored_features import storage_of
     from ...calibration.vllm.vllm_recording import Offline, Served, record_with_vllm
 
     source: Served | Offline = Offline(arguments=dict(settings.engine_args or {}))
@@ -261,7 +264,14 @@ def _by_vllm(
         assert settings.shared is not None  # see `RecordSettings.check`
         source = Served(url=settings.server, folder=Path(settings.shared))
     plan = _vllm_plan(settings, how, fitted)
-    return record_with_vllm(plan, source, out, table_ids=how.table_ids, on_progress=on_progress)
+    return record_with_vllm(
+        plan,
+        source,
+        out,
+        table_ids=how.table_ids,
+        storage=storage_of(settings.feature_storage),
+        on_progress=on_progress,
+    )
 
 
 def _vllm_plan(

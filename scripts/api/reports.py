@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
+    from ...calibration.traces.store_traces import StoreReport as StoreReport
     from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
     from ...quantize.dequantize_draft import DequantizeReport as DequantizeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
@@ -80,6 +81,7 @@ _HOMES = {
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
     "TraceFolder": "calibration.traces.trace_folder",
+    "StoreReport": "calibration.traces.store_traces",
     "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode_report",
     "TuneReport": "validate.tuning.tune_draft",

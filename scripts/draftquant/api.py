@@ -45,8 +45,18 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
 from .scripts.api.retune import retune
+<<<<<<< HEAD
 from .scripts.api.shards import shards_merge, shards_plan, shards_run
 from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
+=======
+from .scripts.api.traces import (
+    traces_import,
+    traces_info,
+    traces_merge,
+    traces_split,
+    traces_store,
+)
+>>>>>>> main
 from .scripts.api.transcode import transcode
 from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
@@ -86,6 +96,7 @@ if TYPE_CHECKING:
         ShardsRun,
         SpeedReport,
         SplitReport,
+        StoreReport,
         TaskSamples,
         TraceFolder,
         TraceInfo,
@@ -137,6 +148,7 @@ VERBS = (
     "traces_info",
     "traces_merge",
     "traces_split",
+    "traces_store",
     "transcode",
     "tune",
     "unpickle",
@@ -183,6 +195,7 @@ __all__ = [
     "ShardsRun",
     "SpeedReport",
     "SplitReport",
+    "StoreReport",
     "TaskSamples",
     "TraceFolder",
     "TraceInfo",
@@ -231,6 +244,7 @@ __all__ = [
     "traces_info",
     "traces_merge",
     "traces_split",
+    "traces_store",
     "transcode",
     "tune",
     "unpickle",
