@@ -45,10 +45,7 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
 from .scripts.api.retune import retune
-<<<<<<< HEAD
 from .scripts.api.shards import shards_merge, shards_plan, shards_run
-from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
-=======
 from .scripts.api.traces import (
     traces_import,
     traces_info,
@@ -56,7 +53,6 @@ from .scripts.api.traces import (
     traces_split,
     traces_store,
 )
->>>>>>> main
 from .scripts.api.transcode import transcode
 from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
