@@ -39,6 +39,7 @@ from .folder_card import plain_card
 from .numerics.plain import rounded
 from .outputs import ONLY_OF_CODES, OutputTensors, bytes_of, copied, files_of, write_outputs
 from .stored.declarations import raw_declaration
+from .stored.kv_cache import cache_scales
 from .stored.stored_draft import StoredDraft
 from .verify import DequantizedLinear, DequantizedReport, verify_dequantized
 
@@ -193,6 +194,7 @@ def dequantize_draft(
     """
     checkpoint = source.checkpoint()
     plan = plan_dequantization(checkpoint, dtype)
+    cache_scales(checkpoint, plan.source.draft, plan.source.scheme)  # dropped, but not if damaged
     side_files, card = plain_card(
         checkpoint.folder, [f for f in checkpoint.side_files() if f not in ONLY_OF_CODES]
     )

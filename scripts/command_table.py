@@ -33,11 +33,13 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "gate": "may the quantized draft replace the BF16 one?",
         "compare": "several drafts on the same prompts: which one for your traffic?",
         "parity": "does speculation, or a quantized draft, change the output?",
+        "shards": "divide record, replay, gate or compare over machines, and merge",
         "accept": "may this draft be released? every check in order, and one page",
     },
     "serve": {
         "measure": "measure the acceptance and the speed of running servers",
         "reconcile": "explain each difference between a server's acceptance and replay",
+        "watch": "alarm when the acceptance of a live draft has fallen",
         "golden": "simulate or monitor acceptance: engines, Prometheus, Grafana",
     },
     "ship": {

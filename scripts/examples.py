@@ -78,7 +78,18 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant traces split ./traces --fraction 0.3 --out ./calibration-traces ./gate-traces",
     ),
     "traces merge": ("draftquant traces merge ./traces-a ./traces-b --out ./traces",),
+    "traces store": ("draftquant traces store ./traces --feature-storage zstd --out ./packed",),
     "replay": ("draftquant replay ./draft ./draft-fp8 --traces ./gate-traces -k 3",),
+    "shards": (
+        "draftquant shards plan --shards 4 --out ./jobs -- replay ./draft ./draft-fp8 --traces T",
+        "draftquant shards run ./jobs --shard 0",
+        "draftquant shards merge ./jobs",
+    ),
+    "shards plan": (
+        "draftquant shards plan --shards 4 --out ./jobs -- replay ./draft ./draft-fp8 --traces T",
+    ),
+    "shards run": ("draftquant shards run ./jobs --shard 0",),
+    "shards merge": ("draftquant shards merge ./jobs",),
     "accept": (
         "draftquant accept ./draft ./draft-fp8 --target ./target --prompts prompts.jsonl"
         " --out ./accepted",
@@ -93,6 +104,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "golden": (
         "draftquant golden golden.json --for vllm --category code",
         "draftquant golden golden.json --for prometheus --engine vllm --out rules.yml",
+    ),
+    "watch": (
+        "draftquant watch --server http://127.0.0.1:8000 --engine vllm --golden golden.json"
+        " --state watch.json",
     ),
     "reconcile": ("draftquant reconcile ./gate-traces fp8.jsonl --draft ./draft-fp8",),
     "gate": (

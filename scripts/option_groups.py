@@ -25,13 +25,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "how tokens are drawn": (
         "ignore_eos", "logprobs", "seed", "temperature", "top_k", "top_logprobs", "top_p",
     ),
-    "what is recorded": ("aux_layer_ids", "fused", "table_ids", "tables"),
+    "what is recorded": ("aux_layer_ids", "feature_storage", "fused", "table_ids", "tables"),
     "the server": (
         "concurrency", "engine_args", "launch", "model", "print_server_args", "served_as",
         "shared",
     ),
+    "when it reads": ("duration", "every", "once", "state", "until_alarm"),
     "limits of the verdict": (
-        "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts", "policy",
+        "alpha", "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts",
+        "policy",
     ),
     "what servers measured": ("baseline_again", "measured", "parity", "plain_server", "tasks"),
     "where it runs": (

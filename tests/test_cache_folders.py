@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cuts import CHOICE
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales
+from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales, scale_origin
 from draftquant.quantize.errors import CheckpointError, DraftQuantError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
@@ -25,7 +25,10 @@ from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import KvCacheFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.kv_cache import KvCacheScales
 from draftquant.recipes.schema import LayoutName
+from draftquant.recipes.served_form import ServedForm
 from draftquant.scripts.cli import main
+from draftquant.validate.judging.candidate_origin import DraftFolder
+from draftquant.validate.report.facts import folder_facts
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
@@ -372,18 +375,55 @@ def test_scales_of_heads_that_are_not_there_are_refused(
     folder: Path, source: Path, tmp_path: Path
 ) -> None:
     """A folder of another tool, whose scales are of two key-value heads, or of three."""
-    for count, sound in ((2, True), (3, False)):
-        out = changed(folder, tmp_path / str(count), None)
+    for count, strategy, wanted in (
+        (2, "attn_head", None),
+        (2, "tensor", "one scale, as declared (no strategy attn_head)"),
+        (3, "attn_head", "one scale, or 2: one per key-value head"),
+    ):
+        out = changed(folder, tmp_path / f"{count}-{strategy}", None)
+        declared = read_json(out / "config.json")["quantization_config"]
+        declared["kv_cache_scheme"]["strategy"] = strategy
+        edit_json(out / "config.json", quantization_config=declared)
         tensors = read_tensors(out)
         tensors["midlayer.self_attn.attn.k_scale"] = store(np.full((count,), K), "F32")
         write_tensors(out, tensors, metadata={"format": "pt"})
         (out / "draftquant.json").unlink()
         faults = [f for f in verify(out, source, foreign=True).faults if "k_scale" in f.where]
-        assert [(f.expected, f.got) for f in faults] == (
-            [] if sound else [("one scale, or 2: one per key-value head", "3")]
-        )
-        if sound:
+        assert [(f.expected, f.got) for f in faults] == ([(wanted, f"{count}")] if wanted else [])
+        if wanted is None:
             assert len(load_draft(out).cache_scales[0].k) == count
         else:
-            with pytest.raises(CheckpointError, match=r"expected one scale, or 2: .*, got 3"):
+            with pytest.raises(CheckpointError, match=rf"expected one scale.*, got {count}"):
                 load_draft(out)
+
+
+def test_scales_that_kernels_take_for_zero_are_refused(
+    folder: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing is dequantized of a folder whose scales are damaged, though it drops them."""
+    out = changed(folder, tmp_path / "out", 1e-39)
+    (out / "draftquant.json").unlink()
+    (fault,) = [f for f in verify(out, source, foreign=True).faults if "k_scale" in f.where]
+    assert fault.expected.startswith("a scale of at least 1.18e-38")
+    assert main(["dequantize", str(out), "--out", str(tmp_path / "plain")]) == 2
+    assert "a scale of the KV cache: expected a scale of at least" in capsys.readouterr().err
+    assert not (tmp_path / "plain").exists()
+
+
+def test_scales_that_nothing_declares_are_those_that_an_option_turns_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Of a quantized folder; the attention of a plain one has none, so that they are 1 there."""
+    out = changed(folder, tmp_path / "out", K)
+    config = read_json(out / "config.json")
+    declared = {**config["quantization_config"], "kv_cache_scheme": None}
+    edit_json(out / "config.json", quantization_config=declared)
+    (out / "draftquant.json").unlink()
+    stored = StoredDraft.read(Checkpoint.open(out))
+    assert stored.served_cache(None) == {}
+    assert scale_origin(stored.served_cache("fp8_e4m3")) == "stored"
+    facts = folder_facts("out", DraftFolder.read(out), ServedForm(kv_cache="fp8_e4m3"))
+    assert facts.kv_cache == "fp8_e4m3, stored scales"
+    assert load_draft(out, kv_cache="fp8_e4m3").cache_scales[0].k == pytest.approx((K,))
+    plain = dataclasses.replace(stored, scheme=None)
+    assert scale_origin(plain.served_cache("fp8_e4m3")) == "unit"

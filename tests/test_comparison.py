@@ -6,10 +6,13 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from draftquant.validate.comparison import draft_comparison as comparison_module
 from draftquant.validate.comparison import simultaneous as simultaneous_module
+from draftquant.validate.comparison.comparison_page import drawing, page
 from draftquant.validate.comparison.counted_drafts import Contestant, CountedDrafts, count_drafts
 from draftquant.validate.comparison.draft_comparison import compare
 from draftquant.validate.comparison.prompt_samples import ALL_PROMPTS, TRAFFIC, samples_of
@@ -164,7 +167,7 @@ def test_many_drafts_in_many_categories_take_seconds() -> None:
     assert report.method.startswith("Bonferroni over all pairs")  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("shape", [(2, 3000, 30_000), (60, 40, 400), (2, 30_000, 30_000)])
+@pytest.mark.parametrize("shape", [(2, 3000, 30_000), (600, 40, 400), (2, 30_000, 30_000)])
 def test_more_than_there_is_room_for_is_refused_before_it_is_reckoned(
     shape: tuple[int, int, int],
 ) -> None:
@@ -174,6 +177,37 @@ def test_more_than_there_is_room_for_is_refused_before_it_is_reckoned(
         compared(counted)
     assert time.process_time() - began < 2
     assert "fewer drafts at a time" in caught.value.fix
+
+
+def test_many_drafts_are_compared_with_the_first_and_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their intervals are those of all pairs: which is best is not known before."""
+    monkeypatch.setattr(comparison_module, "_MOST_VALUES", 20_000)
+    many: Any = compared(wide(30, 3, 120))
+    assert many.method.startswith("Bonferroni over all pairs")
+    pairs = math.comb(30, 2) * 4
+    assert many.confidence_of_each == many.bonferroni_of_each == bonferroni(pairs, 0.95)
+    for scope in many.scopes:
+        told = {(one.baseline, one.candidate) for one in scope.changes}
+        expected = {("draft 0", name) for name in many.names[1:]}
+        expected |= {(min(a, b, key=many.names.index), max(a, b, key=many.names.index))
+                     for a in [scope.best] for b in many.names if b != a}  # fmt: skip
+        assert told == expected
+        assert all(scope.against_first(many.names))
+        assert scope.lengths[scope.ranked[1]] == max(scope.lengths[1:])
+    few = compared(wide(2, 3, 120))
+    same = many.whole.changes[0]
+    assert same.relative_change == few.whole.changes[0].relative_change  # type: ignore[attr-defined]
+    assert same.lower < few.whole.changes[0].lower  # type: ignore[attr-defined]
+
+
+def test_a_page_of_many_drafts_has_a_row_for_each() -> None:
+    many: Any = compared(wide(20, 2, 40))
+    text = page(many)
+    assert text.count('<th scope="row">draft 7</th>') == 3 + 1  # scopes, and the list of hashes
+    assert "Which draft: 20 drafts" in text
+    assert drawing(many).count("draft 7<") == 1
 
 
 def test_two_drafts_are_compared_as_the_gate_does() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import handmade_foreign as handmade
 import pytest
-from draftquant.api import compare, gate
+from draftquant.api import DraftQuantWarning, compare, gate
+from draftquant.api import report as make_report
 from draftquant.scripts.api.reports import GateReport
-from draftquant.validate.errors import CompareError, GateError, MeasureError
+from draftquant.validate.errors import CompareError, GateError, GoldenError, MeasureError
 from draftquant.validate.foreign.averages import AVERAGES
 from draftquant.validate.foreign.foreign_measurement import narrowest
 from draftquant.validate.foreign.formats import FORMATS, read_foreign, read_foreign_pair
@@ -81,6 +82,39 @@ def test_bench_serve_is_read_where_events_and_counters_agree() -> None:
     assert report.num_prompts == 12
     assert report.served is not None
     assert not report.served.told_positions
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("made", ["vllm-bench", "trtllm"])
+def test_pages_of_sums_show_nothing_by_position(made: str, tmp_path: Path) -> None:
+    paths = both("vllm-bench-{}.json")
+    if made == "trtllm":
+        paths = [handmade.trtllm(tmp_path / f"{name}.json", name) for name in ("bf16", "int4")]
+    shown = {}
+    for name, files in ((made, paths), ("each step", both(REAL["guidellm"]))):
+        html = tmp_path / f"{name}.html"
+        gate(measured=files, min_prompts=2, html=html)
+        shown[name] = html.read_text(encoding="utf-8")
+    by_position = ("accepted the token at each position", "accepted position j")
+    assert not any(words in shown[made] for words in by_position)
+    assert "So nothing is shown by position." in shown[made]
+    assert all(words in shown["each step"] for words in by_position)
+    assert "So nothing is shown by position." not in shown["each step"]
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("pattern", [REAL["guidellm"], "vllm-bench-{}.json"])
+def test_golden_acceptance_is_not_made_of_another_tools_measurements(
+    pattern: str, tmp_path: Path
+) -> None:
+    """Whose it is is not known, and of sums nothing is known by position; the verdict stays."""
+    golden, written = tmp_path / "g.json", tmp_path / "r.json"
+    with pytest.warns(DraftQuantWarning, match="do not record whose acceptance they hold"):
+        report = gate(measured=both(pattern), min_prompts=2, golden=golden, report=written)
+    assert report.verdict
+    assert not golden.exists()
+    with pytest.raises(GoldenError, match="do not record whose acceptance they hold"):
+        make_report(written, golden=golden)
 
 
 def test_bench_serve_is_refused_where_verify_steps_came_together() -> None:
@@ -251,6 +285,7 @@ def mutated(value: Any, place: int, junk: Any) -> tuple[Any, int]:
     return value, place
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("junk", [None, [], {}, "x", -1, 1.5, True])
 @pytest.mark.parametrize("name", ["guidellm", "answers", "bench", "aiperf", "sglang"])
 def test_junk_at_any_place_is_read_or_refused_never_a_crash(

@@ -15,7 +15,8 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 from draftquant.quantize.errors import OutputError
-from draftquant.scripts.api.gate import GateSettings, _golden_file, _Measured
+from draftquant.scripts.api.gate import GateSettings, _golden_file
+from draftquant.scripts.api.gate_measured import Measured
 from draftquant.scripts.api.listener import Listener
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GoldenError
@@ -219,7 +220,7 @@ def test_no_verdict_is_lost_because_nothing_was_counted(tmp_path: Path) -> None:
     told: list[str] = []
     listener = MagicMock(spec=Listener, warning=told.append)
     settings = GateSettings(golden=tmp_path / "g.json", listener=listener)
-    alone = _Measured(runs=None, again=None, findings=())
+    alone = Measured(runs=None, again=None, parity=())
     assert _golden_file(settings, document(judged), alone) == {}
     assert "no golden acceptance is written" in told[0]
 

@@ -1,12 +1,14 @@
 """GPTQ folders through every verb that reads: verified, dequantized, transcoded, audited, run."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from draftquant.quantize.dequantize_draft import dequantize_draft
-from draftquant.quantize.errors import LayoutError
+from draftquant.quantize.engines.exclude_keys import gptq_by_rules
+from draftquant.quantize.errors import CheckpointError, LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.stored.loading import load_draft
@@ -96,6 +98,43 @@ def test_what_tools_would_read_in_two_ways_is_a_fault(source: Path, tmp_path: Pa
         assert [
             (fault.where, "zero point(s) are stored as 15" in fault.got) for fault in found
         ] == [(UP, True)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        (("+:.*up_proj", "-:.*mlp.*"), {"gate_proj", "down_proj"}),
+        ((".*up_proj", ".*gate_proj", "-:.*mlp.*"), {"down_proj"}),
+        (("-:.*mlp.*", "+:.*up_proj"), {"up_proj", "gate_proj", "down_proj"}),
+    ],
+)
+def test_the_first_rule_of_dynamic_decides(
+    rules: tuple[str, ...], kept: set[str], source: Path, tmp_path: Path
+) -> None:
+    """As `get_dynamic_override` of GPTQModel and of both engines; what is kept must be no codes."""
+    out = gptq_folder(source, tmp_path / "out", dynamic={key: {} for key in rules})
+    faults = audit(Checkpoint.open(out)).faults
+    assert {fault.where.rpartition(".")[2] for fault in faults} == kept
+    asked: Any = SimpleNamespace(
+        declaration=SimpleNamespace(keys={"dynamic": {key: {} for key in rules}})
+    )
+    said = {
+        leaf
+        for leaf in ("up_proj", "gate_proj", "down_proj", "q_proj")
+        if gptq_by_rules(asked, SimpleNamespace(prefix=f"model.layers.0.mlp.{leaf}"), ())  # type: ignore[arg-type]
+    }
+    assert said - {"q_proj"} == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [-1, 2, 2**31 - 1])
+def test_groups_that_there_are_not_are_a_fault(first: int, source: Path, tmp_path: Path) -> None:
+    out = gptq_folder(source, tmp_path / "out", sym=False, desc_act=True)
+    changed(out, "g_idx", lambda groups: groups.__setitem__(0, first))
+    (fault,) = verify(out, source, foreign=True).faults
+    assert "expected groups 0 to 1, got" in str(fault)
+    with pytest.raises(CheckpointError, match="expected groups 0 to 1"):
+        load_draft(out)
 
 
 def test_symmetric_codes_are_written_for_other_engines(source: Path, tmp_path: Path) -> None:

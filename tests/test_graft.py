@@ -241,6 +241,51 @@ def other_tables(folders: Path, tmp_path: Path) -> list[str]:
     return [str(target), str(layer)]
 
 
+def tied_to_another_embedding(folders: Path, tmp_path: Path) -> list[str]:
+    """The target has no head of its own; the layer's folder has one, which is not its embedding."""
+    return [str(tied(folders, tmp_path)), str(with_head(folders, tmp_path, "lm_head.weight"))]
+
+
+def tied(folders: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "target"
+    target.mkdir()
+    config = config_of(folders / "mimo-bf16") | {"tie_word_embeddings": True}
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    whole = read_tensors(folders / "mimo-bf16")
+    write_shards(target, {n: t for n, t in whole.items() if n != "lm_head.weight"}, 2)
+    return target
+
+
+def with_head(folders: Path, tmp_path: Path, head: str) -> Path:
+    """The layer in a folder with a head, which has the values of a table of the target."""
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    config = config_of(folders / "mimo")
+    (layer / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    plain = read_tensors(folders / "mimo")
+    own = {n: t for n, t in plain.items() if n.startswith(f"{MTP['mimo']}.")}
+    write_shards(layer, own | {"lm_head.weight": plain[head]}, 1)
+    return layer
+
+
+def test_a_head_of_a_tied_target_is_held_against_its_embedding(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, out = tied(folders, tmp_path), tmp_path / "out"
+    layer = with_head(folders, tmp_path, "model.embed_tokens.weight")
+    assert graft(target, layer, out) == 0
+    assert "lm_head.weight" not in read_tensors(out)
+    verify = ["verify", str(out), "--against", str(target), "--layer", str(layer)]
+    assert main(verify) == 0
+    whole = read_tensors(layer)
+    whole["lm_head.weight"] = read_tensors(folders / "mimo")["lm_head.weight"]
+    write_shards(layer, whole, 1)
+    capsys.readouterr()
+    assert main(verify) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "lm_head.weight of the layer's own folder: expected the target's" in shown
+
+
 def unknown_tool(folders: Path, tmp_path: Path) -> list[str]:
     target = copied(folders / "mimo-bf16", tmp_path)
     edit_json(target / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
@@ -268,6 +313,7 @@ BAD: dict[Callable[[Path, Path], list[str]], str] = {
     missing_shard: "which is not in the folder",
     other_tool: "the target's quant_method is 'quark', the layer's 'compressed-tensors'",
     other_tables: "is not the target's",
+    tied_to_another_embedding: "lm_head.weight is not the target's",
     unknown_tool: "the target's quant_method is 'gptq'",
     whole_model: "--subtree model.mtp_layers.0",
 }
@@ -351,6 +397,9 @@ WRONG: dict[str, Callable[[Path], object]] = {
         out / "hf_quant_config.json", '{"quantization": {"quant_algo": "NVFP4"}}'
     ),
     "a key of config.json": lambda out: edit_json(out / "config.json", rope_theta=1.0),
+    "an index that counts other bytes": lambda out: edit_json(
+        out / INDEX, metadata={"total_size": 1}
+    ),
     "a side file": lambda out: write_text(out / "tokenizer.json", "{}"),
     "a foreign file": lambda out: write_text(out / "notes.txt", "x"),
     "the record": lambda out: edit_json(out / "draftquant.json", argv=["x"]),
@@ -387,6 +436,7 @@ def test_verify_finds(wrong: str, folders: Path, tmp_path: Path) -> None:
     assert states(target) == before
 
 
+@pytest.mark.slow
 def test_hundreds_of_shards_by_their_headers(folders: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()

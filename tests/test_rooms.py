@@ -45,7 +45,7 @@ VALIDATE = (
     ("served",),
     ("report",),
     ("acceptance", "card", "comparison", "golden", "tracking"),
-    ("draft_length", "vocabulary"),
+    ("draft_length", "monitoring", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

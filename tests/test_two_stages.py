@@ -26,6 +26,7 @@ from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.activations import InputRounding
 from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme
 from draftquant.quantize.stored.decoded_numbers import E4M3, unpack_int4
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.rounded_values import e4m3_rounded
 from draftquant.recipes import ActivationFormat, RecipeError, WeightFormat, load_recipe
@@ -328,6 +329,7 @@ def test_one_scale_for_all_tokens_computed_when_served(folder: Path) -> None:
     inputs.update(qscheme="per_tensor", ch_axis=None)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert scheme_of(folder).activations == "tensor-dynamic"
+    assert not StoredDraft.read(Checkpoint.open(folder)).rounds_alone
     rounding = InputRounding({"q": "tensor-dynamic"}, {}, None)
     x = torch.tensor([[[448.0, 17.0], [2.0**-11, -19.0]]])
     assert rounding("q", x).tolist() == [[[448.0, 16.0], [0.0, -20.0]]]

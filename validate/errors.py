@@ -31,6 +31,10 @@ class GoldenError(DraftQuantError):
     """Golden acceptance is not what it claims to be, or cannot be written of what is given."""
 
 
+class WatchError(DraftQuantError):
+    """A live draft cannot be watched as asked, or a state is of another watch."""
+
+
 class TrackingError(DraftQuantError):
     """An experiment tracker is not known, not installed, or does not take a run."""
 

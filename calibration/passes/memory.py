@@ -3,6 +3,7 @@
 Weights are counted to the byte; what the passes hold for a moment is bounded from above.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,6 +69,32 @@ class MemoryEstimate:
         """As far as is known."""
         return self.available is None or self.total <= self.available
 
+    def beside_first(self, others: Sequence[DraftMemory]) -> "MemoryEstimate":
+        """Of the first draft and these."""
+        return dataclasses.replace(self, drafts=(self.drafts[0], *others))
+
+    @property
+    def in_turn(self) -> "MemoryEstimate":
+        """Of the first draft and the largest of the others: what is needed at least."""
+        largest = sorted(self.drafts[1:], key=lambda draft: draft.own)[-1:]
+        return self.beside_first(largest)
+
+    def groups(self, most: int) -> list[range]:
+        """Numbers of the drafts behind the first that fit beside it together, `most` at a time.
+
+        A draft that does not fit even alone is a group of its own; `in_turn` tells.
+        """
+        found: list[range] = []
+        for number in range(1, len(self.drafts)):
+            last = found[-1] if found else range(0)
+            wider = range(last.start, number + 1)
+            group = self.drafts[wider.start : wider.stop]
+            if last and len(wider) <= most and self.beside_first(group).fits:
+                found[-1] = wider
+            else:
+                found.append(range(number, number + 1))
+        return found
+
     def line(self) -> str:
         """For people, in decimal gigabytes."""
         weights = [
@@ -110,6 +137,7 @@ def estimate_replay(
     num_draft_tokens: int | None,
     batch_size: int | None,
     online_heads: Sequence[OnlineHead | None] = (),
+    in_turn: bool = False,
 ) -> MemoryEstimate:
     """What `replay_drafts` will take with drafts that are loaded compact, each like the first.
 
@@ -123,6 +151,7 @@ def estimate_replay(
         num_draft_tokens: K; None = what each draft is made for.
         batch_size: see `replay_drafts`.
         online_heads: of each draft, see `load_draft`; empty = of none.
+        in_turn: drafts behind the first need not fit together, and batches are not halved for that.
 
     Raises:
         CheckpointError, VerifyError: as of `load_draft`.
@@ -146,7 +175,9 @@ def estimate_replay(
         )
 
     estimate = with_batches(MAX_TOKENS)
-    while not estimate.fits and batch_size is None and estimate.max_tokens > 1:
+    while batch_size is None and estimate.max_tokens > 1:
+        if (estimate.in_turn if in_turn else estimate).fits:
+            break
         estimate = with_batches(estimate.max_tokens // 2)
     return estimate
 

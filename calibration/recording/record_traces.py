@@ -16,8 +16,9 @@ from ...recipes.bounds import AT_LEAST_1
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..traces.dataset_source import DatasetSource
-from ..traces.manifest import FeatureDtype
+from ..traces.manifest import FeatureDtype, FeatureStorage
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
+from ..traces.stored_features import check_storage
 from ..traces.target_tables import TargetTables
 from ..traces.too_long import TooLongPrompts
 from ..traces.trace_folder import TraceFolder
@@ -56,6 +57,7 @@ def record_traces(
     fixed_batches: bool = False,
     placement: Placement = ON_CPU,
     table_ids: Collection[int] | None = None,
+    storage: FeatureStorage | None = None,
     too_long: TooLongPrompts | None = None,
     dataset: DatasetSource | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -81,6 +83,7 @@ def record_traces(
         placement: where the target runs.
         table_ids: carry the target's embedding and head, for drafts without their own; with the
             embeddings of the recorded tokens and of these. None = carry no tables.
+        storage: of the features, see `FeatureSpec`.
         too_long: prompts that were left out or cut before, for trace.json.
         dataset: that the prompts were taken out of, for trace.json.
         on_progress: called with (work done, work) whenever the target has run; see `_Work`.
@@ -95,6 +98,7 @@ def record_traces(
         OutputError: `out` exists already, or its parent does not.
     """
     check_output(out)
+    check_storage(storage)
     tables = None if table_ids is None else TargetTables.find(target)
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         AT_LEAST_1.check(TraceError, name, value, fix="give a larger number")
@@ -105,7 +109,7 @@ def record_traces(
         identity = target_identity(target, shape)
         ids = chosen_layers(aux_layer_ids, fuse_with, shape)
         computed = feature_spec(shape, ids, fuse_with, dtype)
-        spec = dataclasses.replace(computed, dtype=stored or dtype)
+        spec = dataclasses.replace(computed, dtype=stored or dtype, storage=storage)
         last_state = fuse_with is not None and not fuse_with.geometry.reads_layers
         with (
             trace_output(

@@ -101,7 +101,7 @@ class FeatureTally:
             self._first = features[0]
         self._constant = self._constant and torch.equal(features[0], self._first)
         reach = SHIFTS[-1]
-        inside = torch.arange(reach, features.shape[0] - reach)
+        inside = torch.arange(reach, max(reach, features.shape[0] - reach))
         for shift, sums in self._sums.items():
             for rows in row_blocks(inside):
                 sums.add(trace.token_ids[rows + shift], features[rows])

@@ -38,6 +38,8 @@ class PromptTrace:
             tokens there; None = not recorded.
         conversation_sha256: of a later turn, the `prompt_sha256` of the first turn of its
             conversation; None for a first turn.
+        feature_scales: [N - 1] float32, of features that are rounded to FP8 with these scales; None
+            for features that are not rounded.
         cluster: name of what the prompt shares with others: a document, a task, a user; None where
             nothing is declared.
     """
@@ -53,6 +55,7 @@ class PromptTrace:
     top_logprobs: Tensor | None = None
     conversation_sha256: str | None = None
     cluster: str | None = None
+    feature_scales: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

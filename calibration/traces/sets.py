@@ -102,7 +102,7 @@ def split_traces(
     )
     with ExitStack() as outputs:
         for out, side in reversed(sides):  # the first is published first
-            writer = outputs.enter_context(_output_like(out, traces.manifest, [traces]))
+            writer = outputs.enter_context(output_like(out, traces.manifest, [traces]))
             for place, (_, entry) in enumerate(side):
                 writer.add(traces.load(entry), position=place)
     categories = sorted({entry.category for _, entry in entries})
@@ -213,7 +213,7 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
         too_long=_too_long(folders),
         datasets=_datasets(folders),
     )
-    with _output_like(out, merged, folders if all_carry else ()) as writer:
+    with output_like(out, merged, folders if all_carry else ()) as writer:
         place = 0
         for folder in folders:
             for trace in folder:
@@ -253,7 +253,7 @@ def copy_traces(
         TraceError: there are none, or two have the same id.
         OutputError: `out` exists already, or its parent does not.
     """
-    with _output_like(out, folders[0].manifest, folders) as writer:
+    with output_like(out, folders[0].manifest, folders) as writer:
         for place, trace in enumerate(traces):
             writer.add(trace, position=place)
     return TraceFolder.open(out)
@@ -330,7 +330,7 @@ def _datasets(folders: Sequence[TraceFolder]) -> tuple[DatasetSource, ...] | Non
     return tuple(dict.fromkeys(found)) or None
 
 
-def _output_like(
+def output_like(
     out: Path, manifest: TraceManifest, folders: Sequence[TraceFolder]
 ) -> AbstractContextManager[TraceWriter]:
     """An output of the same target, features and decoding, with the tables of these folders."""

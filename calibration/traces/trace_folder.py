@@ -5,7 +5,8 @@ A trace folder, format version 1:
     trace.json                 `TraceManifest`: target, features, prompts, shards
     traces-00001.safetensors   for every prompt ID with N tokens, whose first P are the prompt:
                                  "ID.token_ids"    I32 [N], prompt, then the continuation
-                                 "ID.features"     [N - 1, width], of positions 0 .. N - 2
+                                 "ID.features"     [N - 1, width], of positions 0 .. N - 2; in
+                                                   another storage as `stored_features` says
                                  "ID.target_top1"  I32 [N - 1], argmax after positions 0 .. N - 2,
                                                    -1 if it is not known
                                and if trace.json has `logprobs`, for tokens P .. N - 1:
@@ -46,12 +47,14 @@ from .manifest import (
     TraceEntry,
     TraceManifest,
     manifest_text,
-    parse_manifest,
 )
+from .manifest_checks import parse_manifest
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
+from .stored_features import decoded, stored_tensors
 from .target_tables import SharedTables
-from .trace_tables import TensorTable, expected_tensors, shared_tables
+from .trace_tables import ANY_LENGTH, TensorTable, expected_tensors, shared_tables
 
+_Tensor = tuple[str, tuple[int, ...]]  # dtype and shape
 _RECORDED = "give a folder written by 'draftquant record' or 'traces import'"
 
 
@@ -136,9 +139,13 @@ class TraceFolder(Brief):
         """
         names = _tensors_of(self.manifest, entry)
         stored = self._tensors(entry, *names)
+        spec, rows, where = self.manifest.features, entry.num_tokens - 1, self.folder / entry.file
+        of_features = stored_tensors(spec, rows)
+        features, scales = decoded(stored, spec, rows, f"{where}: prompt {entry.id}")
         tensors = {
             name: tensor.to(torch.int64) if names[name][0] == "I32" else tensor
             for name, tensor in stored.items()
+            if name not in of_features
         }
         trace = PromptTrace(
             id=entry.id,
@@ -146,14 +153,17 @@ class TraceFolder(Brief):
             prompt_length=entry.prompt_length,
             conversation_sha256=entry.conversation_sha256,
             cluster=entry.cluster,
+            features=features,
+            feature_scales=scales,
             **tensors,
         )
-        check_trace(trace, self.manifest, self.folder / entry.file)
+        check_trace(trace, self.manifest, where)
         return trace
 
     def _tensors(self, entry: TraceEntry, *names: str) -> dict[str, Tensor]:
         shard = self._open(next(s for s in self.manifest.shards if s.file == entry.file))
-        mapped = {"features"} & set(names) if entry.num_tokens > BLOCK_ROWS else set[str]()
+        long = entry.num_tokens > BLOCK_ROWS and self.manifest.features.storage is None
+        mapped = {"features"} & set(names) if long else set[str]()
         try:
             found = {
                 name: shard.get_tensor(f"{entry.id}.{name}") for name in names if name not in mapped
@@ -251,10 +261,9 @@ def _shard_tensors(manifest: TraceManifest, file: str) -> TensorTable:
 def _tensors_of(manifest: TraceManifest, entry: TraceEntry) -> TensorTable:
     """What a shard holds of one prompt."""
     rows, continued = entry.num_tokens - 1, entry.num_tokens - entry.prompt_length
-    features = FEATURE_DTYPES[manifest.features.dtype][1]
     tensors: TensorTable = {
         "token_ids": ("I32", (entry.num_tokens,)),
-        "features": (features, (rows, manifest.features.width)),
+        **stored_tensors(manifest.features, rows),
         "target_top1": ("I32", (rows,)),
     }
     if manifest.logprobs is not None:
@@ -276,7 +285,7 @@ def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTabl
         raise TraceError(exc.where, exc.what, fix="record the traces again") from exc
     found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
     for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
+        if not _fits(expected.get(name), found.get(name)):
             raise TraceError(
                 path,
                 f"{name}: expected {_described(expected.get(name))}, got"
@@ -285,5 +294,14 @@ def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTabl
             )
 
 
-def _described(tensor: tuple[str, tuple[int, ...]] | None) -> str:
-    return f"{tensor[0]} {list(tensor[1])}" if tensor else "no such tensor"
+def _fits(expected: _Tensor | None, found: _Tensor | None) -> bool:
+    if expected is None or found is None or ANY_LENGTH not in expected[1]:
+        return expected == found
+    return expected[0] == found[0] and len(expected[1]) == len(found[1])
+
+
+def _described(tensor: _Tensor | None) -> str:
+    if tensor is None:
+        return "no such tensor"
+    shape = ["any" if axis == ANY_LENGTH else axis for axis in tensor[1]]
+    return f"{tensor[0]} [{', '.join(map(str, shape))}]"

@@ -29,6 +29,8 @@ from .target_tables import EMBEDDING, FINAL_NORM, HEAD, SharedTables, TargetTabl
 
 TensorTable = dict[str, tuple[str, tuple[int, ...]]]
 """Tensor name -> safetensors dtype and shape."""
+ANY_LENGTH = -1
+"""In a shape: an axis that no other fact implies."""
 
 
 def expected_tensors(tables: TablesFile, vocab_size: int) -> TensorTable:

@@ -17,6 +17,7 @@ from ...quantize.files.mapped_rows import row_blocks
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import check_output, staged_output, write_text
+from ...quantize.numerics.fp8 import FP8
 from ..errors import TraceError
 from .carried_tables import CarriedTables
 from .dataset_source import DatasetSource
@@ -32,10 +33,11 @@ from .manifest import (
     TargetIdentity,
     TraceEntry,
     TraceManifest,
-    check_manifest,
     manifest_text,
 )
+from .manifest_checks import check_manifest
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
+from .stored_features import check_storage, encoded
 from .target_tables import TargetTables
 from .too_long import TooLongPrompts
 from .trace_folder import file_sha256
@@ -43,7 +45,9 @@ from .trace_tables import write_tables
 
 SHARD_BYTES = 512 * 2**20
 
-_STORED_DTYPES = {torch.int32: "I32"} | dict(FEATURE_DTYPES.values())
+_STORED_DTYPES = {torch.int32: "I32", torch.uint8: "U8", FP8: "F8_E4M3"} | dict(
+    FEATURE_DTYPES.values()
+)
 
 
 class TraceWriter:
@@ -87,7 +91,7 @@ class TraceWriter:
             raise TraceError(trace.id, f"position {position} is taken by {taken_by}",
                              fix="number the prompts")  # fmt: skip
         check_trace(trace, self._head, self.staging.name)
-        tensors = {f"{trace.id}.{name}": tensor for name, tensor in _stored(trace).items()}
+        tensors = {f"{trace.id}.{name}": tensor for name, tensor in self._stored(trace).items()}
         if self._pending and _nbytes(self._pending) + _nbytes(tensors) > self._shard_bytes:
             self._flush()
         # A second prompt of the same id is refused by check_manifest; it must not hide the first.
@@ -121,6 +125,20 @@ class TraceWriter:
         )
         check_manifest(manifest, self.staging / MANIFEST_FILE)
         write_text(self.staging / f"{MANIFEST_FILE}{UNVERIFIED}", manifest_text(manifest))
+
+    def _stored(self, trace: PromptTrace) -> dict[str, Tensor]:
+        """The tensors of a trace as they are stored, by name."""
+        tensors = {
+            "token_ids": trace.token_ids.to(torch.int32),
+            **encoded(trace.features, trace.feature_scales, self._head.features),
+            "target_top1": trace.target_top1.to(torch.int32),
+        }
+        if trace.token_logprob is not None:
+            tensors["token_logprob"] = trace.token_logprob.contiguous()
+        if trace.top_token_ids is not None and trace.top_logprobs is not None:
+            tensors["top_token_ids"] = trace.top_token_ids.to(torch.int32)
+            tensors["top_logprobs"] = trace.top_logprobs.contiguous()
+        return tensors
 
     def _flush(self) -> None:
         path = self.staging / self._next_file()
@@ -197,8 +215,10 @@ def trace_output(
 
     Raises:
         OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
-        TraceError: nothing was added, ids are doubled, or the tables are not those of the target.
+        TraceError: nothing was added, ids are doubled, the tables are not those of the target, or
+            a package that the storage needs is not installed.
     """
+    check_storage(features.storage)
     needed = tables.lm_head.nbytes if tables else carried.nbytes if carried else 0
     check_output(out, needed_bytes=needed)
     if tables:
@@ -237,21 +257,6 @@ def _check_tables(tables: TargetTables, table_ids: Collection[int], target: Targ
                 f"expected ids in [0, {target.vocab_size}), the target's vocabulary",
                 fix="give ids of this target: --table-ids",
             )
-
-
-def _stored(trace: PromptTrace) -> dict[str, Tensor]:
-    """The tensors of a trace as they are stored, by name."""
-    tensors = {
-        "token_ids": trace.token_ids.to(torch.int32),
-        "features": trace.features.contiguous(),
-        "target_top1": trace.target_top1.to(torch.int32),
-    }
-    if trace.token_logprob is not None:
-        tensors["token_logprob"] = trace.token_logprob.contiguous()
-    if trace.top_token_ids is not None and trace.top_logprobs is not None:
-        tensors["top_token_ids"] = trace.top_token_ids.to(torch.int32)
-        tensors["top_logprobs"] = trace.top_logprobs.contiguous()
-    return tensors
 
 
 def _nbytes(tensors: dict[str, Tensor]) -> int:

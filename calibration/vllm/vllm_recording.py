@@ -4,6 +4,7 @@ An engine answers prompts and writes hidden states; what is done is kept (`kept`
 call of the same command goes on; at the end it becomes a trace folder.
 """
 
+import dataclasses
 import hashlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,7 +21,9 @@ from ..errors import TraceError
 from ..passes.draft_inputs import fused_features
 from ..recording.last_norm import Written, shown_norm
 from ..recording.target_shape import target_identity
+from ..traces.manifest import FeatureStorage
 from ..traces.prompt_trace import PromptTrace
+from ..traces.stored_features import check_storage
 from ..traces.target_tables import TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.writer import trace_output
@@ -96,6 +99,7 @@ def record_with_vllm(
     out: Path,
     *,
     table_ids: Collection[int] | None = None,
+    storage: FeatureStorage | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
     """Let vLLM continue every prompt, and write the trace folder `out`.
@@ -108,7 +112,8 @@ def record_with_vllm(
         plan: what is recorded.
         source: the engine.
         out: folder to create; other machines that run the engine must see its parent.
-        table_ids: as of `record_traces`.
+        table_ids: as of `record_traces`, and the next one.
+        storage: of the features.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -120,6 +125,7 @@ def record_with_vllm(
         OutputError: `out` exists already, or another recording was begun there.
     """
     check_output(out)
+    check_storage(storage)
     tables = None if table_ids is None else TargetTables.find(plan.target)
     if isinstance(source, Offline):
         plan.setup(out, source.arguments).arguments()  # refused before the weights are read
@@ -143,7 +149,7 @@ def record_with_vllm(
         with trace_output(
             out,
             identity,
-            plan.features,
+            dataclasses.replace(plan.features, storage=storage),
             temperature=plan.decoding.temperature,
             sampling=plan.decoding.sampling,
             ignore_eos=plan.decoding.ignore_eos,

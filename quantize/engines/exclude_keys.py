@@ -18,10 +18,13 @@ _FOR_REGEX = frozenset("*+?^$()[]{}|\\")
 
 
 def gptq_by_rules(question: Question, module: Module, _patterns: Patterns) -> bool:
-    """`dynamic`: "-:" and a regular expression, from the start of the name."""
-    rules = _keys(question).get("dynamic") or {}
-    names = [f"re:{rule.removeprefix('-:')}" for rule in rules if rule.startswith("-:")]
-    return any(is_regex_match(name, module.prefix) for name in names)
+    """`dynamic`: the first regular expression that matches from the start decides; "-:" keeps."""
+    rules: Iterable[str] = _keys(question).get("dynamic") or {}
+    for rule in rules:
+        is_kept: bool = rule.startswith("-:")
+        if is_regex_match(f"re:{rule.removeprefix('-:' if is_kept else '+:')}", module.prefix):
+            return is_kept
+    return False
 
 
 def gptq_by_lists(question: Question, module: Module, patterns: Patterns) -> bool | Finding:

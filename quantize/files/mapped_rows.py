@@ -46,9 +46,10 @@ class SpooledRows:
         self._file.write(own.reshape(-1).view(torch.uint8).numpy().data)
 
     def rows(self, count: int) -> Tensor:
-        """The first rows, [count, width], which were all written."""
-        self._file.flush()
-        return _mapped(self._file.fileno(), 0, (count, self._width), self._dtype)
+        """The first rows, [count, width], which were all written; then no more are."""
+        with self._file:
+            self._file.flush()
+            return _mapped(self._file.fileno(), 0, (count, self._width), self._dtype)
 
 
 def mapped_rows(path: Path, start: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -14,8 +14,9 @@ from ..files.safetensors_header import TensorInfo
 from ..files.subtree import mtp_layers
 from ..stored.stored_draft import StoredDraft
 
-_TABLES = ("embed_tokens.weight", "lm_head.weight")
+_EMBEDDING, _HEAD = _TABLES = ("embed_tokens.weight", "lm_head.weight")
 """Ends of names of what a layer's folder may have beside it, which is the target's."""
+_WEIGHT = "weight"
 
 
 def layer_prefixes(stored: StoredDraft, source: DraftSource) -> tuple[str, ...]:
@@ -80,24 +81,52 @@ def check_tables(
 ) -> frozenset[str]:
     """The layer's folder's own copies of embedding and head, which the target has.
 
+    A head whose target has none is held against the target's embedding, to which it is tied.
+
     Raises:
-        CheckpointError: one is not the target's.
+        CheckpointError: one is not the target's, or the target has none.
     """
     own = stored.checkpoint
     left_out = frozenset(_outside(own.tensors, prefixes))
-    for name in sorted(left_out & target.tensors.keys()):
-        mine, whole = own.tensors[name], target.tensors[name]
+    for name in sorted(left_out):
+        mine, whole = own.tensors[name], _of_target(target, name)
+        if whole is None:
+            raise CheckpointError(
+                own.folder,
+                f"{name} would be left out, and the target {target.folder} has no such table",
+                fix="graft the layer into the target that it was taken from",
+            )
         if mine.dtype != whole.dtype and mine.shape == whole.shape:
             continue  # the target's is quantized, and the layer's was not
+        if whole.name.rpartition(".")[2] != _WEIGHT:
+            continue  # likewise, and packed
         if mine.shape != whole.shape or tensor_digest(own, mine) != tensor_digest(target, whole):
             raise CheckpointError(
                 own.folder,
-                f"{name} is not the target's: {_said(mine)} here, {_said(whole)} there, or other"
-                " values",
+                f"{name} is not the target's: {_said(mine)} here, {_said(whole)} there"
+                f" ({whole.name}), or other values",
                 fix="graft the layer into the target that it was taken from; where the target was"
                 " trained on, take the layer from the same version",
             )
     return left_out
+
+
+def _of_target(target: Checkpoint, name: str) -> TensorInfo | None:
+    """The target's table of this name, however its text model is called; quantized, or tied."""
+    if name in target.tensors:
+        return target.tensors[name]
+    table = next(end for end in _TABLES if name.endswith(end))
+    for end in (table, _EMBEDDING):
+        module = end.rpartition(".")[0]
+        found = [
+            tensor
+            for other, tensor in sorted(target.tensors.items())
+            if f".{module}." in f".{other}" and ".layers." not in other
+        ]
+        plain = [tensor for tensor in found if tensor.name.endswith(end)]
+        if found:
+            return (plain or found)[0]
+    return None
 
 
 def _said(tensor: TensorInfo) -> str:

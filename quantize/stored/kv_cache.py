@@ -17,13 +17,16 @@ from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import floats, read_whole
-from .layouts.scheme import FLOAT_DTYPES
+from .layouts.scheme import FLOAT_DTYPES, DeclaredScheme
 
 _SPELLED = re.compile(
     r"(?P<attention>.*\bself_attn)\."
     r"(?:(?:(?:attn|attn_mqa|mla_attn\.mla_attn|[kv]_proj)\.)?(?P<of>k|v|kv)_scale"
     r"|(?P<out>[kv])_proj\.output_scale)$"
 )
+_LEAST = float(np.finfo(np.float32).tiny)
+"""The smallest normal number: engines divide by a scale in float32, in kernels that take smaller
+ones for 0."""
 _LAYER = re.compile(r"layers\.(\d+)\.self_attn\.")
 
 
@@ -62,8 +65,11 @@ def cache_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[CacheTenso
             yield CacheTensor(int(layer[1]), found["of"] or found["out"], tensor)
 
 
-def cache_problems(checkpoint: Checkpoint, draft: Draft) -> Iterator[tuple[str, str, str]]:
+def cache_problems(
+    checkpoint: Checkpoint, draft: Draft, scheme: DeclaredScheme | None
+) -> Iterator[tuple[str, str, str]]:
     """Where, what is expected, what is there: of each stored scale that no engine can use."""
+    per_head = scheme is not None and scheme.cache_per_head
     seen: dict[tuple[int, str], str] = {}
     heads = getattr(draft.geometry, "num_key_value_heads", 1)  # of MLA: one entry
     for layer, of, tensor in cache_tensors(checkpoint, draft.family):
@@ -77,19 +83,28 @@ def cache_problems(checkpoint: Checkpoint, draft: Draft) -> Iterator[tuple[str, 
         if tensor.numel not in (1, heads):
             yield tensor.name, f"one scale, or {heads}: one per key-value head", f"{tensor.numel}"
             continue
+        if tensor.numel > 1 and not per_head:
+            yield tensor.name, "one scale, as declared (no strategy attn_head)", f"{tensor.numel}"
+            continue
         values = _values(checkpoint, tensor)
+        if small := [value for value in values if 0 < value < _LEAST]:
+            least = f"a scale of at least {_LEAST:.3g}: GPUs divide by smaller ones as by 0"
+            yield tensor.name, least, f"{small[0]:.3g}"
+            continue
         bad = [value for value in values if not (np.isfinite(value) and value > 0)]
         if bad:
             yield tensor.name, "a positive, finite scale", f"{bad[0]:g}"
 
 
-def cache_scales(checkpoint: Checkpoint, draft: Draft) -> dict[int, CacheScales]:
-    """The scales that a folder stores, whatever it declares, by number of the layer.
+def cache_scales(
+    checkpoint: Checkpoint, draft: Draft, scheme: DeclaredScheme | None
+) -> dict[int, CacheScales]:
+    """The scales that a folder stores, by number of the layer, whether it declares a cache or not.
 
     Raises:
         CheckpointError: a scale is not a positive number, stored twice, or not that of a head.
     """
-    for where, expected, got in cache_problems(checkpoint, draft):
+    for where, expected, got in cache_problems(checkpoint, draft, scheme):
         raise CheckpointError(
             f"{checkpoint.folder}: {where}",
             f"a scale of the KV cache: expected {expected}, got {got}",

@@ -20,12 +20,11 @@ from ...recipes.served_form import ServedForm
 from ..drafts import Draft, Family, Row
 from ..drafts.cache_rounding import CacheRounding
 from ..drafts.forward import DraftForward, OnInput
-from ..drafts.kv_cache import UNIT, CacheScales, cached_layers
+from ..drafts.kv_cache import CacheScales
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from .activations import STATIC, InputRounding, kernel_scale
 from .decoded_numbers import floats, read_whole
-from .kv_cache import cache_scales
 from .layouts.scheme import Activations
 from .online_head import ONLINE_ACTIVATIONS, online_heads
 from .parts import INPUT_SCALES, INVERSE_INPUT_SCALE
@@ -171,18 +170,8 @@ def load_draft(
         dtype=dtype,
         device=device,
     )
-    cache = _cache_scales(stored, kv_cache)
+    cache = stored.served_cache(kv_cache)
     return loaded.with_cache(cache) if cache else loaded
-
-
-def _cache_scales(stored: StoredDraft, kv_cache: KvCacheDtype | None) -> Mapping[int, CacheScales]:
-    """Of every layer, 1 where none is stored; empty where keys and values are not rounded."""
-    declared = stored.scheme.kv_cache if stored.scheme else None
-    if declared is None and kv_cache is None:
-        return {}
-    layers = cached_layers((row.canonical for row in stored.draft.rows), stored.checkpoint.folder)
-    found = cache_scales(stored.checkpoint, stored.draft)
-    return {layer: found.get(layer, UNIT) for layer in layers}
 
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:

@@ -4,12 +4,14 @@ Both are known from headers alone. It shares no code with the side that wrote th
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...recipes.formats import KvCacheDtype
 from ..drafts import Draft, Row, read_config, read_draft
+from ..drafts.kv_cache import UNIT, CacheScales, cached_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -99,7 +101,7 @@ class StoredDraft:
         """
         if self.scheme is None or self.scheme.kv_cache is None:
             return None
-        scales = cache_scales(self.checkpoint, self.draft)
+        scales = cache_scales(self.checkpoint, self.draft, self.scheme)
         return StoredKvCache(dtype=self.scheme.kv_cache, scales=scales)
 
     @property
@@ -107,9 +109,36 @@ class StoredDraft:
         """The canonical names of `modules`."""
         return frozenset(self.draft.family.canonical_name(module) for module in self.modules)
 
+    def served_cache(self, asked: KvCacheDtype | None) -> dict[int, CacheScales]:
+        """Scales by which an engine keeps keys and values, of every layer; empty = it rounds none.
+
+        Scales that a folder stores without declaring a cache are used where an option turns the
+        cache on, if the folder is quantized: engines build them with its linears' method.
+
+        Args:
+            asked: by an engine's option for the draft's KV cache; None = as the folder declares.
+
+        Raises:
+            CheckpointError: a scale is not a positive number, or a cache is asked of a draft
+                without attention.
+        """
+        if asked is None and (self.scheme is None or self.scheme.kv_cache is None):
+            return {}
+        layers = cached_layers((row.canonical for row in self.draft.rows), self.checkpoint.folder)
+        found: Mapping[int, CacheScales] = {}
+        if self.scheme is not None:
+            found = cache_scales(self.checkpoint, self.draft, self.scheme)
+        return {layer: found.get(layer, UNIT) for layer in layers}
+
     def is_quantized(self, row: Row) -> bool:
         """True if a row of `draft` is stored as codes."""
         return row.module in self.modules
+
+    @property
+    def rounds_alone(self) -> bool:
+        """See `LoadedDraft`; an online head, which always does, is not stored."""
+        schemes = [self.scheme_of(row) for row in self.draft.rows if self.is_quantized(row)]
+        return all(one is None or one.activations != "tensor-dynamic" for one in schemes)
 
     def parts(self, row: Row) -> dict[str, TensorInfo]:
         """The stored tensors of a quantized row by suffix ("weight", "weight_scale", ...)."""

@@ -46,7 +46,7 @@ def recoded_cache(source: StoredDraft, recipe: Recipe) -> RecodedCache:
     outputs = cache_outputs(recipe, source.draft)
     if not outputs:
         return RecodedCache((), {})
-    found = cache_scales(source.checkpoint, source.draft)
+    found = cache_scales(source.checkpoint, source.draft, source.scheme)
     names = [tensor.name for output in outputs for tensor in output.stored]
     scales = []
     for site in cache_sites(source.draft):

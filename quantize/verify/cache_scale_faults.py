@@ -42,7 +42,7 @@ def cache_scale_faults(
     """
     faults = [
         Fault(where=where, expected=expected, got=got)
-        for where, expected, got in cache_problems(output, draft)
+        for where, expected, got in cache_problems(output, draft, scheme)
     ]
     declared = scheme.kv_cache if scheme is not None else None
     stored = {

@@ -21,6 +21,8 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.stored_draft import StoredDraft
 from .graft_declarations import config_faults, declaration_faults
 from .graft_files import file_faults
+from .graft_tables import table_faults
+from .headers import index_faults
 from .kept_tensors import compare_kept
 from .verify_report import Fault
 
@@ -136,6 +138,9 @@ def verify_graft(
     about, is_declared = declaration_faults(before, after, own)
     faults += about
     faults += _layer_faults(output, config_file, layers, layer)
+    faults += index_faults(after)
+    if layer is not None:
+        faults += table_faults(before, layer, starts)
     faults += file_faults(before, after, config_file)
     return GraftVerification(
         output=said[0],

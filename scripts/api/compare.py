@@ -15,7 +15,8 @@ from .arguments import AnyPath, share
 from .option import Argument, Option
 from .pages import asked_for, given
 from .references import Reference
-from .replay import OnTracesSettings, load_for_replay, replay_loaded
+from .replay import OnTracesSettings
+from .replay_in_groups import replay_in_groups
 from .verb import verb
 
 if TYPE_CHECKING:
@@ -139,8 +140,7 @@ def _counted(settings: CompareSettings) -> "Counted":
     traces = TraceFolder.open(Path(settings.traces))
     folders = [resolve_draft(str(draft)).folder for draft in settings.drafts]
     digests = [DraftFolder.read(folder).sha256 for folder in folders]
-    loaded = load_for_replay(settings.drafts, traces, settings)
-    return of_replays(replay_loaded(loaded, settings), digests)
+    return of_replays(replay_in_groups(settings.drafts, traces, settings), digests)
 
 
 def _texts(report: "ComparisonReport") -> "Texts":

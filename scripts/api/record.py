@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...calibration.errors import TraceError
 from ...quantize.files.checkpoint import Checkpoint
 from . import reports
+from .division import Recording, running_division
 from .listener import Unit, beyond_kept
 from .record_settings import RecordSettings
 from .references import folder_of
@@ -70,9 +72,51 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
             show = beyond_kept(bar) if settings.engine == "vllm" else bar.set
             return by(settings, how, these, folder, show)
 
+        if division := running_division():
+            return division.traces(_divided(settings, how, fitted))
         if settings.turns == "all":
             return _all_turns(settings, fitted.prompts, records)
         return records(fitted.prompts, Path(settings.out))
+
+
+def _divided(settings: RecordSettings, how: "_HowToRecord", fitted: "FittedPrompts") -> Recording:
+    """What can be recorded in parts; the tables of the target are written when they are joined."""
+    from ...calibration.recording.target_shape import target_files_sha256
+    from ...calibration.traces.recorded_parts import join_parts
+    from ...calibration.traces.target_tables import TargetTables
+    from ...validate.counting.replay_cache import draft_identity
+
+    if settings.turns == "all" or not settings.fixed_batches:
+        what = "--turns all" if settings.turns == "all" else "without --fixed-batches"
+        raise TraceError(
+            "record",
+            f"cannot be divided {what}: a prompt's bits would depend on those of other parts",
+            fix="record with --fixed-batches and --turns first",
+        )
+    target, parts = Path(settings.target), dataclasses.replace(how, table_ids=None)
+
+    def record(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
+        these = dataclasses.replace(fitted, prompts=tuple(some))
+        return _by_transformers(settings, parts, these, folder, lambda _done, _total: None)
+
+    def join(recorded: "Sequence[TraceFolder]") -> "TraceFolder":
+        assert settings.out is not None  # see `RecordSettings.check`
+        tables = None if how.table_ids is None else TargetTables.find(target)
+        out, ids = Path(settings.out), how.table_ids or ()
+        return join_parts(recorded, out, tables=tables, table_ids=ids)
+
+    left_out = fitted.too_long, fitted.dataset, how.aux_layer_ids, how.table_ids
+    inputs = {"target": target_files_sha256(target), "prompts left out, layers": repr(left_out)}
+    if how.fuse_with is not None:
+        inputs["draft"] = draft_identity(how.fuse_with)
+    return Recording(
+        prompts=fitted.prompts,
+        batch_size=settings.batch_size,
+        inputs=inputs,
+        device=how.device,
+        record=record,
+        join=join,
+    )
 
 
 def _shape(settings: RecordSettings) -> "TargetShape":
@@ -181,6 +225,7 @@ def _by_transformers(
 ) -> "TraceFolder":
     from ...calibration.recording.record_traces import record_traces
     from ...calibration.recording.target_model import Placement
+    from ...calibration.traces.stored_features import storage_of
 
     return record_traces(
         Path(settings.target),
@@ -196,6 +241,7 @@ def _by_transformers(
         fixed_batches=settings.fixed_batches,
         placement=Placement(device=how.device, device_map=settings.device_map),
         table_ids=how.table_ids,
+        storage=storage_of(settings.feature_storage),
         too_long=fitted.too_long,
         dataset=fitted.dataset,
         on_progress=on_progress,
@@ -210,6 +256,7 @@ def _by_vllm(
     out: Path,
     on_progress: Callable[[int, int], None],
 ) -> "TraceFolder":
+    from ...calibration.traces.stored_features import storage_of
     from ...calibration.vllm.vllm_recording import Offline, Served, record_with_vllm
 
     source: Served | Offline = Offline(arguments=dict(settings.engine_args or {}))
@@ -217,7 +264,14 @@ def _by_vllm(
         assert settings.shared is not None  # see `RecordSettings.check`
         source = Served(url=settings.server, folder=Path(settings.shared))
     plan = _vllm_plan(settings, how, fitted)
-    return record_with_vllm(plan, source, out, table_ids=how.table_ids, on_progress=on_progress)
+    return record_with_vllm(
+        plan,
+        source,
+        out,
+        table_ids=how.table_ids,
+        storage=storage_of(settings.feature_storage),
+        on_progress=on_progress,
+    )
 
 
 def _vllm_plan(

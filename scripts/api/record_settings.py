@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ...calibration.traces.manifest import FeatureDtype
+from ...calibration.traces.manifest import FeatureDtype, StorageChoice
 from ...calibration.traces.too_long import TooLong
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
 from ...recipes.decode import MisfitError
@@ -91,6 +91,10 @@ class RecordSettings(ChosenPrompts):
         Option("store the target's embedding and head too, for drafts without their own"),
     ] = False
     table_ids: arguments.TableIds = ()
+    feature_storage: Annotated[
+        StorageChoice,
+        Option("how hidden states are stored (default exact)"),
+    ] = "exact"
     max_new_tokens: Annotated[
         int, Option("longest answer in tokens (default 128)", "TOKENS", bounds=AT_LEAST_1)
     ] = 128

@@ -12,6 +12,7 @@ from ...recipes.served_form import AS_STORED, ServedForm
 from ...validate.errors import GoldenError
 from . import arguments, reports
 from .confidence_heads import confidence_question
+from .division import running_division
 from .golden_output import check_golden, write_golden
 from .listener import Listener
 from .opening import shared_tables
@@ -23,12 +24,13 @@ from .verb import verb
 if TYPE_CHECKING:
     import torch
 
+    from ...calibration.passes.memory import MemoryEstimate
     from ...calibration.traces.target_tables import SharedTables
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
     from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
-    from ...validate.counting.replay_cache import ReplayCache
+    from ...validate.counting.replay_cache import KnownProposals, ReplayCache
 
 
 @dataclass(frozen=True)
@@ -204,48 +206,71 @@ def load_for_replay(
         DeviceError: there is no such device, or too little memory.
         CheckpointError, VerifyError: see `load_draft`.
     """
+    from ...calibration.passes.devices import resolve_device
+
+    estimate = memory_of(references, traces, settings)
+    estimate.check()
+    settings.listener.note(estimate.line())
+    device = resolve_device(settings.device)
+    empty = LoadedForReplay(
+        drafts=[],
+        traces=traces,
+        tables=shared_tables(traces, optional_path(settings.target), device),
+        device=device,
+        max_tokens=estimate.max_tokens,
+    )
+    return load_beside(empty, references, settings)
+
+
+def memory_of(
+    references: Sequence[Reference],
+    traces: "TraceFolder",
+    settings: PassesSettings,
+    *,
+    in_turn: bool = False,
+) -> "MemoryEstimate":
+    """What a replay of drafts will take; `in_turn`: see `estimate_replay`."""
     import torch
 
     from ...calibration.passes.devices import resolve_device
     from ...calibration.passes.memory import estimate_replay
-    from ...quantize.stored.loading import load_draft
 
-    device, dtype = resolve_device(settings.device), getattr(torch, settings.dtype)
-    folders = [folder_of(reference) for reference in references]
-    forms = settings.served_forms(len(folders))
-    estimate = estimate_replay(
-        folders,
+    return estimate_replay(
+        [folder_of(reference) for reference in references],
         traces,
-        dtype=dtype,
-        device=device,
+        dtype=getattr(torch, settings.dtype),
+        device=resolve_device(settings.device),
         num_draft_tokens=settings.num_draft_tokens,
         batch_size=settings.batch_size,
-        online_heads=[form.online_head for form in forms],
+        online_heads=[form.online_head for form in settings.served_forms(len(references))],
+        in_turn=in_turn,
     )
-    estimate.check()
-    settings.listener.note(estimate.line())
-    tables = shared_tables(traces, optional_path(settings.target), device)
-    drafts: list[LoadedDraft] = []
-    for folder, form in zip(folders, forms, strict=True):
+
+
+def load_beside(
+    loaded: LoadedForReplay, references: Sequence[Reference], settings: PassesSettings
+) -> LoadedForReplay:
+    """What was loaded, and these drafts behind it, which share the first one's equal tensors."""
+    import torch
+
+    from ...quantize.stored.loading import load_draft
+
+    drafts = list(loaded.drafts)
+    forms = settings.served_forms(len(drafts) + len(references))[len(drafts) :]
+    for reference, form in zip(references, forms, strict=True):
         draft = load_draft(
-            folder,
-            dtype=dtype,
-            device=device,
+            folder_of(reference),
+            dtype=getattr(torch, settings.dtype),
+            device=loaded.device,
             compact=True,
             like=drafts[0] if drafts else None,
-            shared=tables,
+            shared=loaded.tables,
             rope_theta=settings.rotary_base,
             online_head=form.online_head,
             kv_cache=form.kv_cache,
         )
         drafts.append(draft)
-    return LoadedForReplay(
-        drafts=drafts,
-        traces=traces,
-        tables=tables,
-        device=device,
-        max_tokens=estimate.max_tokens,
-    )
+    return dataclasses.replace(loaded, drafts=drafts)
 
 
 def replay_loaded(
@@ -254,26 +279,46 @@ def replay_loaded(
     confidence: "ConfidenceQuestion | None" = None,
 ) -> "tuple[DraftReplay, ...]":
     """Replay, and then say what memory it took."""
-    from ...calibration.passes.devices import peak_bytes
+    cache = replay_cache(settings.listener, no_cache=settings.no_cache)
+    replays = replay_beside(loaded, settings, cache, confidence)
+    note_memory(settings.listener, loaded.device)
+    return replays
+
+
+def replay_beside(
+    loaded: LoadedForReplay,
+    settings: OnTracesSettings,
+    cache: "KnownProposals | None",
+    confidence: "ConfidenceQuestion | None" = None,
+) -> "tuple[DraftReplay, ...]":
+    """Replay drafts; what the first proposes is asked of `cache` and kept there."""
+    from ...calibration.passes.batches import MAX_TOKENS
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
+    division = running_division()
     with settings.listener.bar("replay", len(loaded.traces), "work") as bar:
-        replays = replay_drafts(
+        return replay_drafts(
             loaded.drafts,
             loaded.traces,
             num_draft_tokens=chosen,
             draft_sampling=settings.draft_sampling,
             batch_size=settings.batch_size,
-            max_tokens=loaded.max_tokens,
-            cache=replay_cache(settings.listener, no_cache=settings.no_cache),
+            max_tokens=MAX_TOKENS if division else loaded.max_tokens,
+            elsewhere=division.proposals if division else None,
+            cache=cache,
             confidence=confidence,
             on_progress=bar.set,
         )
-    held = peak_bytes(loaded.device) / 1e9
-    kind = "of this process" if loaded.device.type == "cpu" else f"on {loaded.device}"
-    settings.listener.note(f"memory {kind}: {held:.2f} GB at its peak")
-    return tuple(replays)
+
+
+def note_memory(listener: Listener, device: "torch.device") -> None:
+    """Tell the listener how much this process took at its peak, in decimal gigabytes."""
+    from ...calibration.passes.devices import peak_bytes
+
+    held = peak_bytes(device) / 1e9
+    kind = "of this process" if device.type == "cpu" else f"on {device}"
+    listener.note(f"memory {kind}: {held:.2f} GB at its peak")
 
 
 def replay_cache(listener: Listener, *, no_cache: bool) -> "ReplayCache | None":

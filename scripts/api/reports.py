@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
+    from ...calibration.traces.store_traces import StoreReport as StoreReport
     from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
     from ...quantize.dequantize_draft import DequantizeReport as DequantizeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
@@ -42,7 +43,10 @@ if TYPE_CHECKING:
     from .push import PushReport as PushReport
     from .recipes import ListedRecipe as ListedRecipe
     from .report import WrittenReport as WrittenReport
+    from .shards import ShardsPlan as ShardsPlan
+    from .shards import ShardsRun as ShardsRun
     from .verify import Verification as Verification
+    from .watch import WatchReport as WatchReport
 
 _HOMES = {
     "Acceptance": "validate.acceptance.acceptance",
@@ -71,10 +75,13 @@ _HOMES = {
     "Reconciliation": "validate.served.reconciliation",
     "RetuneReport": "calibration.rounding.retune_draft",
     "RetunedReport": "validate.judging.retuned_gate",
+    "ShardsPlan": "scripts.api.shards",
+    "ShardsRun": "scripts.api.shards",
     "SpeedReport": "validate.launch.speed",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
     "TraceFolder": "calibration.traces.trace_folder",
+    "StoreReport": "calibration.traces.store_traces",
     "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode_report",
     "TuneReport": "validate.tuning.tune_draft",
@@ -82,6 +89,7 @@ _HOMES = {
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",
     "VocabReport": "validate.vocabulary.vocab_report",
+    "WatchReport": "scripts.api.watch",
     "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ...calibration.dumps.dump_formats import DumpFormat
+from ...calibration.traces.manifest import StorageChoice
 from ...quantize.files.hub import resolve_draft
 from ...recipes.bounds import AT_LEAST_1
 from . import reports
@@ -256,3 +257,34 @@ def traces_merge(settings: TracesMergeSettings) -> "reports.MergeReport":
 
     folders = [TraceFolder.open(Path(folder)) for folder in settings.traces]
     return merge_traces(folders, Path(settings.out))
+
+
+@dataclass(frozen=True, slots=True)
+class TracesStoreSettings(Settings):
+    """Which traces, how their hidden states are stored, and where."""
+
+    traces: Annotated[AnyPath, Argument("trace folder to copy; it is kept", "TRACES")]
+    out: OutFolder
+    _: KW_ONLY
+    feature_storage: Annotated[
+        StorageChoice,
+        Option("how hidden states are stored: as they are, rounded to FP8, or packed without loss"),
+    ]
+
+
+@verb(TracesStoreSettings)
+def traces_store(settings: TracesStoreSettings) -> "reports.StoreReport":
+    """Copy a trace folder, with its hidden states stored in fewer bytes, or exactly again.
+
+    Returns:
+        The folder that was written, opened, and the bytes of the shards before and after.
+
+    Raises:
+        DraftQuantError: they are stored so already, were rounded to FP8 before, or are damaged; or
+            a package is not installed.
+    """
+    from ...calibration.traces.store_traces import store_traces
+    from ...calibration.traces.trace_folder import TraceFolder
+
+    traces = TraceFolder.open(Path(settings.traces))
+    return store_traces(traces, Path(settings.out), settings.feature_storage)

@@ -7,9 +7,12 @@ from ..api.compare import compare
 from ..console import print_json, print_table, stderr, stdout, table
 
 if TYPE_CHECKING:
-    from ...validate.comparison.draft_comparison import Change, ComparisonReport
+    from ...validate.comparison.draft_comparison import ComparisonReport
+    from ...validate.comparison.scopes import Change, Scope
 
 VERB = compare
+_MOST_OF_A_PART = 5
+"""Rows of a category, where drafts are many."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,11 +42,15 @@ def _print(report: "ComparisonReport") -> None:
         if not scope.changes:
             continue  # a warning names it
         changes = (None, *scope.against_first(report.names))
-        for place, (name, change) in enumerate(zip(report.names, changes, strict=True)):
-            head = ("", "") if place else (scope.name, str(scope.num_prompts))
+        shown = _shown(scope, report)
+        for row, place in enumerate(shown):
+            name = report.names[place]
+            head = ("", "") if row else (scope.name, str(scope.num_prompts))
             mark = "longest" if name == scope.best and not scope.alike else ""
-            cells = _cells(change)
+            cells = _cells(changes[place])
             found.row(head[0], name, head[1], f"{scope.lengths[place]:.4f}", *cells, mark)
+        if left := len(report.names) - len(shown):
+            found.row("", f"{left} more, see --html or --report", *("",) * 6)
     print_table(found)
     out.line(
         f"all bounds hold together with {report.confidence:.2%} confidence; each of them alone has"
@@ -52,6 +59,17 @@ def _print(report: "ComparisonReport") -> None:
     out.line((report.answer, "bold"))
     for warning in report.warnings:
         out.line(("warning:", "yellow"), f" {warning}")
+
+
+def _shown(scope: "Scope", report: "ComparisonReport") -> list[int]:
+    """Numbers of the drafts: all; of many all over the whole, the first and the best of a part.
+
+    The baseline first, and of many the others by their acceptance length.
+    """
+    if not report.is_many:
+        return list(range(len(report.names)))
+    ranked = scope.ranked
+    return ranked if scope.is_whole else ranked[:_MOST_OF_A_PART]
 
 
 def _cells(change: "Change | None") -> tuple[str, str, str]:

@@ -3,8 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ..api.traces import traces_import, traces_info, traces_merge, traces_split
-from ..console import print_json, print_table, stdout, table
+from ..api.traces import traces_import, traces_info, traces_merge, traces_split, traces_store
+from ..console import megabytes, print_json, print_table, stdout, table
 from .traces_info import print_info, print_written, written
 from .verbs import Below, Verbs, run_verb
 
@@ -79,6 +79,18 @@ def _merge(options: argparse.Namespace) -> int:
     return 0
 
 
+def _store(options: argparse.Namespace) -> int:
+    report = traces_store.run(options.settings)
+    before, after = report.nbytes_before, report.nbytes
+    if options.json:
+        changed = {"feature_storage": options.settings.feature_storage}
+        print_json(written(report.traces) | changed | {"nbytes_before": before, "nbytes": after})
+        return 0
+    print_written(report.traces)
+    stdout().line(f"shards: {megabytes(before)} -> {megabytes(after)}, {after / before:.1%}")
+    return 0
+
+
 VERBS: Verbs = {
     "import": Below(
         traces_import, _import, "convert hidden states that a trainer or vLLM dumped into traces"
@@ -86,6 +98,7 @@ VERBS: Verbs = {
     "info": Below(traces_info, _info, "describe a trace folder"),
     "split": Below(traces_split, _split, "split a trace folder into two without common prompts"),
     "merge": Below(traces_merge, _merge, "merge trace folders of the same target"),
+    "store": Below(traces_store, _store, "copy traces with hidden states in fewer bytes"),
 }
 
 

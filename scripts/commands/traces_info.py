@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ..api.reports import TraceInfo
 
 
+_STORED = {None: "", "fp8-per-token": ", rounded to FP8 per token", "zstd": ", packed by zstd"}
+
+
 def print_info(info: "TraceInfo", folder: object, *, as_json: bool) -> None:
     """Print what the folder holds."""
     if as_json:
@@ -51,6 +54,7 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
     yield (
         f"features {features.kind} of layers {list(features.aux_layer_ids)} (counted after the"
         f" layer), {features.width:,} wide, {features.dtype}"
+        f"{_STORED[features.storage]}"
     )
     yield _decoding(manifest)
     if manifest.too_long:

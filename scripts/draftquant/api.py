@@ -45,12 +45,20 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
 from .scripts.api.retune import retune
-from .scripts.api.traces import traces_import, traces_info, traces_merge, traces_split
+from .scripts.api.shards import shards_merge, shards_plan, shards_run
+from .scripts.api.traces import (
+    traces_import,
+    traces_info,
+    traces_merge,
+    traces_split,
+    traces_store,
+)
 from .scripts.api.transcode import transcode
 from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.vocab import vocab
+from .scripts.api.watch import watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
@@ -80,8 +88,11 @@ if TYPE_CHECKING:
         Reconciliation,
         RetunedReport,
         RetuneReport,
+        ShardsPlan,
+        ShardsRun,
         SpeedReport,
         SplitReport,
+        StoreReport,
         TaskSamples,
         TraceFolder,
         TraceInfo,
@@ -91,6 +102,7 @@ if TYPE_CHECKING:
         Verification,
         VerifyReport,
         VocabReport,
+        WatchReport,
         WrittenReport,
     )
 
@@ -125,15 +137,20 @@ VERBS = (
     "replay",
     "report",
     "retune",
+    "shards_merge",
+    "shards_plan",
+    "shards_run",
     "traces_import",
     "traces_info",
     "traces_merge",
     "traces_split",
+    "traces_store",
     "transcode",
     "tune",
     "unpickle",
     "verify",
     "vocab",
+    "watch",
 )
 """The functions."""
 __all__ = [
@@ -170,8 +187,11 @@ __all__ = [
     "Reconciliation",
     "RetuneReport",
     "RetunedReport",
+    "ShardsPlan",
+    "ShardsRun",
     "SpeedReport",
     "SplitReport",
+    "StoreReport",
     "TaskSamples",
     "TraceFolder",
     "TraceInfo",
@@ -181,6 +201,7 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "VocabReport",
+    "WatchReport",
     "WrittenReport",
     "accept",
     "calibrate",
@@ -212,15 +233,20 @@ __all__ = [
     "replay",
     "report",
     "retune",
+    "shards_merge",
+    "shards_plan",
+    "shards_run",
     "traces_import",
     "traces_info",
     "traces_merge",
     "traces_split",
+    "traces_store",
     "transcode",
     "tune",
     "unpickle",
     "verify",
     "vocab",
+    "watch",
 ]
 
 

@@ -8,10 +8,11 @@ from ..charts.svg import standalone
 from ..judging.verdict import in_percent
 from ..report import words
 from ..report.html_report import render
-from .draft_comparison import ComparisonReport, Scope
+from .draft_comparison import ComparisonReport
+from .scopes import Scope
 
 MOST_DRAWN = 60
-"""Scopes; the table has all."""
+"""Scopes, or drafts where they are many; the table has all."""
 
 
 def page(report: ComparisonReport) -> str:
@@ -35,11 +36,16 @@ def drawing(report: ComparisonReport) -> str:
 def plot(report: ComparisonReport) -> str:
     """Changes against the first draft with simultaneous intervals, as the element `svg`.
 
-    Of all that were compared; categories of too few prompts are left out.
+    Of all that were compared; categories of too few prompts are left out. Of many drafts those with
+    the longest acceptance, over the whole.
     """
     first, *others = report.names
-    compared = [scope for scope in report.scopes if scope.changes][:MOST_DRAWN]
-    rows = [row for scope in compared for row in _rows(scope, report.names)]
+    if report.is_many:
+        rows = _rows_of_many(report.whole, report.names)
+        others = []
+    else:
+        compared = [scope for scope in report.scopes if scope.changes][:MOST_DRAWN]
+        rows = [row for scope in compared for row in _rows(scope, report.names)]
     return forest(
         "comparison",
         rows,
@@ -47,6 +53,21 @@ def plot(report: ComparisonReport) -> str:
         bounds=f"simultaneous {in_percent(report.confidence)} intervals",
         series=others,
     )
+
+
+def _rows_of_many(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
+    """One row for every draft, over the whole alone, the longest acceptance first."""
+    changes = scope.against_first(names)
+    return [
+        Interval(
+            label=names[place],
+            estimate=None if change is None else change.relative_change,
+            lower=None if change is None else change.lower,
+            upper=None if change is None else change.upper,
+        )
+        for place in scope.ranked[1:][:MOST_DRAWN]
+        for change in [changes[place - 1]]
+    ]
 
 
 def _rows(scope: Scope, names: tuple[str, ...]) -> list[Interval]:

@@ -4,14 +4,12 @@ All intervals, of all pairs in all
 categories, hold together: the best of many is not the luckiest of many.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
 from ...quantize.files.report_files import ReportFormat
@@ -21,60 +19,13 @@ from ..judging.published import AnyPath, Paged
 from ..report.document import document_text
 from .counted_drafts import CountedDrafts
 from .prompt_samples import MIN_PROMPTS, Sample, samples_of
-from .simultaneous import bonferroni, simultaneous
+from .scopes import Scope, scopes_of
 
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
-_METHOD = "max-t over all pairs and categories, prompts as units, jackknife"
-_METHOD_OF_MANY = "Bonferroni over all pairs and categories, prompts as units, jackknife"
+MOST_COLUMNS = 12
+"""Drafts side by side in a table; of more each has a row."""
 _MOST_VALUES = 2**23
 """Contributions of prompts to estimates that are held at a time, 8 bytes each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """From one draft to another, relative: candidate / baseline - 1 of the acceptance lengths.
-
-    Attributes:
-        lower, upper: simultaneous bounds.
-    """
-
-    baseline: str
-    candidate: str
-    relative_change: float
-    lower: float
-    upper: float
-
-    @property
-    def is_separable(self) -> bool:
-        """Whether zero lies outside."""
-        return self.lower > 0 or self.upper < 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """All prompts, the traffic that was asked about, or one category.
-
-    Attributes:
-        is_whole: it is no category.
-        lengths: acceptance length of every draft.
-        changes: of every pair in the order of the drafts; none where the prompts are too few.
-        best: the draft with the longest, and `alike` those that are not separable from it; None
-            where the prompts are too few.
-    """
-
-    name: str
-    is_whole: bool
-    num_prompts: int
-    lengths: tuple[float, ...]
-    changes: tuple[Change, ...]
-    best: str | None
-    alike: tuple[str, ...]
-
-    def against_first(self, names: Sequence[str]) -> tuple[Change | None, ...]:
-        """The change of every draft but the first against it."""
-        first, *others = names
-        found = {(one.baseline, one.candidate): one for one in self.changes}
-        return tuple(found.get((first, other)) for other in others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +72,11 @@ class ComparisonReport(Paged):
     def names(self) -> tuple[str, ...]:
         """The names of the drafts."""
         return tuple(draft.name for draft in self.drafts)
+
+    @property
+    def is_many(self) -> bool:
+        """Whether there are more drafts than a table has columns for."""
+        return len(self.drafts) > MOST_COLUMNS
 
     @property
     def whole(self) -> Scope:
@@ -209,7 +165,7 @@ def compare(
     date: str | None = None,
     argv: Sequence[str] = (),
 ) -> ComparisonReport:
-    """Compare every pair of drafts.
+    """Compare every pair of drafts; of very many drafts each with the first and with the best.
 
     Args:
         drafts: the baseline first.
@@ -223,35 +179,12 @@ def compare(
 
     Raises:
         CompareError: the confidence is none, the traffic does not fit the prompts, or there are
-            more estimates of them than memory and patience have room for.
+            more drafts, categories and prompts than memory has room for.
     """
     CONFIDENCE.check(CompareError, "--confidence", confidence, fix="write 95 % as 0.95")
     _check_number(drafts)
     samples = samples_of(drafts, traffic or {})
-    pairs = list(itertools.combinations(range(len(drafts.names)), 2))
-    estimates = {
-        (place, pair): sample.change(*pair)
-        for place, sample in enumerate(samples)
-        if sample.is_compared
-        for pair in pairs
-    }
-    found = simultaneous(list(estimates.values()), confidence)
-    bounds = dict(zip(estimates, found.bounds, strict=True))
-    scopes = []
-    for place, sample in enumerate(samples):
-        changes = tuple(
-            Change(
-                baseline=drafts.names[one],
-                candidate=drafts.names[other],
-                relative_change=math.expm1(estimates[place, (one, other)].value),
-                lower=_expm1(bounds[place, (one, other)][0]),
-                upper=_expm1(bounds[place, (one, other)][1]),
-            )
-            for one, other in pairs
-            if sample.is_compared
-        )
-        scopes.append(_scope(sample, drafts.names, changes))
-    number = sum(estimate.has_spread for estimate in estimates.values())
+    found = scopes_of(samples, drafts.names, confidence, every_pair=_every_pair(drafts))
     return ComparisonReport(
         counted_by=counted_by,
         num_draft_tokens=num_draft_tokens,
@@ -260,11 +193,11 @@ def compare(
             for name, digest in zip(drafts.names, drafts.sha256, strict=True)
         ),
         traffic=dict(traffic or {}),
-        method=_METHOD if found.by_correlation else _METHOD_OF_MANY,
+        method=found.method,
         confidence=confidence,
         confidence_of_each=found.each,
-        bonferroni_of_each=bonferroni(max(1, number), confidence),
-        scopes=tuple(scopes),
+        bonferroni_of_each=found.bonferroni_of_each,
+        scopes=found.scopes,
         warnings=(*warnings, *_warnings(samples)),
         date=date,
         argv=tuple(argv),
@@ -273,37 +206,19 @@ def compare(
 
 def _check_number(drafts: CountedDrafts) -> None:
     number, prompts, scopes = len(drafts.names), len(drafts.categories), len(set(drafts.categories))
-    each = max(number, math.comb(number, 2))
-    if (scopes + 1) * each * prompts > _MOST_VALUES:
+    if (needed := (scopes + 1) * number * prompts) > _MOST_VALUES:
         raise CompareError(
             "compare",
             f"{number} drafts in {scopes:,} categories of {prompts:,} prompts: expected at most"
-            f" {_MOST_VALUES:,} contributions of prompts to estimates, got"
-            f" {(scopes + 1) * each * prompts:,}",
+            f" {_MOST_VALUES:,} contributions of prompts to estimates, got {needed:,}",
             fix="compare fewer drafts at a time, or give prompts coarser categories",
         )
 
 
-def _scope(sample: Sample, names: Sequence[str], changes: tuple[Change, ...]) -> Scope:
-    lengths = tuple(map(float, np.exp(sample.log_lengths)))
-    best: str | None = None
-    alike: tuple[str, ...] = ()
-    if changes:
-        best = names[int(np.argmax(sample.log_lengths))]
-        alike = tuple(
-            ({one.baseline, one.candidate} - {best}).pop()
-            for one in changes
-            if best in (one.baseline, one.candidate) and not one.is_separable
-        )
-    return Scope(
-        name=sample.name,
-        is_whole=sample.is_whole,
-        num_prompts=sample.num_prompts,
-        lengths=lengths,
-        changes=changes,
-        best=best,
-        alike=alike,
-    )
+def _every_pair(drafts: CountedDrafts) -> bool:
+    """Whether there is room for the changes between every two drafts."""
+    pairs, scopes = math.comb(len(drafts.names), 2), len(set(drafts.categories)) + 1
+    return scopes * pairs * len(drafts.categories) <= _MOST_VALUES
 
 
 def _warnings(samples: Sequence[Sample]) -> list[str]:
@@ -315,11 +230,8 @@ def _warnings(samples: Sequence[Sample]) -> list[str]:
     ]
 
 
-def _expm1(log_ratio: float) -> float:
-    """Relative, finite also where a bound of few prompts is beyond all bounds."""
-    return math.expm1(min(log_ratio, 20.0))
-
-
 def _and(names: Sequence[str]) -> str:
+    if len(names) > MOST_COLUMNS:
+        return f"{len(names)} others, {names[0]} among them,"
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

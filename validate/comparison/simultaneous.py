@@ -70,21 +70,25 @@ class Simultaneous:
     bounds: tuple[tuple[float, float], ...]
 
 
-def simultaneous(estimates: Sequence[Estimate], confidence: float) -> Simultaneous:
+def simultaneous(
+    estimates: Sequence[Estimate], confidence: float, *, at_least: int = 0
+) -> Simultaneous:
     """Intervals of all estimates that hold together.
 
     Args:
         estimates: on the same prompts, in one order.
         confidence: of all together, in (0, 1).
+        at_least: so many intervals hold together, of which these are some.
     """
     spread = [estimate for estimate in estimates if estimate.has_spread]
-    by_correlation = len(spread) <= MOST_CORRELATED
+    number = max(len(spread), at_least)
+    by_correlation = number <= MOST_CORRELATED
     if not spread:
         each = confidence
     elif by_correlation:
         each = level_of_each(spread, confidence)
     else:
-        each = bonferroni(len(spread), confidence)
+        each = bonferroni(number, confidence)
     degrees = np.array([estimate.degrees for estimate in estimates])
     quantiles = stats.t.ppf((1 + each) / 2, degrees)
     bounds = []

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,17 +62,24 @@ class Question:
     confident: bool = False
 
     @functools.cached_property
-    def key(self) -> dict[str, object]:
-        """By content."""
+    def content(self) -> dict[str, object]:
+        """What is asked, by content: whoever answers, and in whatever batches."""
         return {
-            "what": "proposals",
             "draft": draft_identity(self.draft),
             "traces": self.traces.sha256,
             "num_draft_tokens": self.num_draft_tokens,
             "temperature": self.temperature,
             "confident": self.confident,
+        }
+
+    @functools.cached_property
+    def key(self) -> dict[str, object]:
+        """By content, batches, arithmetic and code."""
+        return {
+            "what": "proposals",
+            **self.content,
             "batches": hashlib.sha256(json.dumps(self.batches).encode()).hexdigest(),
-            **arithmetic(self.draft),
+            **arithmetic(self.draft.device),
             "draftquant": package_version("draftquant"),
             "code": code_sha256(),
         }
@@ -135,6 +142,37 @@ class ReplayCache:
         self.results.write(asked.key, encoded(proposals))
 
 
+@dataclass(slots=True, kw_only=True)
+class HeldProposals:
+    """What the first draft proposes, held while groups of others are replayed beside it.
+
+    Attributes:
+        beneath: is asked where nothing is held, and keeps what was replayed; None = nothing does.
+    """
+
+    beneath: ReplayCache | None
+    _key: Mapping[str, object] | None = None
+    _held: Sequence[Proposals] = ()
+
+    def recall(self, asked: Question) -> Sequence[Proposals] | None:
+        """See `ReplayCache`; what is held needs no proof."""
+        if self._key == asked.key:
+            return self._held
+        found = self.beneath.recall(asked) if self.beneath else None
+        if found is not None:
+            self._key, self._held = asked.key, found
+        return found
+
+    def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
+        """See `ReplayCache`."""
+        self._key, self._held = asked.key, proposals
+        if self.beneath is not None:
+            self.beneath.keep(asked, proposals)
+
+
+KnownProposals = ReplayCache | HeldProposals
+"""Where what the first draft proposes is looked up and kept."""
+
 Elsewhere = Callable[[Sequence[Question]], Sequence[Sequence[Proposals]]]
 """Answers the question of each draft, of every prompt in the order of the traces."""
 
@@ -169,18 +207,18 @@ def _digest(weight: Tensor) -> str:
     return str(digest)
 
 
-def arithmetic(draft: LoadedDraft) -> dict[str, object]:
+def arithmetic(device: torch.device) -> dict[str, object]:
     """What rounds results otherwise on another machine: a product may be summed in another order.
 
     On the CPU the number of threads does so too: of 7,168 columns two threads sum halves.
     """
-    if draft.device.type == "cpu":
-        device = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
-        device += f", {torch.get_num_threads()} threads"
+    if device.type == "cpu":
+        name = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
+        name += f", {torch.get_num_threads()} threads"
     else:
-        device = torch.cuda.get_device_name(draft.device)
+        name = torch.cuda.get_device_name(device)
     precision = torch.get_float32_matmul_precision()
-    return {"torch": torch.__version__, "device": device, "float32 products": precision}
+    return {"torch": torch.__version__, "device": name, "float32 products": precision}
 
 
 def _processor() -> str:

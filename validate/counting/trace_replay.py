@@ -48,7 +48,7 @@ from .draft_replay import (
     clustered,
 )
 from .estimand import DraftSampling
-from .replay_cache import Elsewhere, Question, ReplayCache
+from .replay_cache import Elsewhere, KnownProposals, Question
 from .rounds import prompt_counts, recorded_tokens, shorter_counts
 
 
@@ -84,7 +84,7 @@ def replay_drafts(
     draft_sampling: DraftSampling = "greedy",
     batch_size: int | None = None,
     max_tokens: int = MAX_TOKENS,
-    cache: ReplayCache | None = None,
+    cache: KnownProposals | None = None,
     elsewhere: Elsewhere | None = None,
     confidence: ConfidenceQuestion | None = None,
     context_bins: ContextBins = CONTEXT_BINS,

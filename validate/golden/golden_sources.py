@@ -111,6 +111,15 @@ def golden_of_report(document: Document) -> Golden:
 
 def _replayed(document: Document) -> GateReport:
     found = [one for _, one in document.comparisons if one.traces is not None]
+    tools = [one.served.tool for _, one in document.comparisons if one.served and one.served.tool]
+    if not found and tools:
+        raise GoldenError(
+            "--golden",
+            f"the report is of measurements by {tools[0]}, which do not record whose acceptance"
+            " they hold",
+            fix="draftquant measure --draft QUANT --golden G.json, of a server with the candidate;"
+            " or replay QUANT --traces T --golden G.json",
+        )
     if not found:
         raise GoldenError(
             "--golden",

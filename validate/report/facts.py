@@ -165,10 +165,11 @@ def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -
 
 
 def _kv_cache(stored: StoredDraft, form: ServedForm) -> str | None:
-    declared = stored.kv_cache()
-    if declared is None:
-        return None if form.kv_cache is None else f"{form.kv_cache}, unit scales"
-    return f"{declared.dtype}, {scale_origin(declared.scales) or 'unit'} scales"
+    declared = None if stored.scheme is None else stored.scheme.kv_cache
+    dtype = declared or form.kv_cache
+    if dtype is None:
+        return None
+    return f"{dtype}, {scale_origin(stored.served_cache(dtype)) or 'unit'} scales"
 
 
 def measured_facts(measurement: Measurement) -> DraftFacts:

@@ -176,6 +176,7 @@ def _part(number: int, title: str, found: GateReport) -> Part:
     ]
     lost = sorted((one for one in prompts if one.change < 0), key=lambda one: one.change)
     drop = found.policy.max_relative_drop
+    told = found.served is None or found.served.told_positions
     return Part(
         title=title,
         comparison=found,
@@ -188,6 +189,8 @@ def _part(number: int, title: str, found: GateReport) -> Part:
                 found.candidate.survival,
                 names=NAMES,
             )
+            if told
+            else ""
         ),
         histogram=_chart(
             histogram(
@@ -196,6 +199,8 @@ def _part(number: int, title: str, found: GateReport) -> Part:
                 found.candidate.histogram,
                 names=NAMES,
             )
+            if told
+            else ""
         ),
         scatter=_chart(scatter(f"scatter{number}", dots, limit=drop, names=NAMES) if dots else ""),
         worst=tuple(lost[:_MOST_WORST]),

@@ -17,19 +17,20 @@ STATIC = "static"
 MODELOPT_FP8 = "FP8"
 _NUMBER = NUMBER_FORMATS[FP8_CACHE]
 _SCHEME = "kv_cache_scheme"
+_PER_HEAD = "attn_head"
 
 
-def of_compressed_tensors(keys: ObjectReader) -> KvCacheDtype | None:
-    """`kv_cache_scheme`, a `QuantizationArgs`."""
+def of_compressed_tensors(keys: ObjectReader) -> tuple[KvCacheDtype | None, bool]:
+    """`kv_cache_scheme`, a `QuantizationArgs`: its format, and whether each head has a scale."""
     if not keys.has(_SCHEME):
-        return None
+        return None, False
     args = keys.section(_SCHEME, ignored=SPEC_NO_MEANING)
     _numbers(args)
     args.choice("symmetric", True)
-    args.choice("strategy", "tensor", "attn_head")
+    per_head = args.choice("strategy", "tensor", _PER_HEAD) == _PER_HEAD
     args.absent("group_size", "block_structure", "actorder", "zp_dtype", "scale_dtype")
     args.finish()
-    return FP8_CACHE
+    return FP8_CACHE, per_head
 
 
 def of_modelopt(keys: ObjectReader) -> KvCacheDtype | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from ....recipes.errors import short
 from ...errors import DeclarationError
+from .unread import way_out
 
 _MOST_NAMES, _LONGEST_NAME, _MOST_CHARACTERS = 1000, 1000, 60_000
 _MOST_LAYERS, _LAYER = 256, re.compile(r"layers\.(\d+)")
@@ -44,7 +45,8 @@ def not_understood(
         where,
         f"{key}: understood {'is' if len(understood) == 1 else 'are'} {' or '.join(understood)},"
         f" got {short(got)}",
-        fix="quantize again with a supported layout, or correct the declaration",
+        fix=way_out(key, got)
+        or "quantize again with a supported layout, or correct the declaration",
     )
 
 

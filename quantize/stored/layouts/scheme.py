@@ -46,6 +46,8 @@ INVERTED: tuple[str, ...] = tuple(
 """Activations with a static scale over those of groups, which kernels multiply by its inverse."""
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""
+_SAID_IF_SO = ("kv_cache", "asymmetric", "ordered", "version", "block_rows", "cache_per_head")
+"""Fields that a scheme's JSON has only where they say something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class DeclaredScheme:
         ordered: which group an input belongs to is stored: see `input_groups`.
         version: of a layout that has several, where it changes what stored numbers mean.
         block_rows: of a block that is no square; None: as many as inputs.
+        cache_per_head: the KV cache has a scale for each key-value head, not one for each layer.
     """
 
     layout: "StoredLayout"
@@ -89,6 +92,7 @@ class DeclaredScheme:
     ordered: bool = False
     version: str | None = None
     block_rows: int | None = None
+    cache_per_head: bool = False
 
     def of(self, module: str) -> "DeclaredScheme | None":
         """How the linear of this name is stored; None where no target means it.
@@ -145,7 +149,7 @@ class DeclaredScheme:
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         said["layout"] = self.layout.name
         del said["targets"], said["others"]
-        for key in ("kv_cache", "asymmetric", "ordered", "version", "block_rows"):
+        for key in _SAID_IF_SO:
             if not said[key]:
                 del said[key]
         if not self.others:

@@ -27,16 +27,17 @@ class StoredAwq(StoredLayout):
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         # AutoAWQ's own file spells two keys otherwise
         keys.choice("w_bit" if keys.has("w_bit") and not keys.has("bits") else "bits", 4)
-        keys.choice("zero_point", True)
+        engine = keys.strictness == "engine"
+        # AutoRound says false of symmetric values, and stores their zero points all the same.
+        zeros = keys.choice("zero_point", True, *(() if engine else (False,)))
         keys.value("version", "gemm", "gemm", "GEMM")
         check_integers(keys)
         keys.skip("sym")
         spelled = keys.has("q_group_size") and not keys.has("group_size")
-        engine = keys.strictness == "engine"
         sizes = NUMBER_FORMATS["int4"].sizes["group"] if engine else SIZES
         size = keys.choice("q_group_size" if spelled else "group_size", -1, *sizes)
         return DeclaredScheme(
-            layout=self,
+            layout=self if zeros else _SYMMETRIC,
             weight_dtype="int4",
             granularity="channel" if size == -1 else "group",
             group_size=None if size == -1 else size,
@@ -88,3 +89,12 @@ class StoredAwq(StoredLayout):
     @override
     def transposed(self, scheme: DeclaredScheme) -> bool:
         return True
+
+
+class _SymmetricAwq(StoredAwq):
+    """Declared to have no zero points: those that are stored have to be 8."""
+
+    declares_symmetry = True
+
+
+_SYMMETRIC = _SymmetricAwq()

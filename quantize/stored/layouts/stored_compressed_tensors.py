@@ -9,6 +9,7 @@ from typing_extensions import override
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import Recipe, StoredLayoutName
 from .declared_cache import complete_spec_of, of_compressed_tensors
+from .integer_keys import SIZES
 from .name_matching import is_regex_match
 from .reader import SPEC_NO_MEANING, ObjectReader, not_understood
 from .scheme import (
@@ -37,6 +38,10 @@ _SCALE_DTYPES: dict[WeightDtype, str] = {
     "mxfp4": "torch.uint8",
 }
 (BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
+
+_IN_PLACE = (None, False, "weight", "static")
+"""What `actorder` may say of weights: GPTQ's order of columns, whose groups stay neighbours
+(`ActivationOrdering` of compressed-tensors 0.20). "group" and "dynamic" store an order."""
 
 
 class StoredCompressedTensors(StoredLayout):
@@ -67,11 +72,13 @@ class StoredCompressedTensors(StoredLayout):
         form = keys.choice("format", *_FORMATS, _MIXED)
         keys.optional("quantization_status", "compressed")
         keys.absent("sparsity_config", "moe_sparsity_config", "transform_config")
-        cache = of_compressed_tensors(keys)
+        cache, per_head = of_compressed_tensors(keys)
         groups = _groups(keys) if form == _MIXED or _has_names(keys) else [only_group(keys)]
         several = len(groups) > 1
         first, *others = (self._scheme(group, form, several=several) for group in groups)
-        return dataclasses.replace(first, others=tuple(others), kv_cache=cache)
+        return dataclasses.replace(
+            first, others=tuple(others), kv_cache=cache, cache_per_head=per_head
+        )
 
     def _scheme(self, group: ObjectReader, usual: str, *, several: bool) -> DeclaredScheme:
         """What one group says; `usual` is the format of one that names none.
@@ -219,7 +226,9 @@ def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, in
     granularity = strategies[weights.choice("strategy", *strategies)]
     size = None
     if granularity == "group":
-        size = weights.choice("group_size", *number.sizes["group"])
+        as_engines = weights.strictness == "engine" or not number.is_integer
+        sizes = number.sizes["group"] if as_engines else SIZES
+        size = weights.choice("group_size", *sizes)
     else:
         weights.absent("group_size")
     if granularity == "block":
@@ -228,6 +237,7 @@ def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, in
     else:
         weights.absent("block_structure")
     _args(weights, bits=number.bits, kind=number.kind, scale_dtype=_SCALE_DTYPES.get(dtype))
+    weights.optional("actorder", *_IN_PLACE)
     weights.absent("dynamic")
     weights.finish()
     return granularity, size
@@ -276,6 +286,7 @@ def _groups(keys: ObjectReader) -> list[ObjectReader]:
 
 def _fp8_inputs(inputs: ObjectReader) -> Activations:
     _args(inputs, bits=8, kind="float")
+    inputs.absent("actorder")
     inputs.absent("group_size", "block_structure")
     strategy = inputs.choice("strategy", "token", "tensor")
     inputs.choice("dynamic", strategy == "token")
@@ -286,6 +297,7 @@ def _fp8_inputs(inputs: ObjectReader) -> Activations:
 def _fp8_groups(inputs: ObjectReader) -> Activations:
     """Groups of 128, one side of a block: what engines compute for blocks, whatever is declared."""
     _args(inputs, bits=8, kind="float")
+    inputs.absent("actorder")
     inputs.absent("block_structure")
     inputs.choice("strategy", "group")
     inputs.choice("group_size", BLOCK)
@@ -297,6 +309,7 @@ def _fp8_groups(inputs: ObjectReader) -> Activations:
 def _nvfp4_inputs(inputs: ObjectReader) -> Activations:
     """Groups of 16 under a stored global scale."""
     _args(inputs, bits=4, kind="float", scale_dtype=_SCALE_DTYPES["nvfp4"])
+    inputs.absent("actorder")
     inputs.absent("block_structure")
     inputs.choice("strategy", "tensor_group")
     inputs.choice("group_size", *NUMBER_FORMATS["nvfp4"].sizes["group"])
@@ -310,5 +323,5 @@ def _args(args: ObjectReader, *, bits: int, kind: str, scale_dtype: str | None =
     args.choice("num_bits", bits)
     args.choice("type", kind)
     args.choice("symmetric", True)
-    args.absent("actorder", "zp_dtype")
+    args.absent("zp_dtype")
     args.optional("scale_dtype", None, *([scale_dtype] if scale_dtype else []))

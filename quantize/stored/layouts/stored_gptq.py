@@ -102,8 +102,19 @@ class StoredGptq(StoredLayout):
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
-        patterns = keys.named("dynamic")
-        return tuple(f"re:{p.removeprefix(_KEPT)}" for p in patterns if p.startswith(_KEPT))
+        """The first rule that matches a name decides, as engines' `get_dynamic_override` has it.
+
+        So what an earlier rule quantizes in its own way is not kept by a later one.
+        """
+        kept, before = [], list[str]()
+        for pattern in keys.named("dynamic"):
+            own = pattern.removeprefix(_KEPT if pattern.startswith(_KEPT) else _OTHERWISE)
+            if not pattern.startswith(_KEPT):
+                before.append(own)
+                continue
+            unless = f"(?!{'|'.join(f'(?:{each})' for each in before)})" if before else ""
+            kept.append(f"re:{unless}(?:{own})" if before else f"re:{own}")
+        return tuple(kept)
 
     @override
     def excludes_module(self, pattern: str, module: str) -> bool:

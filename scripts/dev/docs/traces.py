@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
-from ....calibration.traces import manifest, trace_folder
+from ....calibration.traces import manifest, stored_features, trace_folder
 from .markdown import code, page, table, text
 
 _PARTS = (
@@ -33,6 +33,8 @@ def traces_page() -> str:
         "`draftquant record` and `draftquant traces import` write trace folders. draftquant"
         " reads them as hostile input: an unknown, missing or contradictory key is an error.",
         "```text\n" + layout + "\n```",
+        "## How hidden states are stored",
+        "```text\n" + inspect.cleandoc(stored_features.__doc__ or "") + "\n```",
         "## trace.json",
         "The whole file is a `TraceManifest`. Keys without a value are left out.",
         *(_part(each) for each in _PARTS),

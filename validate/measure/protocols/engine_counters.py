@@ -69,6 +69,14 @@ class EngineCounters:
     first_tokens: Series | None = None
     model_label: str = "model_name"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all counters that `read` looks at."""
+        every = (
+            self.verify_steps, self.accepted_at, self.accepted, self.emitted, self.first_tokens
+        )  # fmt: skip
+        return tuple(one.name for one in every if one is not None)
+
     def read(self, counters: Counters) -> ServerSteps | None:
         """What is counted there; None where the server counts no verify step."""
         steps = self.verify_steps.total(counters)

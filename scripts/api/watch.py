@@ -1,0 +1,340 @@
+"""`watch`: has the acceptance of a live draft fallen?"""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typing_extensions import override
+
+from ...recipes.bounds import ABOVE_0, SHARE
+from ...recipes.brief import Brief
+from ...recipes.decode import MisfitError
+from ...recipes.errors import DraftQuantError, short
+from ...validate.errors import GoldenError, WatchError
+from ...validate.measure.measurement import EngineName
+from .arguments import AnyPath, share
+from .listener import Listener
+from .option import Option
+from .settings import Settings
+from .verb import verb
+
+if TYPE_CHECKING:
+    from ...validate.golden.golden import Golden
+    from ...validate.monitoring.drift import Detectors, Reading, Standing
+
+Outcome = Literal["NO ALARM", "ALARM", "NOT ENOUGH"]
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds_of(text: str) -> float:
+    """A time as people write it, in seconds: 90, 90s, 30m, 12h, 7d.
+
+    Raises:
+        MisfitError: it is none.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+    if match is None:
+        raise MisfitError(f"expected a time such as 30m, 12h or 7d, got {short(text)}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings(Settings):
+    """Which server is watched, against which golden acceptance, and how long."""
+
+    _: KW_ONLY
+    server: Annotated[
+        str,
+        Option(
+            "address of the running server, http://HOST:PORT; an API key is read from"
+            " DRAFTQUANT_SERVER_KEY",
+            "URL",
+        ),
+    ]
+    golden: Annotated[
+        AnyPath,
+        Option("golden acceptance of the draft that is served, written by --golden of another"
+               " command", "G.json"),
+    ]  # fmt: skip
+    engine: Annotated[
+        EngineName | None,
+        Option("engine that runs on the server (default: the one that golden was measured on)"),
+    ] = None
+    model: Annotated[
+        str | None,
+        Option("name of the served target; what others count is left out", "NAME"),
+    ] = None
+    category: Annotated[
+        str | None,
+        Option("category of golden that the traffic is like (default: all)", "CATEGORY"),
+    ] = None
+    category_label: Annotated[
+        str | None,
+        Option("label of the counters whose values are categories of golden: each is judged by"
+               " itself", "NAME"),
+    ] = None  # fmt: skip
+    max_drop: Annotated[
+        float,
+        Option(
+            "relative drop of the acceptance length that is tolerated (default 1%%, as the gate"
+            " tolerates in a release)",
+            "SHARE",
+            reads=share,
+            bounds=SHARE,
+        ),
+    ] = 0.01
+    alpha: Annotated[
+        float,
+        Option("false alarms per day, at most (default 0.01)", "SHARE", reads=share, bounds=SHARE),
+    ] = 0.01
+    every: Annotated[
+        float,
+        Option("seconds between two readings (default 60)", "SECONDS", bounds=ABOVE_0),
+    ] = 60
+    duration: Annotated[
+        float | None,
+        Option("end after this time, such as 30m, 12h or 7d (default: never)", "TIME",
+               flag="--for", reads=seconds_of, bounds=ABOVE_0),
+    ] = None  # fmt: skip
+    once: Annotated[
+        bool, Option("end after one reading, which is compared with the one in --state")
+    ] = False
+    until_alarm: Annotated[bool, Option("end with the first alarm")] = False
+    state: Annotated[
+        AnyPath | None,
+        Option("file in which the watch goes on after it was ended (default: it begins anew)",
+               "FILE"),
+    ] = None  # fmt: skip
+
+    exclusive = (("category", "category_label"), ("once", "duration"))
+
+    def check(self) -> None:
+        """One reading needs another one."""
+        if self.once and self.state is None:
+            raise WatchError(
+                "--once", "needs --state: counters say nothing without an earlier reading",
+                fix="add --state watch.json, and run it again and again",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WatchReport(Brief):
+    """What a watch saw.
+
+    Attributes:
+        outcome: "ALARM" if there was one; "NOT ENOUGH" where no verify step was counted between two
+            readings, or the server did not answer.
+        readings: that were compared with one before.
+        missed: readings without an answer.
+        alarms: one for each category and fall, in order.
+        categories: where each stands after the last reading, by name, "" = all.
+        problem: why nothing was seen; "" where something was.
+    """
+
+    outcome: Outcome
+    readings: int
+    missed: int
+    alarms: tuple[Mapping[str, Any], ...]
+    categories: "Mapping[str, Standing]"
+    problem: str
+
+    @override
+    def brief(self) -> Mapping[str, object]:
+        steps = sum(one.all_verify_steps for one in self.categories.values())
+        return {
+            "outcome": self.outcome,
+            "alarms": len(self.alarms) or None,
+            "readings": self.readings,
+            "verify steps": steps or None,
+            "problem": self.problem or None,
+        }
+
+
+@verb(WatchSettings)
+def watch(settings: WatchSettings) -> WatchReport:
+    """Watch the acceptance of a live draft, and alarm when it fell below golden.
+
+    Returns:
+        The outcome, the alarms, and where each category stands. Every reading and alarm is an event
+        of the listener.
+
+    Raises:
+        GoldenError: golden acceptance cannot be read, lacks the category, or does not say how much
+            its requests differ.
+        MeasureError: the server has no counters of verify steps.
+        WatchError: the state is of another watch, or the server drafts more tokens than golden.
+    """
+    import asyncio
+
+    from ...calibration.errors import ServerError
+    from ...quantize.files.report_files import check_place
+    from ...validate.golden.golden_file import read_golden
+    from ...validate.measure.protocols.engine_counters import ENGINE_COUNTERS
+    from ...validate.monitoring.drift import Detectors
+
+    golden = read_golden(Path(settings.golden))
+    engine = _engine(settings, golden)
+    detectors = Detectors.of(
+        golden,
+        ENGINE_COUNTERS[engine],
+        category=settings.category or "",
+        category_label=settings.category_label,
+        max_drop=settings.max_drop,
+        alpha=settings.alpha,
+    )
+    if settings.state is not None:
+        check_place(Path(settings.state), overwrite=True)
+    seen = _Seen(golden=golden, listener=settings.listener)
+    seen.begin(detectors)
+    try:
+        asyncio.run(_watch(settings, engine, golden, detectors, seen))
+    except ServerError as exc:
+        seen.problem = str(exc)
+    return seen.report()
+
+
+def _engine(settings: WatchSettings, golden: "Golden") -> EngineName:
+    measured = None if golden.source == "replay" else golden.source
+    engine = settings.engine or measured
+    if engine is None:
+        raise GoldenError(
+            "--engine",
+            "is needed: golden acceptance of a replay does not say whose counters are read",
+            fix="give --engine vllm, sglang or tensorrt-llm",
+        )
+    return engine
+
+
+async def _watch(
+    settings: WatchSettings,
+    engine: EngineName,
+    golden: "Golden",
+    detectors: "Detectors",
+    seen: "_Seen",
+) -> None:
+    from ...calibration.server_client import KEY_VARIABLE, Patience, ServerClient
+    from ...validate.golden.golden_file import golden_document
+    from ...validate.monitoring.readings import ServerPage
+    from ...validate.monitoring.watch_state import identity, read_state
+    from ...validate.monitoring.watching import Kept, Schedule, keep_watching
+
+    key = os.environ.get(KEY_VARIABLE) or None
+    patience = Patience(attempts=3, first_pause=0.5, seconds=10)
+    async with ServerClient(
+        settings.server, key=key, most_in_flight=1, patience=patience
+    ) as client:
+        source = ServerPage(client=client, name=engine, model=settings.model)
+        kept = drift = None
+        if settings.state is not None:
+            of = identity(golden_document(golden), source.where, settings.model, detectors)
+            kept = Kept(path=Path(settings.state), of=of)
+            drift = read_state(kept.path, of)
+        schedule = Schedule(
+            every=settings.every,
+            seconds=settings.duration,
+            once=settings.once,
+            until_alarm=settings.until_alarm,
+        )
+        await keep_watching(source, detectors, schedule, seen, drift=drift, kept=kept)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    """Hears of the readings, tells the listener, and remembers what the report says."""
+
+    golden: "Golden"
+    listener: Listener
+    readings: int = 0
+    verify_steps: int = 0
+    missed_readings: int = 0
+    alarms: list[Mapping[str, Any]] = field(default_factory=list)
+    categories: "Mapping[str, Standing]" = field(default_factory=dict)
+    problem: str = (
+        "the only reading says where the counters stand; the next one is compared with it"
+    )
+
+    def begin(self, detectors: "Detectors") -> None:
+        """Say what is watched, and what is never taken for a fall."""
+        for name, limit in detectors.limits.items():
+            self.listener.note(
+                f"{name or 'all'}: golden {limit.golden:.4f}; alarms below {limit.lowest:.4f}"
+                f" ({limit.drop:.2%} lower: the tolerated drop, and golden's own 95% bound)"
+            )
+
+    def reading(self, found: "Reading") -> None:
+        """See `Watcher`."""
+        self.readings += 1
+        self.verify_steps += found.verify_steps
+        self.categories = found.categories
+        for problem in found.problems:
+            self.listener.warning(problem)
+        rows = [_row(name, one) for name, one in found.categories.items()]
+        self.listener.event({"event": "reading", "time": _time(found.time), "categories": rows})
+        for name, one in found.fallen.items():
+            alarm = _alarm(self.golden, name, one, found.time)
+            self.alarms.append(alarm)
+            self.listener.event(alarm)
+
+    def missed(self, problem: DraftQuantError) -> None:
+        """See `Watcher`."""
+        self.missed_readings += 1
+        self.listener.warning(f"no reading: {problem}")
+        self.listener.event(
+            {"event": "missed", "time": _time(time.time()), "where": str(problem.where),
+             "what": problem.what}
+        )  # fmt: skip
+
+    def report(self) -> WatchReport:
+        """What was seen."""
+        outcome: Outcome = "NO ALARM" if self.verify_steps else "NOT ENOUGH"
+        if self.readings and not self.verify_steps:
+            self.problem = "no verify step was counted between the readings"
+        return WatchReport(
+            outcome="ALARM" if self.alarms else outcome,
+            readings=self.readings,
+            missed=self.missed_readings,
+            alarms=tuple(self.alarms),
+            categories=self.categories,
+            problem="" if self.verify_steps else self.problem,
+        )
+
+
+def _row(name: str, one: "Standing") -> dict[str, Any]:
+    return {
+        "category": name,
+        "verify_steps": one.verify_steps,
+        "acceptance_length": one.acceptance_length,
+        "all_verify_steps": one.all_verify_steps,
+        "mean_acceptance_length": one.mean_acceptance_length,
+        "golden": one.golden,
+        "limit": one.limit,
+        "evidence": one.evidence,
+        "alarm_at": one.alarm_at,
+    }
+
+
+def _alarm(golden: "Golden", name: str, one: "Standing", now: float) -> dict[str, Any]:
+    assert one.fall is not None
+    mean = one.fall.mean_acceptance_length
+    return {
+        "event": "alarm",
+        "time": _time(now),
+        "draft": golden.draft,
+        "target": golden.target,
+        "category": name,
+        "since": _time(now - one.fall.seconds),
+        "verify_steps": round(one.fall.verify_steps),
+        "acceptance_length": mean,
+        "golden": one.golden,
+        "limit": one.limit,
+        "change": mean / one.golden - 1,
+    }
+
+
+def _time(seconds: float) -> str:
+    """UTC, as 2026-01-31T12:00:00Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

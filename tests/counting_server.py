@@ -1,0 +1,62 @@
+"""A server that has nothing but counters of verify steps, as an engine shows them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+
+from local_http import listening
+
+_DRAFTS, _ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens"
+
+
+@dataclass
+class Counting:
+    """A page of counters.
+
+    Attributes:
+        page: what is answered. pages: what is answered before that, one after the other.
+        status: of the answer.
+        asked: paths.
+    """
+
+    page: str = ""
+    pages: list[str] = field(default_factory=list)
+    status: int = 200
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
+
+
+@contextmanager
+def counting(*pages: str) -> Iterator[Counting]:
+    """A server that answers with these pages, one after the other, the last one again and again."""
+    server = Counting(page=pages[-1], pages=list(pages[:-1]))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.asked.append(self.path)
+            text = server.pages.pop(0) if server.pages else server.page
+            data = text.encode()
+            self.send_response(server.status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            """Quietly."""
+
+    with listening(Handler) as server.url:
+        yield server
+
+
+def vllm_page(steps: float, *accepted: float, **labels: str) -> str:
+    """Counters of vLLM: verify steps, and those that accepted each position."""
+    own = "".join(f',{key}="{value}"' for key, value in labels.items())
+    at = [
+        f'{_ACCEPTED}_per_pos_total{{model_name="m",position="{i}"{own}}} {n}\n'
+        for i, n in enumerate(accepted)
+    ]
+    return (
+        f'{_DRAFTS}{{model_name="m"{own}}} {steps}\n'
+        f'{_ACCEPTED}_total{{model_name="m"{own}}} {sum(accepted)}\n{"".join(at)}'
+    )

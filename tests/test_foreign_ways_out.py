@@ -1,0 +1,131 @@
+"""Declarations of other tools: what is read exactly, and what else says what to do about it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError, DeclarationError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.quantize_draft import quantize_draft
+from draftquant.quantize.stored.declarations import declared_scheme
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import load_recipe
+from handmade import LINEARS
+from handmade_gptq import packed
+from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
+
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False,
+           "strategy": "group", "group_size": 32}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden": 256, "intermediate": 256, "heads": 4, "kv_heads": 4, "head_dim": 64}
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("ways") / "source", **sizes)
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {**WEIGHTS, **weights},
+             "input_activations": None, "output_activations": None}  # fmt: skip
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized",
+            "quantization_status": "compressed", "config_groups": {"group_0": group},
+            "ignore": ["lm_head", "re:.*fc$"], "kv_cache_scheme": None}  # fmt: skip
+
+
+def declared(source: Path, folder: Path, declaration: dict[str, Any]) -> Checkpoint:
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    edit_json(folder / "config.json", quantization_config=declaration)
+    return Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize(("size", "order"), [(16, None), (256, "weight")])
+def test_groups_of_any_size_are_read_to_the_last_bit(
+    size: int, order: str | None, source: Path, tmp_path: Path
+) -> None:
+    """By hand: absmax / 7.5 of each group, and eight numbers to a word, the first one lowest."""
+    declaration = compressed(group_size=size, actorder=order)
+    out, tensors, expected = tmp_path / "out", dict[str, Stored](), {}
+    declared(source, out, declaration)
+    for name, tensor in read_tensors(source).items():
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] not in LINEARS:
+            tensors[name] = tensor
+            continue
+        w = values_of(tensor)
+        groups = w.reshape(len(w), -1, size)
+        scale = values_of(store(np.abs(groups).max(2) / 7.5, "BF16"))
+        codes = np.rint(groups / scale[:, :, None]).clip(-8, 7)
+        expected[module] = (codes * scale[:, :, None]).reshape(w.shape)
+        words = np.ascontiguousarray(packed(codes.reshape(w.shape).T + 8, 4).T)
+        tensors[f"{module}.weight_packed"] = Stored("I32", words.shape, words.tobytes())
+        tensors[f"{module}.weight_scale"] = store(scale, "BF16")
+        shape = np.array(w.shape, np.int64)
+        tensors[f"{module}.weight_shape"] = Stored("I64", (2,), shape.tobytes())
+    write_tensors(out, tensors, metadata={"format": "pt"})
+    scheme = declared_scheme(Checkpoint.open(out))
+    assert scheme is not None
+    assert (scheme.group_size, scheme.ordered) == (size, False)
+    assert verify(out, source, foreign=True).faults == ()
+    loaded = load_draft(out)
+    stored = next(iter(expected))
+    leaf = f"{stored.partition('.')[2]}.weight"
+    (own,) = [name for name in loaded.weights if name.endswith(leaf)]
+    assert np.array_equal(loaded.weights[own].numpy(), expected[stored])
+
+
+@pytest.mark.parametrize("zero", [8, 9])
+def test_symmetric_awq_of_auto_round_is_read(zero: int, source: Path, tmp_path: Path) -> None:
+    """Where no zero points are declared, engines may look for none: those stored have to be 8."""
+    plan = make_plan(load_recipe("mi325x-int4-awq"), read_draft(Checkpoint.open(source)))
+    out = tmp_path / "out"
+    quantize_draft(plan, out, source=DraftSource(folder=source))
+    weights = load_draft(out).weights
+    (out / "draftquant.json").unlink()
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    said = {**config["quantization_config"], "zero_point": False, "provider": "auto-round"}
+    edit_json(out / "config.json", quantization_config=said)
+    tensors = read_tensors(out)
+    name = next(name for name in tensors if name.endswith("down_proj.qzeros"))
+    tensor = tensors[name]
+    words = np.full(tensor.shape, int(f"{zero:x}" * 8, 16), np.uint32)
+    tensors[name] = tensor._replace(data=words.tobytes())
+    write_tensors(out, tensors, metadata={"format": "pt"})
+    if zero == 8:
+        found = load_draft(out).weights
+        assert all(torch.equal(found[key], weights[key]) for key in weights)
+    else:
+        with pytest.raises(CheckpointError, match="symmetric values are declared, whose zero"):
+            load_draft(out)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (compressed() | {"transform_config": {"config_groups": {"u": {}}}}, "without rotations"),
+    (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "compressed zeros"),
+    (compressed(symmetric=False), "with symmetric: true, or as AWQ or GPTQ"),
+    (compressed(actorder="group"), 'actorder: "weight"'),
+    (compressed(num_bits=8), "whose weights of 8 bits are read"),
+    (compressed() | {"format": "int-quantized"}, "--recipe fp8-ptpc"),
+    ({"quant_method": "auto-round", "bits": 8, "data_type": "fp"}, "llm_compressor"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "export it as FP8 or NVFP4"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False,
+      "rotation": "hadamard"}, "without rotations"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("declaration", "fix"), REFUSED)
+def test_what_is_not_read_says_what_to_do(
+    declaration: dict[str, Any], fix: str, source: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DeclarationError) as caught:
+        declared_scheme(declared(source, tmp_path / "out", declaration))
+    assert fix in (caught.value.fix or "")
+    assert "quantize the BF16 draft with draftquant" in (caught.value.fix or "")

@@ -1,0 +1,1 @@
+"""Sequential monitoring of a live draft: is its acceptance still golden?"""

@@ -1,0 +1,106 @@
+"""The state of a watch as a file, by which it survives restarts of itself."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...quantize.files.report_files import write_reports
+from ...recipes.decode import encode
+from ...recipes.errors import reason, short
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ..errors import WatchError
+from .bets import LOSSES
+from .drift import Detectors, Drift
+
+FORMAT: Literal["draftquant watch"] = "draftquant watch"
+_OTHER = "give a file that does not exist yet, or remove this one to begin anew"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchState:
+    """What a watch knows between two readings.
+
+    Attributes:
+        of: what is watched, in words and figures: another watch does not go on with it.
+        drift: where it stands.
+    """
+
+    format: Literal["draftquant watch"] = FORMAT
+    schema_version: Literal[1] = 1
+    of: Mapping[str, str]
+    drift: Drift
+
+
+def write_state(path: Path, state: WatchState) -> None:
+    """Write it whole, in the place of the one before.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    write_reports({path: json.dumps(encode(state), allow_nan=False) + "\n"}, overwrite=True)
+
+
+def read_state(path: Path, of: Mapping[str, str]) -> Drift | None:
+    """Where the watch stood; None where there is no file yet.
+
+    Args:
+        path: of the file.
+        of: what is watched now.
+
+    Raises:
+        WatchError: it cannot be read, is something else, or of another watch.
+    """
+    try:
+        found = parse_object(read_text(path))
+        if found.get("format") != FORMAT:
+            raise WatchError(path, f"is no state of a watch: expected format {FORMAT!r}, got"
+                             f" {short(found.get('format'))}", fix=_OTHER)  # fmt: skip
+        state: WatchState = decode(WatchState, found)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise WatchError(path, f"cannot be read: {reason(exc)}", fix=_OTHER) from exc
+    except JsonProblem as exc:
+        raise WatchError(path, f"is no state of a watch: {exc}", fix=_OTHER) from exc
+    for key in dict.fromkeys((*of, *state.of)):
+        if (own := state.of.get(key)) != (given := of.get(key)):
+            raise WatchError(
+                path,
+                f"is the state of another watch: {key} is {short(own or 'not said')} there, and"
+                f" {short(given or 'not said')} here",
+                fix=_OTHER,
+            )
+    _check(path, state.drift)
+    return state.drift
+
+
+def _check(path: Path, drift: Drift) -> None:
+    """Refuse evidence that is not of as many bets as there are."""
+    for name, tally in drift.tallies.items():
+        own = tally.evidence
+        if {len(own.log_sums), len(own.log_best), len(own.since)} != {len(LOSSES)}:
+            raise WatchError(path, f"category {name!r}: expected {len(LOSSES)} bets", fix=_OTHER)
+
+
+def identity(golden: str, where: str, model: str | None, detectors: Detectors) -> dict[str, str]:
+    """What is watched, of which a state is.
+
+    Args:
+        golden: the document of golden acceptance.
+        where: the counters are read.
+        model: name of the served target; None = all.
+        detectors: what is watched.
+    """
+    return {
+        "golden_sha256": hashlib.sha256(golden.encode()).hexdigest(),
+        "counters": where,
+        "model": model or "all",
+        "categories": ", ".join(name or "all" for name in detectors.limits),
+        "category_label": detectors.category_label or "none",
+        "limits": ", ".join(f"{one.lowest:.9g}" for one in detectors.limits.values()),
+        "alpha": f"{detectors.alpha:.9g}",
+    }
