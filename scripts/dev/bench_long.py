@@ -137,7 +137,8 @@ def _stage(name: str, tokens: int, traces: Path, *arguments: str) -> Stage:
     found = said[0] if isinstance(said, list) else said
     result = ""
     if "verdict" in found:
-        result = f"{found['verdict']} {found['relative_change']:+.2%}"
+        change = found["relative_change"]
+        result = f"{found['verdict']}{'' if change is None else f' {change:+.2%}'}"
     elif "mean_acceptance_length" in found:
         result = f"{found['mean_acceptance_length']:.4f}"
     return Stage(
