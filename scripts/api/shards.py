@@ -109,8 +109,8 @@ class ShardsRunSettings(Settings):
     ray: Annotated[
         str | None,
         Option(
-            "run them as tasks of the Ray cluster at this address: ray://HOST:PORT, auto, or local"
-            " for one that is started here",
+            "run them as tasks of the Ray cluster at this address: HOST:PORT, auto, or local for"
+            " one that is started here",
             "ADDRESS",
         ),
     ] = None
