@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import override
 
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
 from ...recipes.brief import Brief
+from ..shards.schedulers import Scheduler
 from .arguments import AnyPath, OutFolder
 from .option import Argument, Option
 from .settings import Settings
@@ -17,7 +18,6 @@ from .verb import verb
 if TYPE_CHECKING:
     from ..shards.work_shard import WorkShard
 
-Scheduler = Literal["slurm", "kubernetes"]
 Folder = Annotated[AnyPath, Argument("folder that 'shards plan' wrote", "FOLDER")]
 
 

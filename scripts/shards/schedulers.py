@@ -8,16 +8,18 @@ environment, and `backoffLimitPerIndex`, which needs `restartPolicy: Never`.
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
-from ..api.shards import Scheduler
-from .shard_folder import ShardFolder
+if TYPE_CHECKING:
+    from .shard_folder import ShardFolder
 
+Scheduler = Literal["slurm", "kubernetes"]
 RETRIES = 3
 
 
-def script(scheduler: Scheduler, folder: ShardFolder, here: Path, num_threads: int) -> str:
+def script(scheduler: Scheduler, folder: "ShardFolder", here: Path, num_threads: int) -> str:
     """The text to submit.
 
     Args:
@@ -29,7 +31,7 @@ def script(scheduler: Scheduler, folder: ShardFolder, here: Path, num_threads: i
     return _WRITERS[scheduler](folder, here, num_threads)
 
 
-def _run(folder: ShardFolder, here: Path, num_threads: int, index: str) -> str:
+def _run(folder: "ShardFolder", here: Path, num_threads: int, index: str) -> str:
     return (
         f"export OMP_NUM_THREADS={num_threads}\n"
         f"cd {shlex.quote(str(here))}\n"
@@ -37,7 +39,7 @@ def _run(folder: ShardFolder, here: Path, num_threads: int, index: str) -> str:
     )
 
 
-def _slurm(folder: ShardFolder, here: Path, num_threads: int) -> str:
+def _slurm(folder: "ShardFolder", here: Path, num_threads: int) -> str:
     merge = shlex.join(["draftquant", "shards", "merge", str(folder.folder)])
     return (
         "#!/bin/bash\n"
@@ -51,7 +53,7 @@ def _slurm(folder: ShardFolder, here: Path, num_threads: int) -> str:
     )
 
 
-def _kubernetes(folder: ShardFolder, here: Path, num_threads: int) -> str:
+def _kubernetes(folder: "ShardFolder", here: Path, num_threads: int) -> str:
     count = len(folder.shards)
     container = {
         "name": "shard",
@@ -81,7 +83,7 @@ def _kubernetes(folder: ShardFolder, here: Path, num_threads: int) -> str:
     return head + yaml.safe_dump(job, sort_keys=False)
 
 
-_WRITERS: Mapping[Scheduler, Callable[[ShardFolder, Path, int], str]] = {
+_WRITERS: Mapping[Scheduler, Callable[["ShardFolder", Path, int], str]] = {
     "slurm": _slurm,
     "kubernetes": _kubernetes,
 }
