@@ -12,6 +12,7 @@ from ...quantize.files.report_files import ReportFormat, check_reports, write_re
 from ...recipes.decode import MisfitError
 from . import reports
 from .arguments import AnyPath, share
+from .opened_traces import open_traces
 from .option import Argument, Option
 from .pages import asked_for, given
 from .references import Reference
@@ -131,13 +132,12 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
 
 def _counted(settings: CompareSettings) -> "Counted":
     """What is compared; without traces the files say it."""
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.comparison.sources import of_files, of_replays
     from ...validate.judging.candidate_origin import DraftFolder
 
     if settings.traces is None:
         return of_files([Path(path) for path in settings.drafts])
-    traces = TraceFolder.open(Path(settings.traces))
+    traces = open_traces(settings.traces, settings.listener)
     folders = [resolve_draft(str(draft)).folder for draft in settings.drafts]
     digests = [DraftFolder.read(folder).sha256 for folder in folders]
     return of_replays(replay_in_groups(settings.drafts, traces, settings), digests)

@@ -13,6 +13,7 @@ from ...recipes.library import aliases, built_in_recipes
 from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments
 from .confidence_heads import heads_of_gate
+from .opened_traces import open_traces
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
 from .replay import OnTracesSettings, load_for_replay, replay_loaded
@@ -109,7 +110,6 @@ def judge_on_traces(
         DraftQuantError: see `gate`.
     """
     from ...calibration.traces.head_agreement import head_agreement
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
     from ...validate.judging.held_out import check_held_out
@@ -123,7 +123,7 @@ def judge_on_traces(
     same = settings.served.changes and candidate.sha256 == baseline.sha256
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
-    traces = TraceFolder.open(Path(settings.traces))
+    traces = open_traces(settings.traces, settings.listener)
     warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
     loaded = load_for_replay(drafts, traces, settings)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
@@ -14,6 +13,7 @@ from . import arguments, reports
 from .confidence_heads import confidence_question
 from .golden_output import check_golden, write_golden
 from .listener import Listener
+from .opened_traces import open_traces
 from .opening import shared_tables
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
@@ -141,10 +141,10 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
         DraftQuantError: a draft or the traces cannot be read, do not fit each other, or do not fit
             in memory.
     """
-    from ...calibration.traces.trace_folder import TraceFolder
-
     check_golden(settings.golden, overwrite=settings.overwrite)
-    loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
+    loaded = load_for_replay(
+        settings.drafts, open_traces(settings.traces, settings.listener), settings
+    )
     asked = confidence_question(
         loaded.drafts, settings.num_draft_tokens, settings.confidence, settings.sts
     )
