@@ -80,6 +80,16 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "traces merge": ("draftquant traces merge ./traces-a ./traces-b --out ./traces",),
     "traces store": ("draftquant traces store ./traces --feature-storage zstd --out ./packed",),
     "replay": ("draftquant replay ./draft ./draft-fp8 --traces ./gate-traces -k 3",),
+    "shards": (
+        "draftquant shards plan --shards 4 --out ./jobs -- replay ./draft ./draft-fp8 --traces T",
+        "draftquant shards run ./jobs --shard 0",
+        "draftquant shards merge ./jobs",
+    ),
+    "shards plan": (
+        "draftquant shards plan --shards 4 --out ./jobs -- replay ./draft ./draft-fp8 --traces T",
+    ),
+    "shards run": ("draftquant shards run ./jobs --shard 0",),
+    "shards merge": ("draftquant shards merge ./jobs",),
     "accept": (
         "draftquant accept ./draft ./draft-fp8 --target ./target --prompts prompts.jsonl"
         " --out ./accepted",

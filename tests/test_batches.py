@@ -127,6 +127,7 @@ def test_hidden_states_of_a_batch_are_those_of_single_prompts(traces: TraceFolde
         assert found[i].recorded_logprobs is expected.recorded_logprobs is None
 
 
+@pytest.mark.slow
 def test_drawn_proposals_in_a_batch(tmp_path: Path) -> None:
     drawn = recorded(tmp_path / "eagle3-llama", "eagle3-llama", Decoding(temperature=0.8))
     draft = draft_of(drawn)

@@ -233,7 +233,7 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
         ("quark-int4-group", "global_quant_config.weight.group_size", 16, "32 or 64 or 128, got"),
         ("fp8-block", "weight_block_size", [128, 96], r"\[128, 128\] or .*, got \[128, 96\]"),
         ("fp8-block", "modulesto_not_convert", [], r"modulesto_not_convert \(unknown key\)"),
-        ("awq", "zero_point", False, "zero_point: understood is True, got False"),
+        ("awq", "zero_point", None, "zero_point: understood are True or False, got None"),
         ("awq", "version", "gemv", "version: understood are 'gemm' or 'GEMM', got 'gemv'"),
         ("awq", "bits", 8, "bits: understood is 4, got 8"),
         ("awq", "group_size", 48, "group_size: understood are -1 or 16 or 32 or 64 or 128 or"),

@@ -1,16 +1,22 @@
 """Declarations of other tools: what is read exactly, and what else says what to do about it."""
 
-import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.errors import DeclarationError
+import torch
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError, DeclarationError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.declarations import declared_scheme
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
+from draftquant.recipes import load_recipe
 from handmade import LINEARS
 from handmade_gptq import packed
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
@@ -76,16 +82,31 @@ def test_groups_of_any_size_are_read_to_the_last_bit(
     assert np.array_equal(loaded.weights[own].numpy(), expected[stored])
 
 
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
-
-
-def test_symmetric_awq_of_auto_round_is_read(source: Path, tmp_path: Path) -> None:
-    said = {**AWQ, "zero_point": False, "provider": "auto-round"}
-    scheme = declared_scheme(declared(source, tmp_path / "a", said))
-    other = declared_scheme(declared(source, tmp_path / "b", {**AWQ, "zero_point": True}))
-    assert scheme == other
-    assert scheme is not None
-    assert scheme.layout.zeros(dataclasses.replace(scheme)) is not None  # as they are stored
+@pytest.mark.parametrize("zero", [8, 9])
+def test_symmetric_awq_of_auto_round_is_read(zero: int, source: Path, tmp_path: Path) -> None:
+    """Where no zero points are declared, engines may look for none: those stored have to be 8."""
+    plan = make_plan(load_recipe("mi325x-int4-awq"), read_draft(Checkpoint.open(source)))
+    out = tmp_path / "out"
+    quantize_draft(plan, out, source=DraftSource(folder=source))
+    weights = load_draft(out).weights
+    (out / "draftquant.json").unlink()
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    said = {**config["quantization_config"], "zero_point": False, "provider": "auto-round"}
+    edit_json(out / "config.json", quantization_config=said)
+    tensors = read_tensors(out)
+    name = next(name for name in tensors if name.endswith("down_proj.qzeros"))
+    tensor = tensors[name]
+    words = np.full(tensor.shape, int(f"{zero:x}" * 8, 16), np.uint32)
+    tensors[name] = tensor._replace(data=words.tobytes())
+    write_tensors(out, tensors, metadata={"format": "pt"})
+    if zero == 8:
+        found = load_draft(out).weights
+        assert all(torch.equal(found[key], weights[key]) for key in weights)
+    else:
+        with pytest.raises(
+            CheckpointError, match="symmetric values are declared, whose zero"
+        ):
+            load_draft(out)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

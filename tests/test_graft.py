@@ -436,6 +436,7 @@ def test_verify_finds(wrong: str, folders: Path, tmp_path: Path) -> None:
     assert states(target) == before
 
 
+@pytest.mark.slow
 def test_hundreds_of_shards_by_their_headers(folders: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()

@@ -107,7 +107,7 @@ HOMES = {
 # What bench_kills, bench_replay and others run.
 TRIALS = ("scripts/dev/publishers.py", "scripts/dev/io_faults.py", "scripts/dev/replay_jobs.py",
           "scripts/dev/quality_traces.py")  # fmt: skip
-OURS = {"Checkpoint", "TraceFolder", "traces"}
+OURS = {"Checkpoint", "TraceFolder", "ShardFolder", "traces", "part"}
 
 
 @pytest.mark.parametrize("method", HOMES)

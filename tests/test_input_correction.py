@@ -181,6 +181,15 @@ def test_the_record_says_how_far_the_inputs_were_believed(folder: Path) -> None:
     assert by_layer["q_proj"] == by_layer["k_proj"] > by_layer["gate_proj"] > 0.01  # 128, 64 inputs
 
 
+def test_verify_and_inspect_say_that_the_inputs_were_corrected(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(folder / "out"), "--against", str(folder / "draft")]) == 0
+    assert "weights with input correction" in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(folder / "out")]) == 0
+    assert "from a folder, with input correction" in " ".join(capsys.readouterr().out.split())
+
+
 def test_few_prompts_are_said_before_anything_runs(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -397,6 +397,19 @@ COMMANDS = (
         Row("--older-than", "5", "older_than", 5),
         Row("--cache", "", "settings.cache", spy="scripts.commands.clean.clean.run"),
     )),
+    Command("shards plan COMMAND --shards 2 --out OUT", "scripts.commands.shards.shards_plan.run", (
+        Row("COMMAND", "replay A", "settings.words", ("replay", "A")),
+        Row("--shards", "3", "settings.shards", 3),
+        Row("--out", "other", "settings.out", Path("other")),
+    )),
+    Command("shards run FOLDER", "scripts.commands.shards.shards_run.run", (
+        Row("FOLDER", "other", "settings.folder", Path("other"), beside="--all"),
+        Row("--shard", "3", "settings.shard", 3),
+        Row("--all", "", "settings.all"),
+    )),
+    Command("shards merge FOLDER", "scripts.shards.shard_folder.ShardFolder.open", (
+        Row("FOLDER", "other", "folder", Path("other")),
+    )),
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record.run", (
         Row("--target", "other", "settings.target", Path("other")),
         Row("--prompts", "other", "settings.prompts", Path("other")),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.validate.comparison.replay_file import ReplayedDraft, ReplayedPrompt
 from draftquant.validate.errors import GateError
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.retuned_gate import RetunedRecord
@@ -387,6 +388,16 @@ def classes_in(hint: Any) -> Iterator[type]:
 OF_TRACES = {"config_sha256", "weights_sha256", "num_layers", "vocab_size", "top_p", "top_k",
              "seed", "repeats", "constant", "share"}  # fmt: skip
 """Keys of trace.json and of what the traces say of themselves."""
+
+
+def test_every_key_of_a_replay_is_documented() -> None:
+    text = (ROOT / "docs" / "report-format.md").read_text(encoding="utf-8")
+    section = text.partition("## What `replay --json` prints")[2]
+    written = {
+        word for span in re.findall(r"`([^`]+)`", section) for word in re.findall(r"\w+", span)
+    }
+    keys = {f.name for kind in (ReplayedDraft, ReplayedPrompt) for f in dataclasses.fields(kind)}
+    assert keys - written == set()
 
 
 def test_every_key_is_documented_and_no_other() -> None:

@@ -292,6 +292,8 @@ def _quantized_by(record: QuantizedProvenance) -> str:
 def _marks(record: QuantizedProvenance) -> str:
     """What was done to the draft beside quantizing it."""
     taught = ", RETUNED: fine-tuned on its target" if record.retuning else ""
+    if record.recipe.algorithm.input_correction == "auto":
+        taught += ", with input correction"
     return taught + "".join(f", {cut} cut before" for cut in record.cuts[-1:])
 
 

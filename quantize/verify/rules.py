@@ -1,7 +1,7 @@
 """What is demanded of the codes and scales of a folder, by how it says that they were found."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import VerifyError
@@ -35,10 +35,13 @@ class Rule:
             "near": not much further off than these, see `near`. "retuned": taught by the target,
             so that the source does not say what they are, see `retuned`. "about-nearest": nearest
             but for the roundings of other tools; of INT4 GPTQ's as well.
+        corrected: the weights were changed for the rounding of their inputs before (input
+            correction), as far as the record says.
     """
 
     scales: ScaleRule
     codes: CodeRule
+    corrected: bool = False
 
     @property
     def by_absmax(self) -> bool:
@@ -51,7 +54,8 @@ class Rule:
         return self.codes != "about-nearest"
 
     def __str__(self) -> str:
-        return f"{_WORDS[self.scales]}, {_WORDS[self.codes]}"
+        corrected = ", of weights with input correction" if self.corrected else ""
+        return f"{_WORDS[self.scales]}, {_WORDS[self.codes]}{corrected}"
 
 
 FOREIGN = Rule(scales="about-absmax", codes="about-nearest")
@@ -88,4 +92,4 @@ def rule_of(method: Method | None) -> Rule:
             " be is not known",
             fix="use a version of draftquant that knows this algorithm",
         )
-    return rule
+    return replace(rule, corrected=algorithm.input_correction == "auto")

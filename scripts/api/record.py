@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...calibration.errors import TraceError
 from ...quantize.files.checkpoint import Checkpoint
 from . import reports
+from .division import Recording, running_division
 from .listener import Unit, beyond_kept
 from .record_settings import RecordSettings
 from .references import folder_of
@@ -70,9 +72,51 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
             show = beyond_kept(bar) if settings.engine == "vllm" else bar.set
             return by(settings, how, these, folder, show)
 
+        if division := running_division():
+            return division.traces(_divided(settings, how, fitted))
         if settings.turns == "all":
             return _all_turns(settings, fitted.prompts, records)
         return records(fitted.prompts, Path(settings.out))
+
+
+def _divided(settings: RecordSettings, how: "_HowToRecord", fitted: "FittedPrompts") -> Recording:
+    """What can be recorded in parts; the tables of the target are written when they are joined."""
+    from ...calibration.recording.target_shape import target_files_sha256
+    from ...calibration.traces.recorded_parts import join_parts
+    from ...calibration.traces.target_tables import TargetTables
+    from ...validate.counting.replay_cache import draft_identity
+
+    if settings.turns == "all" or not settings.fixed_batches:
+        what = "--turns all" if settings.turns == "all" else "without --fixed-batches"
+        raise TraceError(
+            "record",
+            f"cannot be divided {what}: a prompt's bits would depend on those of other parts",
+            fix="record with --fixed-batches and --turns first",
+        )
+    target, parts = Path(settings.target), dataclasses.replace(how, table_ids=None)
+
+    def record(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
+        these = dataclasses.replace(fitted, prompts=tuple(some))
+        return _by_transformers(settings, parts, these, folder, lambda _done, _total: None)
+
+    def join(recorded: "Sequence[TraceFolder]") -> "TraceFolder":
+        assert settings.out is not None  # see `RecordSettings.check`
+        tables = None if how.table_ids is None else TargetTables.find(target)
+        out, ids = Path(settings.out), how.table_ids or ()
+        return join_parts(recorded, out, tables=tables, table_ids=ids)
+
+    left_out = fitted.too_long, fitted.dataset, how.aux_layer_ids, how.table_ids
+    inputs = {"target": target_files_sha256(target), "prompts left out, layers": repr(left_out)}
+    if how.fuse_with is not None:
+        inputs["draft"] = draft_identity(how.fuse_with)
+    return Recording(
+        prompts=fitted.prompts,
+        batch_size=settings.batch_size,
+        inputs=inputs,
+        device=how.device,
+        record=record,
+        join=join,
+    )
 
 
 def _shape(settings: RecordSettings) -> "TargetShape":

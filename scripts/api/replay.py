@@ -11,6 +11,7 @@ from ...recipes.served_form import AS_STORED, ServedForm
 from ...validate.errors import GoldenError
 from . import arguments, reports
 from .confidence_heads import confidence_question
+from .division import running_division
 from .golden_output import check_golden, write_golden
 from .listener import Listener
 from .opened_traces import open_traces
@@ -291,9 +292,11 @@ def replay_beside(
     confidence: "ConfidenceQuestion | None" = None,
 ) -> "tuple[DraftReplay, ...]":
     """Replay drafts; what the first proposes is asked of `cache` and kept there."""
+    from ...calibration.passes.batches import MAX_TOKENS
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
+    division = running_division()
     with settings.listener.bar("replay", len(loaded.traces), "work") as bar:
         return replay_drafts(
             loaded.drafts,
@@ -301,7 +304,8 @@ def replay_beside(
             num_draft_tokens=chosen,
             draft_sampling=settings.draft_sampling,
             batch_size=settings.batch_size,
-            max_tokens=loaded.max_tokens,
+            max_tokens=MAX_TOKENS if division else loaded.max_tokens,
+            elsewhere=division.proposals if division else None,
             cache=cache,
             confidence=confidence,
             on_progress=bar.set,

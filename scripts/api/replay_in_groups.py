@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .division import running_division
 from .references import Reference, folder_of
 from .replay import (
     OnTracesSettings,
@@ -46,7 +47,7 @@ def replay_in_groups(
     settings = _alike(references, settings)
     estimate = memory_of(references, traces, settings, in_turn=True)
     groups = estimate.groups(MOST_TOGETHER)
-    if len(groups) <= 1:
+    if len(groups) <= 1 or running_division():  # shards divide prompts, and ask all drafts at once
         return replay_loaded(load_for_replay(references, traces, settings), settings)
     estimate.in_turn.check()
     listener, names = settings.listener, [one.name for one in estimate.drafts]

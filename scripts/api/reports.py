@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from .push import PushReport as PushReport
     from .recipes import ListedRecipe as ListedRecipe
     from .report import WrittenReport as WrittenReport
+    from .shards import ShardsPlan as ShardsPlan
+    from .shards import ShardsRun as ShardsRun
     from .verify import Verification as Verification
     from .watch import WatchReport as WatchReport
 
@@ -73,6 +75,8 @@ _HOMES = {
     "Reconciliation": "validate.served.reconciliation",
     "RetuneReport": "calibration.rounding.retune_draft",
     "RetunedReport": "validate.judging.retuned_gate",
+    "ShardsPlan": "scripts.api.shards",
+    "ShardsRun": "scripts.api.shards",
     "SpeedReport": "validate.launch.speed",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",

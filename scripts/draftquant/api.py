@@ -45,6 +45,7 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
 from .scripts.api.retune import retune
+from .scripts.api.shards import shards_merge, shards_plan, shards_run
 from .scripts.api.traces import (
     traces_import,
     traces_info,
@@ -87,6 +88,8 @@ if TYPE_CHECKING:
         Reconciliation,
         RetunedReport,
         RetuneReport,
+        ShardsPlan,
+        ShardsRun,
         SpeedReport,
         SplitReport,
         StoreReport,
@@ -134,6 +137,9 @@ VERBS = (
     "replay",
     "report",
     "retune",
+    "shards_merge",
+    "shards_plan",
+    "shards_run",
     "traces_import",
     "traces_info",
     "traces_merge",
@@ -181,6 +187,8 @@ __all__ = [
     "Reconciliation",
     "RetuneReport",
     "RetunedReport",
+    "ShardsPlan",
+    "ShardsRun",
     "SpeedReport",
     "SplitReport",
     "StoreReport",
@@ -225,6 +233,9 @@ __all__ = [
     "replay",
     "report",
     "retune",
+    "shards_merge",
+    "shards_plan",
+    "shards_run",
     "traces_import",
     "traces_info",
     "traces_merge",

@@ -62,17 +62,24 @@ class Question:
     confident: bool = False
 
     @functools.cached_property
-    def key(self) -> dict[str, object]:
-        """By content."""
+    def content(self) -> dict[str, object]:
+        """What is asked, by content: whoever answers, and in whatever batches."""
         return {
-            "what": "proposals",
             "draft": draft_identity(self.draft),
             "traces": self.traces.sha256,
             "num_draft_tokens": self.num_draft_tokens,
             "temperature": self.temperature,
             "confident": self.confident,
+        }
+
+    @functools.cached_property
+    def key(self) -> dict[str, object]:
+        """By content, batches, arithmetic and code."""
+        return {
+            "what": "proposals",
+            **self.content,
             "batches": hashlib.sha256(json.dumps(self.batches).encode()).hexdigest(),
-            **arithmetic(self.draft),
+            **arithmetic(self.draft.device),
             "draftquant": package_version("draftquant"),
             "code": code_sha256(),
         }
@@ -200,18 +207,18 @@ def _digest(weight: Tensor) -> str:
     return str(digest)
 
 
-def arithmetic(draft: LoadedDraft) -> dict[str, object]:
+def arithmetic(device: torch.device) -> dict[str, object]:
     """What rounds results otherwise on another machine: a product may be summed in another order.
 
     On the CPU the number of threads does so too: of 7,168 columns two threads sum halves.
     """
-    if draft.device.type == "cpu":
-        device = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
-        device += f", {torch.get_num_threads()} threads"
+    if device.type == "cpu":
+        name = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
+        name += f", {torch.get_num_threads()} threads"
     else:
-        device = torch.cuda.get_device_name(draft.device)
+        name = torch.cuda.get_device_name(device)
     precision = torch.get_float32_matmul_precision()
-    return {"torch": torch.__version__, "device": device, "float32 products": precision}
+    return {"torch": torch.__version__, "device": name, "float32 products": precision}
 
 
 def _processor() -> str:

@@ -29,7 +29,7 @@ class StoredAwq(StoredLayout):
         keys.choice("w_bit" if keys.has("w_bit") and not keys.has("bits") else "bits", 4)
         engine = keys.strictness == "engine"
         # AutoRound says false of symmetric values, and stores their zero points all the same.
-        keys.choice("zero_point", True, *(() if engine else (False,)))
+        zeros = keys.choice("zero_point", True, *(() if engine else (False,)))
         keys.value("version", "gemm", "gemm", "GEMM")
         check_integers(keys)
         keys.skip("sym")
@@ -37,7 +37,7 @@ class StoredAwq(StoredLayout):
         sizes = NUMBER_FORMATS["int4"].sizes["group"] if engine else SIZES
         size = keys.choice("q_group_size" if spelled else "group_size", -1, *sizes)
         return DeclaredScheme(
-            layout=self,
+            layout=self if zeros else _SYMMETRIC,
             weight_dtype="int4",
             granularity="channel" if size == -1 else "group",
             group_size=None if size == -1 else size,
@@ -89,3 +89,12 @@ class StoredAwq(StoredLayout):
     @override
     def transposed(self, scheme: DeclaredScheme) -> bool:
         return True
+
+
+class _SymmetricAwq(StoredAwq):
+    """Declared to have no zero points: those that are stored have to be 8."""
+
+    declares_symmetry = True
+
+
+_SYMMETRIC = _SymmetricAwq()

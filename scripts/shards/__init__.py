@@ -1,0 +1,1 @@
+"""A run divided into shards, which any machine computes, and joined."""
