@@ -12,7 +12,6 @@ from ...quantize.files.report_files import ReportFormat, check_reports, write_re
 from ...recipes.decode import MisfitError
 from . import reports
 from .arguments import AnyPath, share
-from .opened_traces import open_traces
 from .option import Argument, Option
 from .pages import asked_for, given
 from .references import Reference
@@ -134,6 +133,7 @@ def _counted(settings: CompareSettings) -> "Counted":
     """What is compared; without traces the files say it."""
     from ...validate.comparison.sources import of_files, of_replays
     from ...validate.judging.candidate_origin import DraftFolder
+    from .opened_traces import open_traces
 
     if settings.traces is None:
         return of_files([Path(path) for path in settings.drafts])

@@ -13,7 +13,6 @@ from ...recipes.library import aliases, built_in_recipes
 from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments
 from .confidence_heads import heads_of_gate
-from .opened_traces import open_traces
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
 from .replay import OnTracesSettings, load_for_replay, replay_loaded
@@ -115,6 +114,7 @@ def judge_on_traces(
     from ...validate.judging.held_out import check_held_out
     from ...validate.judging.judgement import judge
     from ...validate.judging.retuned_gate import check_tuned_baseline, judge_retuned
+    from .opened_traces import open_traces
 
     assert settings.traces is not None  # nothing else is replayed
     unrelated, drafts = settings.unrelated, settings.references

@@ -14,7 +14,6 @@ from .confidence_heads import confidence_question
 from .division import running_division
 from .golden_output import check_golden, write_golden
 from .listener import Listener
-from .opened_traces import open_traces
 from .opening import shared_tables
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
@@ -142,6 +141,8 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
         DraftQuantError: a draft or the traces cannot be read, do not fit each other, or do not fit
             in memory.
     """
+    from .opened_traces import open_traces
+
     check_golden(settings.golden, overwrite=settings.overwrite)
     loaded = load_for_replay(
         settings.drafts, open_traces(settings.traces, settings.listener), settings
