@@ -103,9 +103,7 @@ def test_symmetric_awq_of_auto_round_is_read(zero: int, source: Path, tmp_path: 
         found = load_draft(out).weights
         assert all(torch.equal(found[key], weights[key]) for key in weights)
     else:
-        with pytest.raises(
-            CheckpointError, match="symmetric values are declared, whose zero"
-        ):
+        with pytest.raises(CheckpointError, match="symmetric values are declared, whose zero"):
             load_draft(out)
 
 
