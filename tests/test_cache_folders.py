@@ -10,6 +10,7 @@ import pytest
 from cuts import CHOICE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales, scale_origin
+from draftquant.quantize.engines.preview import planned_verdicts, verdicts_of
 from draftquant.quantize.errors import CheckpointError, DraftQuantError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
@@ -221,6 +222,21 @@ def test_the_plan_says_what_it_stores_and_what_it_needs(
     assert main(["plan", str(source), "--recipe", "fp8-ptpc", "--kv-cache", "absmax"]) == 0
     said = "KV cache in fp8_e4m3: the scales of keys and values of 1 layer(s) (absmax) need"
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("layout", ["quark", "compressed-tensors"])
+def test_what_is_said_before_quantizing_is_what_is_said_of_the_folder(
+    layout: str, source: Path, tmp_path: Path
+) -> None:
+    """The scales that are going to be stored are looked at too."""
+    recipe = cached(RECIPES[layout])
+    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+    out = quantized(source, recipe, tmp_path / "out")
+    before = planned_verdicts(plan)
+    after = verdicts_of(Checkpoint.open(out))
+    assert [(one.title, one.verdict, one.findings) for one in before] == [
+        (one.title, one.verdict, one.findings) for one in after
+    ]
 
 
 def test_inspect_names_the_scales(

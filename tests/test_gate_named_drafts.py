@@ -1,6 +1,7 @@
 """Measurements and parity beside named drafts: what was measured has to be of these."""
 
 import dataclasses
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from draftquant.recipes import load_recipe
 from draftquant.recipes.seen_prompts import SeenPrompts
 from draftquant.scripts.api.measured_draft import draft_identity
 from draftquant.validate.errors import GateError
+from draftquant.validate.judging import retuned_gate
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.judging.held_out import check_held_out_measured
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
 from handmade_measurements import alternating, measurement
 from test_foreign_measurements import REAL, both
-from tiny import tiny_eagle3_llama
+from tiny import edit_json, tiny_eagle3_llama
+from verify_cases import reseal
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -140,6 +143,32 @@ def test_parity_says_whose_it_is(work: Path, hashes: Mapping[str, str], tmp_path
     assert not any(warning in one for one in judged(work, runs, told).warnings)
     found = judged(work, runs, told, untold)
     assert (found.verdict, [warning in one for one in found.warnings].count(True)) == ("PASS", 1)
+
+
+def test_what_is_known_of_named_drafts_is_that_of_their_folders(
+    work: Path, hashes: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record, calibration on these prompts, fine-tuning: as where traces are given."""
+    runs = [run(tmp_path / "a", 0, hashes["bf16"]), run(tmp_path / "b", 1, hashes["fp8"])]
+    assert judged(work, runs, expect_baseline=1.6).background.expected_baseline == 1.6
+    own = tmp_path / "fp8"
+    shutil.copytree(work / "fp8", own)
+    edit_json(own / "draftquant.json", calibration_prompts=[prompt_sha256([3])])
+    reseal(own)
+    with pytest.raises(GateError, match=r"1 of its 40 prompts were used to calibrate .*: p3"):
+        gate(work / "bf16", own, measured=runs)
+    (own / "draftquant.json").unlink()
+    assert gate(work / "bf16", own, measured=runs).verdict == "ANOMALOUS"
+    asserted = gate(work / "bf16", own, measured=runs, unrecorded=True)
+    assert asserted.verdict == "PASS"
+    assert any("weights are not compared" in warning for warning in asserted.warnings)
+
+    def refused(*given: object, **_options: object) -> None:
+        raise GateError("RETUNED", f"control: {given[2]}", fix="")
+
+    monkeypatch.setattr(retuned_gate, "check_tuned_baseline", refused)
+    with pytest.raises(GateError, match="control: None"):
+        judged(work, runs)
 
 
 def test_prompts_that_made_the_candidate_do_not_judge_it_when_they_are_served(work: Path) -> None:

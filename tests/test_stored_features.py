@@ -22,6 +22,8 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.errors import OutputError
 from draftquant.recipes.install_line import install_line
+from draftquant.scripts.api.listener import Listener
+from draftquant.scripts.api.opened_traces import open_traces
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES, WIDTH, make_trace, same
@@ -295,3 +297,32 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "bfloat16, rounded to FP8 per token" in capsys.readouterr().out
     assert main(["traces", "info", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["features"]["storage"] == "fp8-per-token"
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def test_what_computes_on_traces_says_how_they_are_stored(tmp_path: Path) -> None:
+    heard = Heard()
+    for name, storage in (("e", None), ("z", "zstd"), ("f", "fp8-per-token")):
+        chosen: Any = storage
+        written = write(tmp_path / name, chosen)
+        assert open_traces(tmp_path / name, heard).sha256 == written.sha256
+    assert [tmp_path.name in text and "zstd, without loss" in text for text in heard.notes] == [
+        True
+    ]
+    assert ["were rounded to FP8" in text for text in heard.warnings] == [True]
+    api = Path(__file__).parents[1] / "scripts" / "api"
+    plainly = {path.stem for path in api.glob("*.py") if "TraceFolder.open(" in path.read_text()}
+    # These list, copy, cut or hash traces, or are followed by a verb that computes on them.
+    others = {"accept_found", "accept_inputs", "check", "cut_rows", "traces"}
+    assert plainly == others | {"opened_traces"}

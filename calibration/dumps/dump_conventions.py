@@ -153,8 +153,8 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
             f"its aux features are {wide} wide{last}; the target's hidden states are {width} wide",
             fix="give the target that was dumped",
         )
-    shape = (wide, sample.aux.dtype, sample.last is None)
-    expected = (first.aux.shape[1], first.aux.dtype, first.last is None)
+    shape = (wide, _dtype(sample), sample.last is None)
+    expected = (first.aux.shape[1], _dtype(first), first.last is None)
     if shape != expected:
         raise TraceError(
             sample.file,
@@ -163,9 +163,13 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
         )
 
 
-def _said(width: int, dtype: object, without_last: bool) -> str:
-    beside = "without" if without_last else "with"
-    return f"are {width} wide in {str(dtype).removeprefix('torch.')} {beside} last states"
+def _dtype(sample: Sample) -> str:
+    rounded = "" if sample.scales is None else ", rounded to FP8,"
+    return f"{str(sample.aux.dtype).removeprefix('torch.')}{rounded}"
+
+
+def _said(width: int, dtype: str, without_last: bool) -> str:
+    return f"are {width} wide in {dtype} {'without' if without_last else 'with'} last states"
 
 
 def _spread(pendings: Sequence[Pending], most: int) -> Sequence[Pending]:
@@ -199,6 +203,7 @@ def _beginning(answer: Answer) -> Answer:
         token_ids=sample.token_ids[:rows].clone(),
         aux=sample.aux[:rows].clone(),
         last=None if sample.last is None else sample.last[:rows].clone(),
+        scales=None if sample.scales is None else sample.scales[:rows].clone(),
     )
     return replace(answer, sample=cut, stop=rows)
 

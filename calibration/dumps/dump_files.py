@@ -109,8 +109,10 @@ def load_tensors(file: Path) -> Mapping[str, Any]:
     return loaded
 
 
-def load_safetensors(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """These tensors of a safetensors file.
+def load_safetensors(
+    file: Path, names: Iterable[str], *, beside: Iterable[str] = ()
+) -> dict[str, Tensor]:
+    """These tensors of a safetensors file, and those `beside` them that it has.
 
     Raises:
         TraceError: the file is cut off, or lacks one of them.
@@ -119,7 +121,8 @@ def load_safetensors(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
         found = {tensor.name for tensor in read_header(file.parent, file.name).tensors}
         _demand(file, names, found)
         with safe_open(file, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in names}
+            wanted = [*names, *(name for name in beside if name in found)]
+            return {name: opened.get_tensor(name) for name in wanted}
     except (CheckpointError, SafetensorError) as exc:
         what = exc.what if isinstance(exc, CheckpointError) else str(exc)
         raise TraceError(

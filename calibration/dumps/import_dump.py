@@ -69,6 +69,7 @@ def import_dump(
         dtype=feature_dtype(first),
         aux_layer_ids=layout.layer_ids,
         fusion_sha256=None,
+        storage=None if first.scales is None else "fp8-per-token",
     )
     conversion = _Conversion(layout, facts)
     answers = Answers(facts.ends, prompts)
@@ -127,6 +128,9 @@ class _Conversion:
         ids, behind = answer.sample.token_ids, -self._layout.shift
         token_ids = ids[: min(answer.stop, len(ids))]
         features = answer.sample.aux[behind : behind + len(token_ids) - 1]
+        scales = answer.sample.scales
+        if scales is not None:
+            scales = scales[behind : behind + len(token_ids) - 1].clone()
         top1 = torch.full((len(token_ids) - 1,), -1, dtype=torch.int64)
         top1[answer.start - 1 :] = token_ids[answer.start :]
         conversation = prompt_sha256(ids[: answer.first_start].tolist())
@@ -136,6 +140,7 @@ class _Conversion:
             prompt_length=answer.start,
             token_ids=token_ids,
             features=features.clone(),
+            feature_scales=scales,
             target_top1=top1,
             conversation_sha256=conversation if answer.start != answer.first_start else None,
         )

@@ -24,6 +24,7 @@ class Sample:
             not say.
         aux: [N, m * W], outputs of m layers side by side, floating point.
         last: [N, W], what the head reads or what the norm before it reads; None where absent.
+        scales: [N] float32, of aux features that the dump rounded to FP8; None = not rounded.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Sample:
     answered: Tensor | None
     aux: Tensor
     last: Tensor | None
+    scales: Tensor | None = None
 
 
 class Pending(NamedTuple):
@@ -49,6 +51,7 @@ def make_sample(
     answered: Tensor | None,
     aux: Tensor,
     last: Tensor | None,
+    scales: Tensor | None = None,
 ) -> Sample:
     """A sample of tensors as they were stored: leading axes of 1 fall away.
 
@@ -59,6 +62,7 @@ def make_sample(
         answered: [N] or [1, N], 0 or 1 of any dtype.
         aux: [N, m * W] or [1, N, m * W], also [N, m, W].
         last: [N, W] or [1, N, W].
+        scales: [N].
 
     Raises:
         TraceError: a shape, a dtype or a length says that the file is none of its kind, or cut off.
@@ -74,11 +78,13 @@ def make_sample(
         answered=None if answered is None else _rows(file, "loss_mask", answered, axes=1) != 0,
         aux=_features(file, "aux hidden states", aux),
         last=None if last is None else _features(file, "last hidden states", last),
+        scales=scales,
     )
     for what, rows in (
         ("the loss mask", sample.answered),
         ("the aux hidden states", sample.aux),
         ("the last hidden states", sample.last),
+        ("the scales of the hidden states", sample.scales),
     ):
         if rows is not None and len(rows) != len(ids):
             raise TraceError(

@@ -2,12 +2,13 @@
 
     the rows          input_ids, loss_mask, seq_len
     token_ids         [N] int64, equal to the row's input_ids
-    hidden_states     [N, m + 1, W], the last slot the output of the last layer, unnormed
+    hidden_states     [N, m + 1, W], the last slot the output of the last layer, unnormed; of the
+                      FP8 backend with scales, as `vllm` reads them
 
 Without the rows, or without pyarrow to read them, nothing says where prompts end.
 
 Source: vllm-project/speculators c05b95b, cli/generate_offline_data.py, train/data.py;
-hs-connectors 0.9.0, transfer.py.
+hs-connectors 0.9.0, transfer.py and fp8_hidden_states_connector.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,9 @@ from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_object
 from ..errors import TraceError
 from ..prompts.parquet import import_pyarrow
-from .dump_files import find_files, load_safetensors, pending, sample_name
+from .dump_files import find_files, pending, sample_name
 from .sample import Pending, Sample, make_sample
-from .vllm import NAMES
+from .vllm import load_states
 
 _STATE = "state.json"
 
@@ -33,8 +34,7 @@ def samples(dump: Path) -> Sequence[Pending]:
     rows = _find_rows(dump)
 
     def load(file: Path) -> Sample:
-        loaded = load_safetensors(file, NAMES)
-        states = loaded["hidden_states"]
+        token_ids, states, scales = load_states(file)
         if states.dim() != 3 or states.shape[1] < 2:
             raise TraceError(
                 file,
@@ -45,10 +45,11 @@ def samples(dump: Path) -> Sequence[Pending]:
         return make_sample(
             file,
             sample_name(file, dump),
-            token_ids=loaded["token_ids"],
-            answered=rows.loss_mask(_row_of(file), loaded["token_ids"], file) if rows else None,
+            token_ids=token_ids,
+            answered=rows.loss_mask(_row_of(file), token_ids, file) if rows else None,
             aux=states[:, :-1].flatten(1),
             last=states[:, -1].contiguous(),
+            scales=scales,
         )
 
     written_by = "'speculators generate-offline-data'"

@@ -1,10 +1,11 @@
 """What engines would do with the result of a plan, before anything is written."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ..drafts import Row
 from ..files.checkpoint import Checkpoint
-from ..files.safetensors_header import TensorInfo
+from ..files.safetensors_header import StoredTensor, TensorInfo
 from ..layouts import get_layout
 from ..quantization_plan import Plan
 from .contract import EngineCheck
@@ -27,15 +28,9 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
         if step.action != "quantize":
             tensors[step.row.tensor.name] = step.row.tensor
             continue
-        for part in step.stored:
-            tensors[part.name] = TensorInfo(
-                name=part.name,
-                dtype=part.dtype,
-                shape=part.shape,
-                file=step.row.tensor.file,
-                start=0,
-                stop=part.nbytes,
-            )
+        tensors |= _unwritten(step.stored, step.row)
+    for output in plan.cache:
+        tensors |= _unwritten(output.stored, output.row)
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     return replace(
         source,
@@ -43,6 +38,20 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
         tensors=dict(sorted(tensors.items())),
         subtree=None,  # a folder of its own
     )
+
+
+def _unwritten(stored: Sequence[StoredTensor], row: Row) -> Iterator[tuple[str, TensorInfo]]:
+    """Headers of what a row is to become, in the file of that."""
+    for part in stored:
+        info = TensorInfo(
+            name=part.name,
+            dtype=part.dtype,
+            shape=part.shape,
+            file=row.tensor.file,
+            start=0,
+            stop=part.nbytes,
+        )
+        yield part.name, info
 
 
 def planned_verdicts(

@@ -14,6 +14,7 @@ from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief
 from .arguments import AnyPath, Device, NumDraftTokens, Target
 from .listener import Listener
+from .opened_traces import open_traces
 from .opening import draft_on_traces
 from .option import Argument, Option
 from .references import Reference, optional_path
@@ -121,7 +122,6 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
     from ...calibration.linear_inputs.range_plot import draw_ranges
     from ...calibration.linear_inputs.static_error import static_errors
     from ...calibration.plot_file import check_plot_path
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.counting.activation_scales import compare_scales
 
     plot, listener = optional_path(settings.plot), settings.listener
@@ -130,7 +130,7 @@ def calibrate(settings: CalibrateSettings) -> CalibrateReport:
     if plot:
         check_output(plot)
         check_plot_path(plot)
-    folders = [TraceFolder.open(Path(folder)) for folder in settings.traces]
+    folders = [open_traces(folder, settings.listener) for folder in settings.traces]
     draft, _, num_draft_tokens = draft_on_traces(
         resolve_draft(str(settings.draft)).folder,
         folders[0],

@@ -131,13 +131,13 @@ def compare(settings: CompareSettings) -> "reports.ComparisonReport":
 
 def _counted(settings: CompareSettings) -> "Counted":
     """What is compared; without traces the files say it."""
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.comparison.sources import of_files, of_replays
     from ...validate.judging.candidate_origin import DraftFolder
+    from .opened_traces import open_traces
 
     if settings.traces is None:
         return of_files([Path(path) for path in settings.drafts])
-    traces = TraceFolder.open(Path(settings.traces))
+    traces = open_traces(settings.traces, settings.listener)
     folders = [resolve_draft(str(draft)).folder for draft in settings.drafts]
     digests = [DraftFolder.read(folder).sha256 for folder in folders]
     return of_replays(replay_in_groups(settings.drafts, traces, settings), digests)

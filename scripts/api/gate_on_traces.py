@@ -109,12 +109,12 @@ def judge_on_traces(
         DraftQuantError: see `gate`.
     """
     from ...calibration.traces.head_agreement import head_agreement
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
     from ...validate.judging.held_out import check_held_out
     from ...validate.judging.judgement import judge
     from ...validate.judging.retuned_gate import check_tuned_baseline, judge_retuned
+    from .opened_traces import open_traces
 
     assert settings.traces is not None  # nothing else is replayed
     unrelated, drafts = settings.unrelated, settings.references
@@ -123,7 +123,7 @@ def judge_on_traces(
     same = settings.served.changes and candidate.sha256 == baseline.sha256
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
-    traces = TraceFolder.open(Path(settings.traces))
+    traces = open_traces(settings.traces, settings.listener)
     warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
     loaded = load_for_replay(drafts, traces, settings)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)

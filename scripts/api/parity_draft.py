@@ -1,7 +1,6 @@
 """`parity_draft`: proposals of a quantized draft against those of BF16."""
 
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Annotated
 
 from ...recipes.bounds import AT_LEAST_1
@@ -9,6 +8,7 @@ from . import reports
 from .arguments import AnyPath, Device, Dtype, NumDraftTokens, Target
 from .findings import BoundedFindings
 from .measured_draft import draft_identity
+from .opened_traces import open_traces
 from .option import Argument, Option
 from .references import Reference
 from .replay import OnTracesSettings, load_for_replay
@@ -82,7 +82,6 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
     Raises:
         DraftQuantError: a draft or the traces cannot be read, or they do not fit each other.
     """
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.counting.trace_replay import chosen_num_draft_tokens
     from ...validate.parity.draft_agreement import draft_agreement
     from ...validate.parity.draft_findings import DraftLimits, check_limits, draft_findings
@@ -97,7 +96,7 @@ def parity_draft(settings: DraftParitySettings) -> "reports.Findings":
         max_alpha_drop=settings.max_alpha_drop,
     )
     check_limits(allowed)
-    traces = TraceFolder.open(Path(settings.traces))
+    traces = open_traces(settings.traces, settings.listener)
     how = OnTracesSettings(
         listener=settings.listener,
         num_draft_tokens=settings.num_draft_tokens,

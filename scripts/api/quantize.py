@@ -17,6 +17,7 @@ from ...recipes.bounds import AT_LEAST_1, SHARE_OR_ALL
 from . import arguments, reports
 from .engine_verdicts import nothing_loads, verdicts_of
 from .learning import learn
+from .opened_traces import open_traces
 from .opening import chosen_recipe, draft_on_traces, open_draft
 from .option import Option
 from .references import optional_path
@@ -275,7 +276,6 @@ class _Inputs:
         )
         from ...calibration.linear_inputs.static_scales import constant_scales
         from ...calibration.traces.feature_evidence import feature_evidence
-        from ...calibration.traces.trace_folder import TraceFolder
 
         plan, settings, listener = self.plan, self.settings, self.settings.listener
         given = settings.input_scale
@@ -288,7 +288,7 @@ class _Inputs:
             else:
                 listener.warning(f"--traces is not used: {reason}")
             return PlanInputs(static=constant)
-        traces = TraceFolder.open(Path(settings.traces))
+        traces = open_traces(settings.traces, settings.listener)
         draft, _, num_draft_tokens = draft_on_traces(
             plan.draft.checkpoint.folder,
             traces,

@@ -10,6 +10,7 @@ from ...quantize.files.report_files import check_reports, write_reports
 from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, Device, Overwrite, Target
+from .opened_traces import open_traces
 from .opening import shared_tables
 from .option import Argument, Option
 from .pages import given
@@ -83,7 +84,6 @@ def reconcile(settings: ReconcileSettings) -> "reports.Reconciliation":
             fit in memory.
     """
     from ...calibration.passes.devices import resolve_device
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.judging.candidate_origin import DraftFolder
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.divergence_findings import LARGEST_NOISE
@@ -92,7 +92,7 @@ def reconcile(settings: ReconcileSettings) -> "reports.Reconciliation":
 
     measured, report = Path(settings.measured), optional_path(settings.report)
     measurement = read_measurement(measured)
-    traces = TraceFolder.open(Path(settings.traces))
+    traces = open_traces(settings.traces, settings.listener)
     speculation = reconciliation.check_reconcilable(measurement, traces)
     folder = resolve_draft(str(settings.draft)).folder
     served, draft = speculation.draft_sha256, DraftFolder.read(folder)

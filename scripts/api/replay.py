@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typing_extensions import override
@@ -142,10 +141,12 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
         DraftQuantError: a draft or the traces cannot be read, do not fit each other, or do not fit
             in memory.
     """
-    from ...calibration.traces.trace_folder import TraceFolder
+    from .opened_traces import open_traces
 
     check_golden(settings.golden, overwrite=settings.overwrite)
-    loaded = load_for_replay(settings.drafts, TraceFolder.open(Path(settings.traces)), settings)
+    loaded = load_for_replay(
+        settings.drafts, open_traces(settings.traces, settings.listener), settings
+    )
     asked = confidence_question(
         loaded.drafts, settings.num_draft_tokens, settings.confidence, settings.sts
     )

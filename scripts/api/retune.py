@@ -19,6 +19,7 @@ from .arguments import (
 )
 from .learning import StepsShown
 from .listener import SILENT, Bar, Listener
+from .opened_traces import open_traces
 from .opening import draft_on_traces, named_recipe, open_draft
 from .option import Argument, Option
 from .references import AnyRecipe, Reference, optional_path
@@ -77,12 +78,11 @@ def retune(settings: RetuneSettings) -> "reports.RetuneReport":
     from ...calibration.passes.devices import peak_bytes
     from ...calibration.rounding import learning_settings as learning
     from ...calibration.rounding.retune_draft import retune_draft
-    from ...calibration.traces.trace_folder import TraceFolder
 
     source, draft = open_draft(settings.draft)
     recipe = retuned_recipe(settings.recipe, settings.listener)
     plan = make_plan(recipe, draft, target_layers=settings.target_layers)
-    traces = TraceFolder.open(Path(settings.traces))
+    traces = open_traces(settings.traces, settings.listener)
     loaded, _, num_draft_tokens = draft_on_traces(
         source.folder,
         traces,

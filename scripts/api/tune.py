@@ -24,6 +24,7 @@ from .arguments import (
     TargetLayers,
     share,
 )
+from .opened_traces import open_traces
 from .opening import draft_on_traces, named_recipe, open_draft, with_algorithm
 from .option import Argument, Option
 from .references import AnyRecipe, Reference, optional_path
@@ -129,7 +130,6 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
     """
     from ...calibration.plot_file import check_plot_path
     from ...calibration.traces.recorded_prompts import seen_prompts
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.tuning.draft_mixture import options_of, units_of
     from ...validate.tuning.path_plot import draw_path
     from ...validate.tuning.tune_draft import Wanted, recipe_document, tune_draft
@@ -147,7 +147,7 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
         wanted = Wanted(max_drop=MAX_DROP if settings.max_drop is None else settings.max_drop)
     source, draft = open_draft(settings.draft)
     recipes = _recipes(settings)
-    traces = TraceFolder.open(Path(settings.traces))
+    traces = open_traces(settings.traces, settings.listener)
     candidates, judging = _candidates(settings, source, draft, recipes, traces)
     with listener.bar("tune", None):
         report = tune_draft(

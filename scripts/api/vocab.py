@@ -12,6 +12,7 @@ from ...recipes.bounds import AT_LEAST_1
 from . import arguments, reports
 from .arguments import AnyPath, share
 from .cut_rows import RowsAsked, write_rows
+from .opened_traces import open_traces
 from .option import Option
 from .references import optional_path
 from .replay import PassesSettings, load_for_replay
@@ -180,14 +181,13 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
         DraftQuantError: the draft, the traces or the counts cannot be read, do not belong together,
             or the vocabulary of such a draft cannot be cut.
     """
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...calibration.vocabulary.choosing import choosing_of
 
     if settings.output is not None:
         check_output(settings.output)
     choosing = choosing_of(
         resolve_draft(str(settings.draft)),
-        TraceFolder.open(Path(settings.traces)),
+        open_traces(settings.traces, settings.listener),
         target=optional_path(settings.target),
         counts=optional_path(settings.counts),
     )
@@ -226,7 +226,6 @@ def _listed(settings: VocabSettings, choosing: "Choosing", out: Path) -> "VocabR
 def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     """The curve, and what it is worth in time."""
     from ...calibration.traces.recorded_prompts import seen_prompts
-    from ...calibration.traces.trace_folder import TraceFolder
     from ...calibration.vocabulary.choosing import check_same_target
     from ...validate.counting.trace_replay import chosen_num_draft_tokens
     from ...validate.judging.held_out import check_apart
@@ -238,7 +237,7 @@ def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     sizes = _sizes(settings, choosing)
     machines, target, concurrencies = _serving(settings)
     if settings.judge is not None:
-        judge = TraceFolder.open(Path(settings.judge))
+        judge = open_traces(settings.judge, settings.listener)
         check_same_target(traces, judge)
         check_apart(judge, seen_prompts(traces), "are among those that choose the rows")
         for cut in choosing.cuts:
