@@ -400,12 +400,16 @@ COMMANDS = (
     Command("shards plan COMMAND --shards 2 --out OUT", "scripts.commands.shards.shards_plan.run", (
         Row("COMMAND", "replay A", "settings.words", ("replay", "A")),
         Row("--shards", "3", "settings.shards", 3),
+        Row("--for", "slurm", "settings.scheduler", "slurm"),
         Row("--out", "other", "settings.out", Path("other")),
     )),
     Command("shards run FOLDER", "scripts.commands.shards.shards_run.run", (
         Row("FOLDER", "other", "settings.folder", Path("other"), beside="--all"),
         Row("--shard", "3", "settings.shard", 3),
         Row("--all", "", "settings.all"),
+        Row("--ray", "local", "settings.ray", "local", beside="--all"),
+        Row("--shard-cpus", "4", "settings.shard_cpus", 4, beside="--all --ray local"),
+        Row("--shard-gpus", "1", "settings.shard_gpus", 1, beside="--all --ray local"),
     )),
     Command("shards merge FOLDER", "scripts.shards.shard_folder.ShardFolder.open", (
         Row("FOLDER", "other", "folder", Path("other")),

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from draftquant.scripts.api.listener import SILENT
 from draftquant.scripts.cli import main
 from draftquant.scripts.shards.divided_run import planned
+from draftquant.scripts.shards.schedulers import script
 from draftquant.scripts.shards.shard_folder import ShardFolder
 from draftquant.scripts.shards.work_shard import Divisible, ShardError
 
@@ -164,6 +166,59 @@ def test_a_shard_that_there_is_not(folder: ShardFolder, capsys: pytest.CaptureFi
     assert "--shard: expected 0 to 2, got 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("i", [0, 2])
+def test_a_task_of_slurm_runs_its_shard(folder: ShardFolder, tmp_path: Path, i: int) -> None:
+    here = tmp_path / "it's here"
+    here.mkdir()
+    (tmp_path / "draftquant").write_text('#!/bin/sh\necho "$PWD: $OMP_NUM_THREADS: $*"\n')
+    (tmp_path / "draftquant").chmod(0o755)
+    (tmp_path / "job.sh").write_text(text := script("slurm", folder, here, 7))
+    assert "#SBATCH --array=0-2\n" in text
+    assert text.startswith("#!/bin/bash\n#SBATCH ")
+    assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=False).returncode == 0
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(i)}
+    run = subprocess.run(["bash", tmp_path / "job.sh"], env=env, capture_output=True, text=True,
+                         check=True)  # fmt: skip
+    assert run.stdout == f"{here}: 7: shards run {folder.folder} --shard {i}\n"
+    del env["SLURM_ARRAY_TASK_ID"]
+    assert subprocess.run(["bash", tmp_path / "job.sh"], env=env, check=False,
+                          stderr=subprocess.DEVNULL).returncode != 0  # fmt: skip
+
+
+def test_a_pod_of_kubernetes_runs_its_shard(folder: ShardFolder, tmp_path: Path) -> None:
+    job = yaml.safe_load(script("kubernetes", folder, tmp_path, 7))
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    spec = job["spec"]
+    assert spec["completionMode"] == "Indexed"  # backoffLimitPerIndex needs it, and Never
+    assert spec["completions"] == spec["parallelism"] == 3
+    pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    (container,) = pod["containers"]
+    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+    assert mount["name"] == volume["name"]
+    (tmp_path / "draftquant").write_text('#!/bin/sh\necho "$OMP_NUM_THREADS: $*"\n')
+    (tmp_path / "draftquant").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
+    run = subprocess.run(container["command"], env=env, capture_output=True, text=True, check=True)
+    assert run.stdout == f"7: shards run {folder.folder} --shard 1\n"
+
+
+def test_resources_are_asked_of_ray(
+    folder: ShardFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["shards", "run", str(folder.folder), "--all", "--shard-gpus", "1"]
+    assert main(given) == 2
+    assert "--shard-gpus: is asked of Ray" in capsys.readouterr().err
+
+
+def test_without_ray(
+    folder: ShardFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["shards", "run", str(folder.folder), "--all", "--ray", "local"]) == 2
+    assert "--ray: needs Ray, which is not installed" in capsys.readouterr().err
+
+
 # On a target and its draft. The shares are sevenths, so that every shard has its own batch.
 
 
@@ -259,6 +314,38 @@ def test_a_killed_run_is_run_again(work: Path, tmp_path: Path) -> None:
     assert main(["shards", "run", str(jobs), "--all"]) == 0
     assert main(["shards", "merge", str(jobs)]) == 0
     assert files(work / "killed") == files(work / "one")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_of_ray_is_replaced(work: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    jobs = tmp_path / "jobs"
+    plan(recording(work, "by-ray"), jobs, 7)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    port = ray.get_runtime_context().gcs_address
+    run = [sys.executable, "-m", "draftquant.scripts.cli", "shards", "run", str(jobs), "--all"]
+    driver = subprocess.Popen([*run, "--ray", port], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    folder = ShardFolder.open(jobs)
+    while driver.poll() is None and not any(map(folder.is_done, folder.shards)):
+        time.sleep(0.01)
+    workers = [
+        int(path.name)
+        for path in Path("/proc").iterdir()
+        if path.name.isdigit() and b"ray::_run" in _command_line(path)
+    ]
+    assert workers
+    os.kill(workers[0], signal.SIGKILL)
+    assert driver.wait() == 0
+    ray.shutdown()
+    assert main(["shards", "merge", str(jobs)]) == 0
+    assert files(work / "by-ray") == files(work / "one")
+
+
+def _command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it ended
+        return b""
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from ...recipes.bounds import AT_LEAST_0, AT_LEAST_1
 from ...recipes.brief import Brief
+from ..shards.schedulers import Scheduler
 from .arguments import AnyPath, OutFolder
 from .option import Argument, Option
 from .settings import Settings
@@ -34,6 +35,10 @@ class ShardsPlanSettings(Settings):
         int,
         Option("number of parts", "SHARDS", bounds=AT_LEAST_1, fix="give --shards 4, for example"),
     ]
+    scheduler: Annotated[
+        Scheduler | None,
+        Option("print what runs the shards there: a job array, or an indexed Job", flag="--for"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -44,11 +49,13 @@ class ShardsPlan(Brief):
         folder: that holds the plan and will hold the results.
         command: the words of the command line.
         shards: address of each part -> the number of its prompts.
+        script: what a scheduler is given to run the shards; None where none was asked for.
     """
 
     folder: Path
     command: tuple[str, ...]
     shards: Mapping[str, int]
+    script: str | None = None
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -69,16 +76,23 @@ def shards_plan(settings: ShardsPlanSettings) -> ShardsPlan:
     """
     from ...quantize.files.staging import check_output
     from ..shards.divided_run import planned
+    from ..shards.schedulers import script
     from ..shards.shard_folder import ShardFolder
 
     out, command = Path(settings.out), tuple(settings.words)
     check_output(out)
     run = planned(command, settings.listener)
     folder = ShardFolder.create(out, run.shards(settings.shards, command))
+    text = None
+    if settings.scheduler is not None:
+        import torch
+
+        text = script(settings.scheduler, folder, Path.cwd(), torch.get_num_threads())
     return ShardsPlan(
         folder=out,
         command=command,
         shards={shard.address: shard.num_prompts for shard in folder.shards},
+        script=text,
     )
 
 
@@ -92,8 +106,30 @@ class ShardsRunSettings(Settings):
         int | None, Option("the shard to run, counted from 0", "NUMBER", bounds=AT_LEAST_0)
     ] = None
     all: Annotated[bool, Option("run all shards that have no result yet")] = False
+    ray: Annotated[
+        str | None,
+        Option(
+            "run them as tasks of the Ray cluster at this address: HOST:PORT, auto, or local for"
+            " one that is started here",
+            "ADDRESS",
+        ),
+    ] = None
+    shard_cpus: Annotated[
+        int, Option("CPUs of a task of Ray (default 1)", "CPUS", bounds=AT_LEAST_1)
+    ] = 1
+    shard_gpus: Annotated[
+        int, Option("GPUs of a task of Ray (default 0)", "GPUS", bounds=AT_LEAST_0)
+    ] = 0
 
     one_of = (("shard", "all"),)
+
+    def check(self) -> None:
+        """Refuse resources that nobody is asked for."""
+        from ..shards.work_shard import ShardError
+
+        if self.ray is None and (self.shard_cpus, self.shard_gpus) != (1, 0):
+            name = "--shard-cpus" if self.shard_cpus != 1 else "--shard-gpus"
+            raise ShardError(name, "is asked of Ray", fix="add --ray ADDRESS, or leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -151,7 +187,12 @@ def shards_run(settings: ShardsRunSettings) -> ShardsRun:
         )
 
     waiting = [folder.shards[i] for i in asked if i not in present]
-    if waiting:
+    if waiting and settings.ray is not None:
+        from ..shards.ray_tasks import Resources, run_on_ray
+
+        resources = Resources(num_cpus=settings.shard_cpus, num_gpus=settings.shard_gpus)
+        run_on_ray(folder, waiting, settings.ray, resources, tell)
+    elif waiting:
         run_divided(folder.command, settings.listener, Working(folder, waiting, tell))
     return ShardsRun(folder=folder.folder, computed=tuple(done), present=tuple(sorted(present)))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..api.division import dividing
 from ..api.shards import shards_merge, shards_plan, shards_run
-from ..console import print_json, stdout
+from ..console import print_document, print_json, stdout
 from ..parsers import COMMON
 from .verbs import Below, Verbs, run_verb
 
@@ -19,7 +19,11 @@ def _plan(options: argparse.Namespace) -> int:
     plan = shards_plan.run(options.settings)
     if options.json:
         folder, command = str(plan.folder), list(plan.command)
-        print_json({"folder": folder, "command": command, "shards": dict(plan.shards)})
+        said = {"folder": folder, "command": command, "shards": dict(plan.shards)}
+        print_json(said if plan.script is None else said | {"script": plan.script})
+        return 0
+    if plan.script is not None:
+        print_document(plan.script)
         return 0
     prompts = sum(plan.shards.values())
     stdout().line(f"{plan.folder}: {len(plan.shards)} shards of {prompts} prompts")
