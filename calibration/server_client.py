@@ -85,6 +85,10 @@ class _PassingError(Exception):
         self.pause = pause
 
 
+class NoAnswerError(ServerError):
+    """A server gave no answer, however often it was asked."""
+
+
 class _AbsentError(ServerError):
     """The server has nothing at an address."""
 
@@ -238,7 +242,7 @@ class ServerClient:
             if number < patience.attempts:
                 await asyncio.sleep(min(wait or pause, _LONGEST_PAUSE))
                 pause *= 2
-        raise ServerError(
+        raise NoAnswerError(
             self.url,
             f"no answer after {patience.attempts} attempt(s): {problems[-1]}",
             details=[] if problems[0] == problems[-1] else [f"  attempt 1: {problems[0]}"],
