@@ -17,7 +17,7 @@ import httpx2
 from ..recipes.bounds import AT_LEAST_1
 from ..recipes.errors import short
 from ..recipes.strict_json import JsonProblem, parse_json
-from .errors import ServerError
+from .errors import NoAnswerError, ServerError
 
 _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
 _LONGEST_PAUSE = 60.0
@@ -83,10 +83,6 @@ class _PassingError(Exception):
     def __init__(self, what: str, pause: float | None = None) -> None:
         super().__init__(what)
         self.pause = pause
-
-
-class NoAnswerError(ServerError):
-    """A server gave no answer, however often it was asked."""
 
 
 class _AbsentError(ServerError):

@@ -14,10 +14,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..errors import TraceError
+from ..errors import NoAnswerError, TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
-from ..server_client import KEY_VARIABLE, NoAnswerError, Patience, Reply, ServerClient
+from ..server_client import KEY_VARIABLE, Patience, Reply, ServerClient
 from .server_answers import Answer, Engine, most_likely
 from .states_file import STATES_KEY
 
