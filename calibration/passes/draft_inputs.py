@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from ...quantize.drafts.forward import DraftForward
 from ...quantize.drafts.geometry import Geometry
+from ...quantize.files.mapped_rows import BLOCK_ROWS, release
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
 from ..traces.prompt_trace import PromptTrace
@@ -138,11 +139,23 @@ def first_hidden_of_batch(
     if not draft.geometry.reads_features:
         shape = (len(batch), together.features.shape[1], 0)
         return torch.empty(shape, device=draft.device, dtype=draft.dtype)
-    features = together.features.to(draft.dtype)
-    if traces.manifest.features.kind == "fused":
-        return features
-    with torch.no_grad():
-        return (forward or draft.forward).fuse(features)
+    fused = traces.manifest.features.kind == "fused"
+    fuse = (forward or draft.forward).fuse
+    count = together.features.shape[1]
+    hidden = None
+    for start in range(0, count, BLOCK_ROWS):
+        block = together.features[:, start : start + BLOCK_ROWS].to(draft.device, draft.dtype)
+        if not fused:
+            with torch.no_grad():
+                block = fuse(block)
+        if count <= BLOCK_ROWS:
+            return block
+        if hidden is None:
+            hidden = block.new_empty((len(block), count, block.shape[2]))
+        hidden[:, start : start + BLOCK_ROWS] = block
+        release(together.features)
+    assert hidden is not None  # a trace has a feature
+    return hidden
 
 
 class TraceBatch(Sequence[PromptTrace]):
@@ -154,12 +167,17 @@ class TraceBatch(Sequence[PromptTrace]):
 
     Attributes:
         token_ids: [B, N] int64, N tokens of the longest.
-        features: [B, N - 1, width] in the dtype of the traces.
+        features: [B, N - 1, width] in the dtype of the traces; of one prompt of more than
+            `BLOCK_ROWS` rows on the CPU, as they are read.
     """
 
     def __init__(self, prompts: Sequence[PromptTrace], device: torch.device) -> None:
         self._prompts = tuple(prompts)
         longest = max(trace.num_tokens for trace in prompts)
+        if len(prompts) == 1 and longest > BLOCK_ROWS:
+            self.token_ids = _moved(prompts[0].token_ids[None], device)
+            self.features = prompts[0].features[None]
+            return
         ids = [filled_up(trace.token_ids, longest) for trace in prompts]
         features = [filled_up(trace.features, longest - 1) for trace in prompts]
         self.token_ids = _moved(torch.stack(ids), device)

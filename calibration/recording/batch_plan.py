@@ -8,7 +8,7 @@ from ..passes.devices import available_bytes
 from ..prompts.prompt_file import Prompt
 from .continuing import MAX_LOGITS
 from .decoding import Decoding
-from .kept_rows import entry_bytes
+from .kept_rows import LONG_TEXT, entry_bytes
 from .recorded_target import RecordedTarget
 from .row_independence import Independence, tried_independence
 from .row_schedule import Together
@@ -79,7 +79,8 @@ def _rows_that_fit(
     available = available_bytes(target.device)
     if available is None:
         return None
-    entry = entry_bytes(target.width, target.model.dtype, decoding.logprob_spec)
+    width = target.width if longest <= LONG_TEXT else 0
+    entry = entry_bytes(width, target.model.dtype, decoding.logprob_spec)
     row = 2 * longest * entry  # once more as it leaves
     row += (longest + spare_columns(longest)) * tried.token_bytes + tried.row_bytes
     row += _OF_LOGITS * 2 * target.config.vocab_size

@@ -1,8 +1,8 @@
 """Continuing prompts with a target: rows leave the batch as they end, and new ones enter."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,17 +11,17 @@ from torch import Tensor
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
 from .decoding import Decoding, choose, prompt_draws
-from .kept_rows import KeptRows, LeftRow
+from .kept_rows import LONG_TEXT, Fuse, KeptRows, LeftRow
 from .recorded_target import Ran, RecordedTarget
 from .row_schedule import Together, Waiting, give_way
+from .running_rows import RowsOnDevice, RunningRow
 
 MAX_LOGITS = 2**26
 """Elements of one logits tensor while reading prompts: 256 MB in float32."""
+MAX_MASK = 2**25
+"""Elements of the mask of a piece of a long prompt: 128 MB in float32, as attention adds it."""
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
 """Runs between two looks at what has ended: a device that runs ahead would wait for each."""
-
-Fuse = Callable[[Tensor], Tensor]
-"""What a draft's fc makes of the features [n, width] of one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,51 +37,6 @@ class Left:
     wait: Callable[[], None]
 
 
-@dataclass(slots=True, kw_only=True)
-class RunningRow:
-    """A row: the prompt's position and length, the most new tokens, and those that it has."""
-
-    position: int
-    length: int
-    limit: int
-    num_new: int = 1
-    ended: bool = False
-
-    @property
-    def num_read(self) -> int:
-        """Tokens of it that the target has read."""
-        return self.length + self.num_new - 1
-
-
-@dataclass(slots=True, kw_only=True)
-class _OnDevice:
-    """The rows' state where the target runs, [R] each.
-
-    Attributes:
-        slot: of the kept rows.
-        at: tokens read, the entry of the next. last: the entry where an ended row stays.
-        first: the entry that the first new token is chosen from.
-        unread: the newest token. ended: there was an end of text.
-        draws: [R, limit + 1]; None where greedy.
-    """
-
-    slot: Tensor
-    at: Tensor
-    last: Tensor
-    first: Tensor
-    unread: Tensor
-    ended: Tensor
-    draws: Tensor | None
-
-    def select(self, rows: Tensor) -> "_OnDevice":
-        """The state of some rows."""
-        kept: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            state = getattr(self, field.name)
-            kept[field.name] = None if state is None else state[rows]
-        return _OnDevice(**kept)
-
-
 class Continuing:
     """One run over some prompts.
 
@@ -94,6 +49,8 @@ class Continuing:
         batch_size: rows at most.
         fuse: made of a prompt's features; None = they stay as they are.
         stored: dtype that features leave in; None = the target's.
+        spool: folder on whose disk the features of long texts lie meanwhile, see `KeptRows`; None =
+            in memory.
     """
 
     def __init__(
@@ -107,9 +64,10 @@ class Continuing:
         batch_size: int,
         fuse: Fuse | None = None,
         stored: torch.dtype | None = None,
+        spool: Path | None = None,
     ) -> None:
         self._target, self._prompts, self._limits = target, prompts, limits
-        self._decoding, self._together, self._fuse = decoding, together, fuse
+        self._decoding, self._together = decoding, together
         lengths = [len(prompt.token_ids) for prompt in prompts]
         self._waiting = Waiting(lengths, together, MAX_LOGITS // target.config.vocab_size)
         self._batch_size = min(batch_size, len(prompts))
@@ -121,6 +79,8 @@ class Continuing:
             stored=stored or target.model.dtype,
             spec=decoding.logprob_spec,
             device=target.device,
+            fuse=fuse,
+            spool=spool,
         )
         self._ends = target.ends[:0] if decoding.ignore_eos else target.ends
         self._ends_on_device = self._ends.to(target.device)
@@ -159,7 +119,7 @@ class Continuing:
         draws = None
         if self._decoding.sampled:
             draws = zeros.new_zeros((count, max(self._limits) + 1), dtype=torch.float64)
-        self._state = _OnDevice(
+        self._state = RowsOnDevice(
             slot=torch.arange(count, device=zeros.device),
             at=zeros,
             last=zeros.clone(),
@@ -189,7 +149,7 @@ class Continuing:
             first = self.rows[r].length - 1
             new = one[first : first + self.rows[r].limit]
             entries.append(slice(first, first + self._num_new_tokens(new)))
-        left = self._kept.leave(slots, entries, self._fuse)
+        left = self._kept.leave(slots, entries)
         traces = tuple(
             (self.rows[r].position, self._trace(self.rows[r].position, one))
             for r, one in zip(ended, left, strict=True)
@@ -259,6 +219,8 @@ class Continuing:
         padding = positions < 0 if any(before) else None
         read = DynamicCache(config=target.model.config)
         piece = max(1, MAX_LOGITS // (len(group) * target.config.vocab_size))
+        if longest > LONG_TEXT:
+            piece = min(piece, max(1, MAX_MASK // (len(group) * longest)))
         at = torch.tensor(rows, device=device)
         for begin in range(0, longest, piece):
             some, given = slice(begin, begin + piece), {}

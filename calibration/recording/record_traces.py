@@ -25,10 +25,12 @@ from ..traces.trace_folder import TraceFolder
 from ..traces.writer import TraceWriter, trace_output
 from .background_writer import BackgroundWriter
 from .batch_plan import BatchPlan, planned_batch
-from .continuing import Continuing, Fuse, RunningRow
+from .continuing import Continuing
 from .decoding import GREEDY, Decoding
+from .kept_rows import Fuse
 from .prompt_fit import check_prompts
 from .recorded_target import RecordedTarget
+from .running_rows import RunningRow
 from .target_model import (
     ON_CPU,
     Placement,
@@ -217,6 +219,7 @@ def record_into(
         batch_size=plan.batch_size,
         fuse=fuse,
         stored=FEATURE_DTYPES[stored][0] if stored else None,
+        spool=writer.staging,
     )
     with BackgroundWriter(writer, first) as behind:
         for left in running.run(work.ran):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...quantize.files.mapped_rows import row_blocks
 from .prompt_trace import PromptTrace
 
 SHIFTS = (-2, -1, 0, 1, 2)
@@ -91,15 +92,19 @@ class FeatureTally:
 
     def add(self, trace: PromptTrace) -> None:
         """Take in one prompt."""
-        features = _some_elements(trace.features)
+        first, some = trace.features[0].clone(), []
+        for block in row_blocks(trace.features):
+            some.append(_some_elements(block))
+            self._constant = self._constant and bool((block == first).all())
+        features = torch.cat(some)
         if self._first is None:
             self._first = features[0]
-        self._constant = self._constant and bool((trace.features == trace.features[0]).all())
         self._constant = self._constant and torch.equal(features[0], self._first)
         reach = SHIFTS[-1]
         inside = torch.arange(reach, max(reach, features.shape[0] - reach))
         for shift, sums in self._sums.items():
-            sums.add(trace.token_ids[inside + shift], features[inside])
+            for rows in row_blocks(inside):
+                sums.add(trace.token_ids[rows + shift], features[rows])
 
     def evidence(self) -> FeatureEvidence:
         """Of all that was added."""

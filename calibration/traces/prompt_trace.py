@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...quantize.files.mapped_rows import row_blocks
 from ..errors import TraceError
 from .manifest import FeatureDtype, TraceManifest
 
@@ -120,7 +121,7 @@ def _trace_problem(trace: PromptTrace, manifest: TraceManifest) -> tuple[str, st
     ):
         if int(ids.min()) < least or int(ids.max()) >= vocab_size:
             return f"{name}: expected ids in [{least}, {vocab_size})", _AGAIN
-    if not bool(torch.isfinite(trace.features).all()):
+    if not all(bool(torch.isfinite(block).all()) for block in row_blocks(trace.features)):
         return "the features contain NaN or infinity", "record in a wider dtype"
     greedy = trace.target_top1[start - 1 :] == trace.token_ids[start:]
     if not manifest.sampled and not bool(greedy.all()):

@@ -33,6 +33,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...quantize.errors import CheckpointError
+from ...quantize.files.mapped_rows import BLOCK_ROWS, mapped_rows
 from ...quantize.files.safetensors_header import read_header
 from ...quantize.stored.loading import CPU
 from ...recipes.brief import Brief
@@ -48,7 +49,7 @@ from .manifest import (
     manifest_text,
 )
 from .manifest_checks import parse_manifest
-from .prompt_trace import PromptTrace, check_trace
+from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
 from .stored_features import decoded, stored_tensors
 from .target_tables import SharedTables
 from .trace_tables import ANY_LENGTH, TensorTable, expected_tensors, shared_tables
@@ -161,11 +162,27 @@ class TraceFolder(Brief):
 
     def _tensors(self, entry: TraceEntry, *names: str) -> dict[str, Tensor]:
         shard = self._open(next(s for s in self.manifest.shards if s.file == entry.file))
+        long = entry.num_tokens > BLOCK_ROWS and self.manifest.features.storage is None
+        mapped = {"features"} & set(names) if long else set[str]()
         try:
-            return {name: shard.get_tensor(f"{entry.id}.{name}") for name in names}
+            found = {
+                name: shard.get_tensor(f"{entry.id}.{name}") for name in names if name not in mapped
+            }
+            return found | {name: self._mapped(entry, name) for name in mapped}
         except SafetensorError as exc:
             raise TraceError(self.folder / entry.file, f"{entry.id}: {exc}",
                              fix="record the traces again") from exc  # fmt: skip
+
+    def _mapped(self, entry: TraceEntry, name: str) -> Tensor:
+        """A tensor of a file whose hash is checked; what is looked at of it can be given back."""
+        path, names = self.folder / entry.file, _tensors_of(self.manifest, entry)
+        header = read_header(self.folder, entry.file)
+        at = next(tensor for tensor in header.tensors if tensor.name == f"{entry.id}.{name}")
+        dtype = FEATURE_DTYPES[self.manifest.features.dtype][0]
+        try:
+            return mapped_rows(path, at.start, names[name][1], dtype)
+        except OSError as exc:
+            raise TraceError(path, f"cannot be read: {reason(exc)}", fix=_RECORDED) from exc
 
     def tables(
         self, dtype: torch.dtype | None = torch.float32, device: torch.device = CPU

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...quantize.files.checkpoint import UNVERIFIED
+from ...quantize.files.mapped_rows import row_blocks
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import check_output, staged_output, write_text
@@ -50,7 +51,11 @@ _STORED_DTYPES = {torch.int32: "I32", torch.uint8: "U8", FP8: "F8_E4M3"} | dict(
 
 
 class TraceWriter:
-    """Collects traces into shards below a staging folder; made by `trace_output`."""
+    """Collects traces into shards below a staging folder; made by `trace_output`.
+
+    Attributes:
+        staging: the folder, for files without a name that are gone before it is published.
+    """
 
     def __init__(
         self,
@@ -61,7 +66,7 @@ class TraceWriter:
         table_ids: Collection[int],
         carried: CarriedTables | None,
     ) -> None:
-        self._staging = staging
+        self.staging = staging
         self._head = head
         self._shard_bytes = shard_bytes
         self._tables = tables
@@ -85,7 +90,7 @@ class TraceWriter:
             taken_by = self._entries[position].id
             raise TraceError(trace.id, f"position {position} is taken by {taken_by}",
                              fix="number the prompts")  # fmt: skip
-        check_trace(trace, self._head, self._staging.name)
+        check_trace(trace, self._head, self.staging.name)
         tensors = {f"{trace.id}.{name}": tensor for name, tensor in self._stored(trace).items()}
         if self._pending and _nbytes(self._pending) + _nbytes(tensors) > self._shard_bytes:
             self._flush()
@@ -118,8 +123,8 @@ class TraceWriter:
             shards=tuple(self._shards),
             tables=self._write_tables(),
         )
-        check_manifest(manifest, self._staging / MANIFEST_FILE)
-        write_text(self._staging / f"{MANIFEST_FILE}{UNVERIFIED}", manifest_text(manifest))
+        check_manifest(manifest, self.staging / MANIFEST_FILE)
+        write_text(self.staging / f"{MANIFEST_FILE}{UNVERIFIED}", manifest_text(manifest))
 
     def _stored(self, trace: PromptTrace) -> dict[str, Tensor]:
         """The tensors of a trace as they are stored, by name."""
@@ -136,21 +141,23 @@ class TraceWriter:
         return tensors
 
     def _flush(self) -> None:
-        path = self._staging / self._next_file()
+        path = self.staging / self._next_file()
         stored = [
             StoredTensor(name=name, dtype=_STORED_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
             for name, tensor in self._pending.items()
         ]
         with SafetensorsFile(path, stored, {}) as file:
             for name, tensor in self._pending.items():
-                file.write(name, tensor)
+                written = 0
+                for block in row_blocks(tensor):
+                    written += file.write(name, block, offset=written)
         self._shards.append(
             Shard(file=path.name, nbytes=path.stat().st_size, sha256=file_sha256(path))
         )
         self._pending = {}
 
     def _write_tables(self) -> TablesFile | None:
-        path, tables = self._staging / TABLES_FILE, self._tables
+        path, tables = self.staging / TABLES_FILE, self._tables
         if self._carried:
             return self._carried.write(path)
         if not tables:
