@@ -29,3 +29,7 @@ class DeviceError(DraftQuantError):
 
 class ServerError(DraftQuantError):
     """A server does not answer, refuses, or is none of an engine."""
+
+
+class NoAnswerError(ServerError):
+    """A server gave no answer, however often it was asked."""

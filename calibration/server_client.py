@@ -17,7 +17,7 @@ import httpx2
 from ..recipes.bounds import AT_LEAST_1
 from ..recipes.errors import short
 from ..recipes.strict_json import JsonProblem, parse_json
-from .errors import ServerError
+from .errors import NoAnswerError, ServerError
 
 _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
 _LONGEST_PAUSE = 60.0
@@ -238,7 +238,7 @@ class ServerClient:
             if number < patience.attempts:
                 await asyncio.sleep(min(wait or pause, _LONGEST_PAUSE))
                 pause *= 2
-        raise ServerError(
+        raise NoAnswerError(
             self.url,
             f"no answer after {patience.attempts} attempt(s): {problems[-1]}",
             details=[] if problems[0] == problems[-1] else [f"  attempt 1: {problems[0]}"],

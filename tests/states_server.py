@@ -4,6 +4,7 @@ Its target adds one to a token; its hidden states say which token, layer and ele
 """
 
 import json
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -81,16 +82,17 @@ class StatesServer:
     status: Callable[[int], int] = lambda _number: 200
     asked: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
+    model: str = "the-target"
 
     def models(self) -> dict[str, Any]:
-        return {"data": [{"id": "the-target", "max_model_len": self.max_model_len}]}
+        return {"data": [{"id": self.model, "max_model_len": self.max_model_len}]}
 
     def complete(self, body: dict[str, Any]) -> Any:
         prompt = body["prompt"]
         token_ids: list[int] = []
         while len(token_ids) < body["max_tokens"] and (body["ignore_eos"] or END not in token_ids):
             token_ids.append(([*prompt, *token_ids][-1] + 1) % VOCAB)
-        name = f"{body['kv_transfer_params'][STATES_KEY]}-{len(self.asked)}.safetensors"
+        name = f"{body['kv_transfer_params'][STATES_KEY]}-{uuid.uuid4().hex}.safetensors"
         self.write(self.shared / name, [*prompt, *token_ids[:-1]], self.layer_inputs)
         top = [
             {f"token_id:{t}": -0.5, "token_id:0": -9999.0, "token_id:9": -1.5} for t in token_ids

@@ -67,7 +67,7 @@ def plan(target: Path, **changes: Any) -> RecordingPlan:
 
 
 def record(running: StatesServer, out: Path, asked: RecordingPlan, **options: Any) -> TraceFolder:
-    source = Served(url=running.url, folder=running.shared)
+    source = Served(urls=[running.url], folder=running.shared)
     return record_with_vllm(asked, source, out, **options)
 
 
@@ -107,7 +107,9 @@ def test_a_prompt_ends_with_the_end_of_text(
     (trace,) = record(running, tmp_path / "out", plan(target, prompts=[ending]))
     assert trace.continuation == (END - 1, END)
     on = plan(target, prompts=[ending], decoding=Decoding(ignore_eos=True))
-    traces = record_with_vllm(on, Served(url=running.url, folder=running.shared), tmp_path / "on")
+    traces = record_with_vllm(
+        on, Served(urls=[running.url], folder=running.shared), tmp_path / "on"
+    )
     (trace,) = traces
     assert trace.continuation[:3] == (END - 1, END, 0)
     assert len(trace.continuation) == 6
@@ -218,6 +220,56 @@ def test_a_second_call_goes_on_where_the_server_died(
     (running.shared / "of-another.safetensors").unlink()
     whole = record(running, tmp_path / "whole", plan(target))
     assert traces.sha256 == whole.sha256
+
+
+@pytest.fixture
+def other(running: StatesServer) -> Iterator[StatesServer]:
+    with served(StatesServer(shared=running.shared)) as found:
+        yield found
+
+
+def test_servers_share_the_requests(
+    running: StatesServer, other: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    alone = record(running, tmp_path / "one", plan(target))
+    running.asked.clear()
+    both = Served(urls=[running.url, other.url], folder=running.shared)
+    traces = record_with_vllm(plan(target), both, tmp_path / "two")
+    assert running.asked
+    assert other.asked
+    assert len(running.asked) + len(other.asked) == len(PROMPTS)
+    assert traces.sha256 == alone.sha256
+
+
+def test_the_others_take_the_requests_of_a_server_that_died(
+    running: StatesServer, other: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    alone = record(running, tmp_path / "one", plan(target))
+    said: list[str] = []
+    other.status = lambda number: 200 if number <= 1 else 0
+    both = Served(urls=[running.url, other.url], folder=running.shared, on_warning=said.append)
+    traces = record_with_vllm(plan(target), both, tmp_path / "two")
+    assert traces.sha256 == alone.sha256
+    (warning,) = said
+    assert warning.startswith(f"{other.url}: no answer after 5 attempt(s): RemoteProtocolError")
+    assert warning.endswith("1 of 2 servers take its requests")
+    assert list(running.shared.iterdir()) == []
+    running.status = lambda _number: 0
+    with pytest.raises(ServerError, match="the answers so far are kept"):
+        record_with_vllm(plan(target), both, tmp_path / "three")
+
+
+def test_servers_that_differ_are_refused(
+    running: StatesServer, other: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    other.model = "another"
+    both = Served(urls=[running.url, other.url], folder=running.shared)
+    with pytest.raises(TraceError, match=f"{other.url}: serves 'another', and {running.url} serve"):
+        record_with_vllm(plan(target), both, tmp_path / "out")
+    assert not running.asked
+    twice = Served(urls=[running.url, f"{running.url}/v1"], folder=running.shared)
+    with pytest.raises(TraceError, match=f"--server: {running.url} is given twice"):
+        record_with_vllm(plan(target), twice, tmp_path / "out")
 
 
 def test_a_server_that_is_overloaded_is_asked_again(
@@ -479,7 +531,7 @@ def test_prompts_that_do_not_fit_the_target(
 
 def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    source = Served(url="http://127.0.0.1:9", folder=shared)
+    source = Served(urls=["http://127.0.0.1:9"], folder=shared)
     with pytest.raises(TraceError, match=r"--shared: .* is no folder"):
         record_with_vllm(plan(target), source, tmp_path / "out")
     shared.mkdir()
@@ -490,7 +542,7 @@ def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:
         ("x", "an address, got 'x'"),
     ):
         with pytest.raises(ServerError, match=what):
-            record_with_vllm(plan(target), Served(url=url, folder=shared), tmp_path / "out")
+            record_with_vllm(plan(target), Served(urls=[url], folder=shared), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shared", "target"]
 
 

@@ -78,7 +78,8 @@ def encoded(features: Tensor, scales: Tensor | None, spec: FeatureSpec) -> dict[
     """
     if spec.storage == "fp8-per-token":
         if scales is None:
-            scales = fp8_scale(features.abs().amax(dim=1))
+            largest = [features[block].abs().amax(dim=1) for block in _blocks(len(features))]
+            scales = fp8_scale(torch.cat(largest))
         codes = torch.empty(features.shape, dtype=FP8)
         for block in _blocks(len(features)):
             codes[block] = fp8_codes(features[block], scales[block, None])

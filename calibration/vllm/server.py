@@ -1,21 +1,23 @@
-"""A running vLLM server, over its OpenAI interface: token ids in, token ids out.
+"""Running vLLM servers, over their OpenAI interface: token ids in, token ids out.
 
-It was started with the arguments that `EngineSetup.command` prints, and writes the hidden states
-into a folder that it shares with this machine.
+They were started with the arguments that `EngineSetup.command` prints, and write the hidden states
+into a folder that they share with this machine. Each request goes to the server that has the fewest
+of them; where a server answers no more, the others take its requests.
 """
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from typing_extensions import override
 
-from ..errors import TraceError
+from ..errors import NoAnswerError, TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
-from ..server_client import KEY_VARIABLE, Patience, ServerClient
+from ..server_client import KEY_VARIABLE, Patience, Reply, ServerClient
 from .server_answers import Answer, Engine, most_likely
 from .states_file import STATES_KEY
 
@@ -25,34 +27,42 @@ _TOKEN = "token_id:"  # how `return_tokens_as_token_ids` spells a token
 
 @contextmanager
 def server_engine(
-    url: str,
+    urls: Sequence[str],
     decoding: Decoding,
     *,
     session: str,
     max_new_tokens: int,
     max_model_len: int,
     most_in_flight: int,
+    on_warning: Callable[[str], None],
 ) -> Iterator["ServerEngine"]:
-    """Connect to a server; leaving the block gives up what is not answered.
+    """Connect to servers; leaving the block gives up what is not answered.
 
     Args:
-        url: such as http://host:8000, with or without /v1. The key of the server, if it asks for
-            one, is read from the environment: `server_client.KEY_VARIABLE`.
+        urls: such as http://host:8000, with or without /v1, each once. The key of the servers, if
+            they ask for one, is read from the environment: `server_client.KEY_VARIABLE`.
         decoding: how tokens are chosen.
         session: see `states_file.STATES_KEY`.
         max_new_tokens: per prompt.
         max_model_len: tokens of the longest prompt with its continuation.
         most_in_flight: requests at a time.
+        on_warning: hears of a server that answers no more, while another does.
 
     Raises:
-        ServerError: nothing answers there.
-        TraceError: it serves no model, or its context is shorter.
+        ServerError: nothing answers at one of the addresses.
+        TraceError: a server serves no model or another one than the first, or its context is
+            shorter; or an address is given twice.
     """
-    client = ServerClient(
-        url, key=os.environ.get(KEY_VARIABLE), most_in_flight=most_in_flight, patience=_PATIENCE
-    )
+    key = os.environ.get(KEY_VARIABLE)
+    clients = [
+        ServerClient(url, key=key, most_in_flight=most_in_flight, patience=_PATIENCE)
+        for url in urls
+    ]
+    twice = [url for url, count in Counter(client.url for client in clients).items() if count > 1]
+    if twice:
+        raise TraceError("--server", f"{twice[0]} is given twice", fix="give each server once")
     with asyncio.Runner() as runner:
-        engine = ServerEngine(client, runner, decoding, session, max_new_tokens)
+        engine = ServerEngine(clients, runner, decoding, session, max_new_tokens, on_warning)
         try:
             engine.check_context(max_model_len)
             yield engine
@@ -61,19 +71,21 @@ def server_engine(
 
 
 class ServerEngine(Engine):
-    """A server that runs elsewhere."""
+    """Servers that run elsewhere."""
 
     def __init__(
         self,
-        client: ServerClient,
+        clients: Sequence[ServerClient],
         runner: asyncio.Runner,
         decoding: Decoding,
         session: str,
         max_new_tokens: int,
+        on_warning: Callable[[str], None],
     ) -> None:
         self._session = session
-        self._client = client
-        self._url = client.url
+        self._clients, self._live = tuple(clients), list(clients)
+        self._on_their_way: Counter[ServerClient] = Counter()
+        self._on_warning = on_warning
         self._runner = runner
         self._decoding = decoding
         self._max_new_tokens = max_new_tokens
@@ -86,18 +98,29 @@ class ServerEngine(Engine):
         Raises:
             TraceError, ServerError: see `server_engine`.
         """
-        served = self._runner.run(self._client.get_object("/v1/models")).get("data")
+        for client in self._clients:
+            model = self._served_model(client, max_model_len)
+            if client is not self._clients[0] and model != self._model:
+                raise TraceError(
+                    client.url,
+                    f"serves {model!r}, and {self._clients[0].url} serves {self._model!r}",
+                    fix="start all servers with the same model and arguments",
+                )
+            self._model = model
+
+    def _served_model(self, client: ServerClient, max_model_len: int) -> str:
+        served = self._runner.run(client.get_object("/v1/models")).get("data")
         if not isinstance(served, list) or not served or not isinstance(served[0], Mapping):
-            raise TraceError(self._url, "serves no model", fix="give the address of a vLLM server")
-        self._model = str(served[0].get("id"))
+            raise TraceError(client.url, "serves no model", fix="give the address of a vLLM server")
         longest = served[0].get("max_model_len")
         if type(longest) is int and longest < max_model_len:
             raise TraceError(
-                self._url,
+                client.url,
                 f"its context has {longest} tokens, the longest prompt with its continuation needs"
                 f" {max_model_len}",
                 fix=f"start it with --max-model-len {max_model_len}, or shorten the prompts",
             )
+        return str(served[0].get("id"))
 
     @override
     def submit(self, position: int, prompt: Prompt) -> None:
@@ -114,7 +137,8 @@ class ServerEngine(Engine):
         for task in self._asked:
             task.cancel()
         await asyncio.gather(*self._asked, return_exceptions=True)
-        await self._client.close()
+        for client in self._clients:
+            await client.close()
 
     async def _first_done(self) -> asyncio.Task[Answer]:
         done, _ = await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
@@ -144,15 +168,32 @@ class ServerEngine(Engine):
             asked["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
         if spec:
             asked["logprobs"] = spec.num_top
-        reply = await self._client.post("/v1/completions", asked)
+        client, reply = await self._post(asked)
         try:
             return _read(reply.events[0].data, spec.num_top if spec else None)
         except (LookupError, TypeError, ValueError) as exc:
             raise TraceError(
-                f"{self._url}: prompt {prompt.id}",
+                f"{client.url}: prompt {prompt.id}",
                 f"its answer is not vLLM's: {type(exc).__name__}: {exc}",
                 fix="give a vLLM server of 0.32 or later, not a proxy that rewrites answers",
             ) from exc
+
+    async def _post(self, asked: Mapping[str, Any]) -> tuple[ServerClient, Reply]:
+        """The answer of the server that has the fewest requests, or of one that lives on."""
+        while True:
+            client = min(self._live, key=self._on_their_way.__getitem__)
+            self._on_their_way[client] += 1
+            try:
+                return client, await client.post("/v1/completions", asked)
+            except NoAnswerError as exc:
+                if client in self._live and len(self._live) > 1:
+                    self._live.remove(client)
+                    left = f"{len(self._live)} of {len(self._clients)} servers"
+                    self._on_warning(f"{client.url}: {exc.what}; {left} take its requests")
+                elif client in self._live:
+                    raise  # the last one
+            finally:
+                self._on_their_way[client] -= 1
 
 
 def _read(answer: Mapping[str, Any], num_top: int | None) -> Answer:

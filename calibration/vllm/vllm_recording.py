@@ -7,7 +7,7 @@ call of the same command goes on; at the end it becomes a trace folder.
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -63,14 +63,16 @@ class Offline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A server that runs.
+    """Servers that run.
 
     Attributes:
-        url: its address. folder: that it writes into, as this machine sees it.
+        urls: their addresses, at least one. folder: that they write into, as this machine sees it.
+        on_warning: hears of a server that answers no more, while another does.
     """
 
-    url: str
+    urls: Sequence[str]
     folder: Path
+    on_warning: Callable[[str], None] = lambda _text: None
 
     def shared(self, _own: Path) -> Path:
         """Where the server writes."""
@@ -84,12 +86,13 @@ class Served:
     ) -> AbstractContextManager[Engine]:
         """The connection."""
         return server_engine(
-            self.url,
+            self.urls,
             plan.decoding,
             session=session,
             max_new_tokens=plan.max_new_tokens,
             max_model_len=plan.max_model_len,
             most_in_flight=plan.most_in_flight,
+            on_warning=self.on_warning,
         )
 
 

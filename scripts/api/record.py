@@ -262,7 +262,11 @@ def _by_vllm(
     source: Served | Offline = Offline(arguments=dict(settings.engine_args or {}))
     if settings.server:
         assert settings.shared is not None  # see `RecordSettings.check`
-        source = Served(url=settings.server, folder=Path(settings.shared))
+        source = Served(
+            urls=settings.server,
+            folder=Path(settings.shared),
+            on_warning=settings.listener.warning,
+        )
     plan = _vllm_plan(settings, how, fitted)
     return record_with_vllm(
         plan,

@@ -163,10 +163,9 @@ class RecordSettings(ChosenPrompts):
         ),
     ] = None
     server: Annotated[
-        str | None,
+        Sequence[str] | None,
         Option(
-            "address of a vLLM server that was started with the output of "
-            "--print-server-args; an API key is read from DRAFTQUANT_SERVER_KEY",
+            "vLLM servers started as --print-server-args says (API key: DRAFTQUANT_SERVER_KEY)",
             "URL",
         ),
     ] = None

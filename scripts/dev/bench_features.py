@@ -3,9 +3,10 @@
     python -m draftquant.scripts.dev.bench_features WORKDIR [--pair tests/pairs/eagle3-llama ...]
         [--recipe int4-channel ...] [--rounds 3] [--json]
 
-Every storage is recorded anew, in a process of its own; its CPU seconds are those of the whole
-command. Reading, and replaying the BF16 draft, take turns with the exact folder in one process;
-their ratios are medians of the rounds. The acceptance length of each draft on stored features is
+The exact traces are recorded once, in a process of its own. Writing, reading, and replaying the
+BF16 draft take turns with the exact folder in one process; their ratios of CPU seconds are medians
+of the rounds. That of recording follows: the seconds of the exact recording, with another writing
+in place of the exact one. The acceptance length of each draft on stored features is
 compared with the same draft on exact ones, and of a quantized draft also its change from BF16, what
 a gate judges: paired by prompts, two-sided intervals that hold together with 95 % over all
 pairs and drafts of a storage (max-t within a pair, Bonferroni between pairs). Traces stay in
@@ -17,11 +18,13 @@ import dataclasses
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...calibration.traces.manifest import StorageChoice
 from ..console import print_table, stderr, table
@@ -63,7 +66,7 @@ class Stored:
     """One pair in one storage; ratios against its exact traces.
 
     Attributes:
-        nbytes: of the shards. record, read, replay: of CPU seconds.
+        nbytes: of the shards. record, write, read, replay: of CPU seconds.
     """
 
     pair: str
@@ -71,6 +74,7 @@ class Stored:
     nbytes: int
     bytes_ratio: float
     record: float
+    write: float
     read: float
     replay: float
     changes: tuple[Change, ...]
@@ -85,21 +89,26 @@ def measured_pair(
         pair: folder of a trained pair.
         work: folder of its traces and drafts.
         recipes: of the quantized drafts.
-        rounds: of reading and replaying.
+        rounds: of writing, reading and replaying.
         confidence: of all intervals of a storage together.
 
     Raises:
         BenchError: it is no trained pair, or a command failed.
     """
+    from ...calibration.traces.store_traces import store_traces
     from ...calibration.traces.trace_folder import TraceFolder
 
     if not (pair / "training.json").is_file():
         raise BenchError(str(pair), "is no trained pair", fix="give one of tests/pairs")
     work.mkdir(parents=True, exist_ok=True)
-    seconds = {storage: _recorded(pair, work, storage) for storage in STORAGES}
+    seconds = _recorded(pair, work)
+    exact = TraceFolder.open(work / "exact")
+    for storage in STORAGES[1:]:
+        if not (work / storage).exists():
+            store_traces(exact, work / storage, storage)
     folders = {storage: TraceFolder.open(work / storage) for storage in STORAGES}
     drafts = {BF16: pair / "draft"} | {name: _quantized(pair, work, name) for name in recipes}
-    read, replay = _speeds(folders, drafts[BF16], rounds)
+    took = [_seconds(folders, drafts[BF16]) for _ in range(rounds)]
     replays = {storage: _replayed(drafts, traces) for storage, traces in folders.items()}
     sizes = {
         storage: sum(shard.nbytes for shard in traces.manifest.shards)
@@ -111,27 +120,31 @@ def measured_pair(
             storage=storage,
             nbytes=sizes[storage],
             bytes_ratio=sizes[storage] / sizes["exact"],
-            record=seconds[storage] / seconds["exact"],
-            read=read[storage],
-            replay=replay[storage],
+            record=1
+            + statistics.median(
+                (one[storage].write - one["exact"].write) / seconds for one in took
+            ),
+            write=statistics.median(one[storage].write / one["exact"].write for one in took),
+            read=statistics.median(one[storage].read / one["exact"].read for one in took),
+            replay=statistics.median(one[storage].replay / one["exact"].replay for one in took),
             changes=_changes(replays["exact"], replays[storage], confidence),
         )
         for storage in STORAGES
     ]
 
 
-def _recorded(pair: Path, work: Path, storage: StorageChoice) -> float:
-    """CPU seconds of recording, which are kept beside the traces."""
-    out, kept = work / storage, work / f"{storage}.seconds"
+def _recorded(pair: Path, work: Path) -> float:
+    """CPU seconds of the exact recording, which are kept beside the traces."""
+    out, kept = work / "exact", work / "exact.seconds"
     if not out.exists():
         taken = draftquant(
             "record",
             *("--target", str(pair / "target"), "--draft", str(pair / "draft"), "--tables"),
             *("--prompts", str(pair / SHIPPED["gate"]), "--max-new-tokens", str(NEW_TOKENS)),
-            *("--feature-storage", storage, "--out", str(out)),
+            *("--out", str(out)),
         )
         kept.write_text(str(taken.cpu_seconds), encoding="utf-8")
-        stderr().line(f"{pair.name} {storage}: recorded in {taken.cpu_seconds:.1f} CPU seconds")
+        stderr().line(f"{pair.name}: recorded in {taken.cpu_seconds:.1f} CPU seconds")
     return float(kept.read_text(encoding="utf-8"))
 
 
@@ -142,29 +155,34 @@ def _quantized(pair: Path, work: Path, recipe: str) -> Path:
     return out
 
 
-def _speeds(
-    folders: "dict[StorageChoice, TraceFolder]", draft: Path, rounds: int
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Median ratios of reading and of replaying; storages take turns."""
-    reading: dict[str, list[float]] = {storage: [] for storage in folders}
-    replaying: dict[str, list[float]] = {storage: [] for storage in folders}
-    for _ in range(rounds):
-        took = {}
-        for storage, traces in folders.items():
-            began = time.process_time()
+class _Seconds(NamedTuple):
+    """CPU seconds of one storage in one round."""
+
+    write: float
+    read: float
+    replay: float
+
+
+def _seconds(
+    folders: "dict[StorageChoice, TraceFolder]", draft: Path
+) -> "dict[StorageChoice, _Seconds]":
+    """One round: storages take turns."""
+    from ...calibration.traces.sets import copy_traces
+
+    loaded, took = list(folders["exact"]), {}
+    for storage, traces in folders.items():
+        with tempfile.TemporaryDirectory(dir=traces.folder.parent) as folder:
+            times = [time.process_time()]
+            copy_traces([traces], Path(folder) / "copy", loaded)
+            times.append(time.process_time())
             for _trace in traces:
                 pass
-            middle = time.process_time()
+            times.append(time.process_time())
             _replay(draft, traces)
-            took[storage] = (middle - began, time.process_time() - middle)
-        for storage, (read, replay) in took.items():
-            reading[storage].append(read / took["exact"][0])
-            replaying[storage].append(replay / took["exact"][1])
-    medians = [
-        {storage: statistics.median(ratios) for storage, ratios in found.items()}
-        for found in (reading, replaying)
-    ]
-    return medians[0], medians[1]
+            times.append(time.process_time())
+        took[storage] = _Seconds(*(after - before for before, after in pairwise(times)))
+        stderr().line(f"{traces.folder}: write, read, replay {took[storage]}")
+    return took
 
 
 def _replayed(drafts: dict[str, Path], traces: "TraceFolder") -> "dict[str, DraftReplay]":
@@ -228,10 +246,10 @@ def _changes(
 
 def print_rows(rows: Sequence[Stored]) -> None:
     """What is saved and what it costs, then what it does to acceptance."""
-    numbers = ("bytes", "of exact", "record", "read", "replay")
+    numbers = ("bytes", "of exact", "record", "write", "read", "replay")
     found = table("Hidden states in fewer bytes", "pair", "storage", *numbers, right=numbers)
     for row in rows:
-        ratios = (row.bytes_ratio, row.record, row.read, row.replay)
+        ratios = (row.bytes_ratio, row.record, row.write, row.read, row.replay)
         found.row(row.pair, row.storage, f"{row.nbytes:,}", *(f"{one:.2f}" for one in ratios))
     print_table(found)
     of_each = ("change", "interval", "prompts that differ")
@@ -265,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_pairs(parser)
     recipes = ("int4-channel", "fp8-ptpc")
     parser.add_argument("--recipe", nargs="*", default=recipes, help="of quantized drafts")
-    parser.add_argument("--rounds", type=int, default=3, help="of reading and replaying")
+    parser.add_argument("--rounds", type=int, default=3, help="of the speeds (default 3)")
     return run_benchmark(parser, arguments, stored_pairs, lambda _, rows: print_rows(rows))
 
 
