@@ -52,7 +52,7 @@ MISTAKES = {
         Mistake("check draft", "--engine: is missing", "--engine vllm (or sglang"),
         Mistake("check draft --engine trtllm", "got 'trtllm'", "did you mean tensorrt-llm?"),
         Mistake("check draft --engine llama.cpp", "one of vllm, sglang, tensorrt-llm", "--help"),
-        Mistake("check quant --engine vllm --tp 0", "--tp: expected a number of GPUs", "leave it"),
+        Mistake("check quant --engine vllm --tp 0", "--tp: expected at least 1, got 0", "leave it"),
         Mistake("check quant --engine vllm --tp two", "a whole number, got 'two'", "--tp 4"),
         Mistake("check quant --engine vllm --arch mi32", "does not know the GPU 'mi32'", "mi325x"),
         Mistake("check quant --engine vllm --fix", "no folder is given", "add --out FOLDER"),
