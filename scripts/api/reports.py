@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
     from ...validate.vocabulary.vocab_report import VocabReport as VocabReport
     from .calibrate import CalibrateReport as CalibrateReport
+    from .canary import CanaryReport as CanaryReport
     from .check import CheckReport as CheckReport
     from .golden import GoldenText as GoldenText
     from .inspect import Inspection as Inspection
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Acceptance": "validate.acceptance.acceptance",
     "CalibrateReport": "scripts.api.calibrate",
+    "CanaryReport": "scripts.api.canary",
     "CheckReport": "scripts.api.check",
     "CleanReport": "quantize.files.staging_names",
     "ComparisonReport": "validate.comparison.draft_comparison",

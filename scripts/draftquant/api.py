@@ -17,6 +17,7 @@ from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
 from .scripts.api.accept import accept
 from .scripts.api.calibrate import calibrate
+from .scripts.api.canary import canary
 from .scripts.api.card import card
 from .scripts.api.check import check
 from .scripts.api.clean import clean

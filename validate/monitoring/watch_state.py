@@ -9,15 +9,12 @@ from typing import Literal
 
 from ...quantize.files.report_files import write_reports
 from ...recipes.decode import encode
-from ...recipes.errors import reason, short
-from ...recipes.regular_file import read_text
-from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import WatchError
 from .bets import LOSSES
 from .drift import Detectors, Drift
+from .state_file import OTHER, read_state_of
 
 FORMAT: Literal["draftquant watch"] = "draftquant watch"
-_OTHER = "give a file that does not exist yet, or remove this one to begin anew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +51,9 @@ def read_state(path: Path, of: Mapping[str, str]) -> Drift | None:
     Raises:
         WatchError: it cannot be read, is something else, or of another watch.
     """
-    try:
-        found = parse_object(read_text(path))
-        if found.get("format") != FORMAT:
-            raise WatchError(path, f"is no state of a watch: expected format {FORMAT!r}, got"
-                             f" {short(found.get('format'))}", fix=_OTHER)  # fmt: skip
-        state: WatchState = decode(WatchState, found)
-    except FileNotFoundError:
+    state = read_state_of(WatchState, "watch", path, of)
+    if state is None:
         return None
-    except OSError as exc:
-        raise WatchError(path, f"cannot be read: {reason(exc)}", fix=_OTHER) from exc
-    except JsonProblem as exc:
-        raise WatchError(path, f"is no state of a watch: {exc}", fix=_OTHER) from exc
-    for key in dict.fromkeys((*of, *state.of)):
-        if (own := state.of.get(key)) != (given := of.get(key)):
-            raise WatchError(
-                path,
-                f"is the state of another watch: {key} is {short(own or 'not said')} there, and"
-                f" {short(given or 'not said')} here",
-                fix=_OTHER,
-            )
     _check(path, state.drift)
     return state.drift
 
@@ -83,7 +63,7 @@ def _check(path: Path, drift: Drift) -> None:
     for name, tally in drift.tallies.items():
         own = tally.evidence
         if {len(own.log_sums), len(own.log_best), len(own.since)} != {len(LOSSES)}:
-            raise WatchError(path, f"category {name!r}: expected {len(LOSSES)} bets", fix=_OTHER)
+            raise WatchError(path, f"category {name!r}: expected {len(LOSSES)} bets", fix=OTHER)
 
 
 def identity(golden: str, where: str, model: str | None, detectors: Detectors) -> dict[str, str]:

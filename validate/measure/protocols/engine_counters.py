@@ -57,6 +57,7 @@ class EngineCounters:
         position_label: of `accepted_at`; "0" is the first draft token.
         accepted, emitted, first_tokens: accepted draft tokens are `accepted`; where that is None,
             they are `emitted` less `first_tokens` less `verify_steps`.
+        drafted: draft tokens that were proposed; None = the engine has no such counter.
         model_label: says which target is served.
     """
 
@@ -67,15 +68,17 @@ class EngineCounters:
     accepted: Series | None = None
     emitted: Series | None = None
     first_tokens: Series | None = None
+    drafted: Series | None = None
     model_label: str = "model_name"
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of all counters that `read` looks at."""
         every = (
-            self.verify_steps, self.accepted_at, self.accepted, self.emitted, self.first_tokens
+            self.verify_steps, self.accepted_at, self.accepted, self.emitted, self.first_tokens,
+            self.drafted,
         )  # fmt: skip
-        return tuple(one.name for one in every if one is not None)
+        return tuple(dict.fromkeys(one.name for one in every if one is not None))
 
     def read(self, counters: Counters) -> ServerSteps | None:
         """What is counted there; None where the server counts no verify step."""
@@ -107,6 +110,7 @@ ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
         accepted_at=Series(name="vllm:spec_decode_num_accepted_tokens_per_pos_total"),
         position_label="position",
         accepted=Series(name="vllm:spec_decode_num_accepted_tokens_total"),
+        drafted=Series(name="vllm:spec_decode_num_draft_tokens_total"),
     ),
     "sglang": EngineCounters(
         path="/metrics",
@@ -121,6 +125,7 @@ ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
         ),
         accepted_at=Series(name="trtllm_spec_decode_accepted_tokens_total"),
         position_label="token_position",
+        drafted=Series(name="trtllm_spec_decode_drafted_tokens_total"),
     ),
 }
 """A step of TensorRT-LLM drafts its first position whenever it drafts."""
