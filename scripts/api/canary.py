@@ -66,7 +66,9 @@ class CanarySettings(Settings):
     ] = 0.01
     confidence: Annotated[
         float,
-        Option("confidence of each verdict (default 95%%)", "SHARE", reads=share, bounds=CONFIDENCE),
+        Option(
+            "confidence of each verdict (default 95%%)", "SHARE", reads=share, bounds=CONFIDENCE
+        ),
     ] = 0.95
     every: Annotated[
         float,
@@ -105,8 +107,8 @@ class CanaryReport(Brief):
     """What a canary saw.
 
     Attributes:
-        outcome: PASS: the drop is smaller than the limit; FAIL: it is larger; INCONCLUSIVE: it ended
-            before either was shown.
+        outcome: PASS: the drop is smaller than the limit; FAIL: it is larger; INCONCLUSIVE: it
+            ended before either was shown.
         readings: of both servers. missed: without an answer of one.
         baseline, candidate: what each counted.
         judged: the change with its bounds, and the evidence; None where nothing was read.
@@ -144,7 +146,7 @@ def canary(settings: CanarySettings) -> CanaryReport:
     Raises:
         GoldenError: golden acceptance cannot be read, or does not say how much its requests differ.
         MeasureError: a server has no counters of verify steps.
-        WatchError: the state is of another canary, or the servers draft different numbers of tokens.
+        WatchError: the state is of another canary, or the servers have different K.
     """
     from ...calibration.errors import ServerError
     from ...quantize.files.report_files import check_place

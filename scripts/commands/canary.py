@@ -1,4 +1,4 @@
-"""`draftquant canary`: does a candidate accept as much as the baseline, both serving live traffic?"""
+"""`draftquant canary`: does a candidate accept as much as the baseline, on live traffic?"""
 
 import argparse
 import dataclasses

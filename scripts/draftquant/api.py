@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .scripts.api.reports import (
         Acceptance,
         CalibrateReport,
+        CanaryReport,
         CheckReport,
         CleanReport,
         ComparisonReport,
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
 VERBS = (
     "accept",
     "calibrate",
+    "canary",
     "card",
     "check",
     "clean",
@@ -159,6 +161,7 @@ __all__ = [
     "Acceptance",
     "Bar",
     "CalibrateReport",
+    "CanaryReport",
     "CheckReport",
     "CleanReport",
     "ComparisonReport",
@@ -206,6 +209,7 @@ __all__ = [
     "WrittenReport",
     "accept",
     "calibrate",
+    "canary",
     "card",
     "check",
     "clean",

@@ -2,17 +2,19 @@
 
 Requests are not paired, but both servers see the same mixture of them at the same time. So each
 block of readings compares the two by itself, D = candidate - (1 - drop) x baseline, and blocks are
-weighted by what they know, w = 1 / variance of D. Then S = sum of w D is a random walk whose variance
-is V = sum of w, and whose mean is 0 where the candidate lost exactly the drop that is tolerated.
+weighted by what they know, w = 1 / variance of D. Then S = sum of w D is a random walk whose
+variance is V = sum of w, and whose mean is 0 where the candidate lost just the tolerated
+drop.
 
 A bet of stake s on a gain makes exp(s S - s^2 V / 2) of 1, one on a loss exp(-s S - s^2 V / 2). The
-mean over some stakes is an e-process: it exceeds 1 / alpha ever with a probability of at most alpha,
-however often it is looked at (Ville's inequality), so a verdict may be given as soon as it does.
+mean over some stakes is an e-process: it ever exceeds 1 / alpha with a probability of at most
+alpha, however often it is looked at (Ville's inequality), so that
+a verdict may be given as soon as it does.
 Source: Howard, Ramdas, McAuliffe, Sekhon, "Time-uniform Chernoff bounds via nonnegative
 supermartingales", Probability Surveys 17 (2020), 257-317, doi 10.1214/18-PS321, for the process;
 Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic
-confidence sequences", The Annals of Statistics 52 (2024), 2613-2640, doi 10.1214/24-AOS2408, for why
-the variance may be an estimate: the guarantee is asymptotic, in numbers of requests.
+confidence sequences", The Annals of Statistics 52 (2024), 2613-2640, doi 10.1214/24-AOS2408, for
+why the variance may be an estimate: the guarantee is asymptotic, in numbers of requests.
 
 The variance of a step is golden's, with its design effect: whole requests are independent, their
 steps are not. Where blocks differ by more than that, V and S are divided by how much more.
@@ -26,8 +28,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from ..golden.golden import Golden
 from ..errors import GoldenError
+from ..golden.golden import Golden
 from ..judging.policy import POLICIES
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -107,8 +109,8 @@ class Judged:
         verdict: "INCONCLUSIVE" as long as there is none.
         change: relative, of the acceptance length; None without a block.
         low, high: one-sided bounds of it, each valid at all times together; None without a block.
-        evidence_pass, evidence_fail: how strongly the counts speak for either. verdict_at: from which
-            on that is one.
+        evidence_pass, evidence_fail: how strongly the counts speak for either.
+        verdict_at: from which on that is one.
     """
 
     verdict: Verdict
@@ -151,8 +153,8 @@ class Rule:
         if own.clusters < FEWEST_REQUESTS or not own.design_effect:
             raise GoldenError(
                 "golden acceptance",
-                f"expected {FEWEST_REQUESTS} prompts or more that differ, got {own.clusters}: it does"
-                " not say how much requests differ",
+                f"expected {FEWEST_REQUESTS} prompts or more that differ, got {own.clusters}: it"
+                " does not say how much requests differ",
                 fix="write it of more prompts (draftquant replay --golden)",
             )
         return cls(
@@ -218,4 +220,5 @@ class Rule:
         smallest = DISTANCES[0] * self.mean
         needed = -math.log(1 - self.confidence)
         enough = (needed + math.log(len(DISTANCES))) / smallest + smallest * information / 2
-        return brentq(lambda one: self._log_evidence(one, information) - needed, 0.0, enough)
+        found = brentq(lambda one: self._log_evidence(one, information) - needed, 0.0, enough)
+        return float(found)

@@ -2,9 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...calibration.errors import ServerError
 from ...recipes.errors import DraftQuantError
@@ -15,6 +14,7 @@ from .counter_stream import Sources, counted_since, where_they_stand
 from .readings import Source
 from .watching import Clock, Schedule
 
+_CLOCK = Clock()
 _DRAFTED_ALIKE = 0.01
 """Relative difference of drafted tokens per verify step that is none."""
 
@@ -96,7 +96,7 @@ async def keep_comparing(
     *,
     canary: Canary | None = None,
     kept: Kept | None = None,
-    clock: Clock = Clock(),
+    clock: Clock = _CLOCK,
 ) -> None:
     """Read both until there is a verdict, or the schedule ends.
 
@@ -105,7 +105,7 @@ async def keep_comparing(
         rule: how they are compared.
         schedule: when; `until_alarm` says nothing here.
         listening: hears of every reading.
-        canary: where an earlier run stood; None = this one begins. One with a verdict reads no more.
+        canary: where an earlier run stood; None = this one begins. A verdict that it gave stays.
         kept: where the state is written.
         clock: the time.
 
@@ -114,6 +114,12 @@ async def keep_comparing(
         WatchError: the servers draft different numbers of tokens, or more than golden.
     """
     began, first, canary = clock.now(), True, canary or Canary()
+    judged = rule.judge(canary.comparison)
+    if judged.verdict != "INCONCLUSIVE":
+        listening.reading(
+            CanaryReading(time=clock.now(), comparison=canary.comparison, judged=judged)
+        )
+        return
     while True:
         pages = await asyncio.gather(
             _page(servers.baseline), _page(servers.candidate), return_exceptions=False
@@ -174,7 +180,8 @@ def _after(
     positions = max(shown, before.positions)
     if before.sources is None:
         stands = Counted(sources=where_they_stand(page, engine, where), positions=positions)
-        return dataclasses.replace(canary, **{name: stands})
+        first: dict[str, Any] = {name: stands}
+        return dataclasses.replace(canary, **first)
     since = counted_since(before.sources, page, engine, where)
     problems += [f"{where}: counts from 0 again: {one}" for one in since.restarted]
     own = engine.read(since.increments)
@@ -187,11 +194,12 @@ def _after(
     elif own is not None:
         arm: Arm = getattr(comparison, name)
         counted = arm.counted(own.verify_steps, own.accepted)
-        comparison = dataclasses.replace(comparison, **{name: counted})
+        arms: dict[str, Any] = {name: counted}
+        comparison = dataclasses.replace(comparison, **arms)
         if engine.drafted is not None:
             drafted += engine.drafted.total(since.increments) or 0
     stands = Counted(sources=since.sources, drafted=drafted, positions=positions)
-    changed: Mapping[str, Counted] = {name: stands}
+    changed: dict[str, Any] = {name: stands}
     return dataclasses.replace(canary, comparison=comparison, **changed)
 
 
@@ -225,6 +233,6 @@ def _warned(canary: Canary) -> tuple[str, ...]:
     if abs(ours - theirs) <= _DRAFTED_ALIKE * theirs:
         return ()
     return (
-        f"the baseline drafts {theirs:.2f} tokens per verify step, the candidate {ours:.2f}: part of"
-        " a change of the acceptance length is due to that",
+        f"the baseline drafts {theirs:.2f} tokens per verify step, the candidate {ours:.2f}: part"
+        " of a change of the acceptance length is due to that",
     )
