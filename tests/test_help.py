@@ -10,7 +10,7 @@ from draftquant.scripts.option_groups import COMMON, NEEDED, RARE
 from draftquant.scripts.option_groups import GROUPS as OPTION_GROUPS
 from test_parsers import ALL, LEAVES
 
-LIST, PAGE = 55, 102
+LIST, PAGE = 56, 102
 """Lines of the list of commands, and of a command's own help: one screen, and two."""
 
 
