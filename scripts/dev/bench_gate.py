@@ -113,13 +113,13 @@ def categories(runs: int, seed: int) -> Figures:
 
 
 def contexts(runs: int, seed: int) -> Figures:
-    """200 prompts of one category or of ten, over three context bins; the longest bin loses.
+    """200 prompts of one category or of five, over three context bins; the longest bin loses.
 
     Of the prompts, 60 reach the third bin with a third of their rounds.
     """
     scenarios: dict[str, Scenario] = {
         f"{number} categor{'y' if number == 1 else 'ies'}, {name}": _over_bins(number, changes)
-        for number in (1, 10)
+        for number in (1, 5)
         for name, changes in (
             ("nothing lost", (0.0, 0.0, 0.0)),
             ("longest bin at its limit, -3%", (0.0, 0.0, -0.03)),
