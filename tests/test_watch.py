@@ -4,6 +4,9 @@ import dataclasses
 import functools
 import json
 import math
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -265,6 +268,35 @@ def test_a_watch_goes_on_from_its_state(file: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".json"] == []
 
 
+@pytest.mark.slow
+def test_a_watch_that_is_killed_at_any_moment_goes_on(file: Path, tmp_path: Path) -> None:
+    """Six kills; the state is whole after each, and no verify step is lost or counted twice."""
+    state, rng, total = tmp_path / "watch.json", np.random.default_rng(0), np.zeros(3)
+    with counting(vllm_page(*total)) as server:
+        assert _watch(file, server.url, "--once", "--state", str(state), "--quiet") == 3
+        for _ in range(6):
+            before = state.stat().st_mtime_ns
+            process = subprocess.Popen(
+                [sys.executable, "-m", "draftquant", "watch", "--golden", str(file),
+                 "--server", server.url, "--engine", "vllm", "--every", "0.002",
+                 "--state", str(state)],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            while state.stat().st_mtime_ns == before:
+                assert process.poll() is None
+                time.sleep(0.01)
+            for _ in range(10):
+                total += _as_golden(100)
+                server.page = vllm_page(*total)
+                time.sleep(0.02 * float(rng.random()))
+            process.kill()
+            process.wait()
+            json.loads(state.read_text(encoding="utf-8"))
+        _watch(file, server.url, "--once", "--state", str(state), "--quiet")
+    tally = json.loads(state.read_text(encoding="utf-8"))["drift"]["tallies"][""]
+    assert tally["verify_steps"] == total[0] == 6_000
+
+
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("text", "words", "said"),
@@ -371,6 +403,7 @@ def test_counters_that_a_prometheus_scraped_are_watched_alike(
         ('{"status": "success", "data": {"result": [{"metric": {}}]}}', [], "instant vector"),
         ('{"status": "success", "data": {"result": []}}', [], "has no counter vllm:spec_decode"),
         (prometheus_answer(FALLEN[1]), ["--selector", 'job="a"} or {x="y"'], "expected labels"),
+        (prometheus_answer(FALLEN[1]), ["--selector", 'a="b", __name__="up"'], "has __name__"),
     ],
 )
 def test_what_is_no_prometheus_is_named(
@@ -407,8 +440,11 @@ def test_a_webhook_that_takes_nothing_ends_no_watch() -> None:
 def test_an_address_that_is_none_is_no_webhook(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _watch(file, "http://127.0.0.1:9", "--webhook", "chat.example/hook") == 2
-    assert "--webhook: expected an address" in " ".join(capsys.readouterr().err.split())
+    assert _watch(file, "http://127.0.0.1:9", "--webhook", "chat.example/secret") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--webhook: expected an address that begins with http://" in said
+    assert "secret)" in said
+    assert "/secret" not in said
 
 
 def test_the_engine_of_a_replay_must_be_named(

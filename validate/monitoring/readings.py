@@ -178,6 +178,11 @@ def check_selector(selector: str) -> None:
             "--selector", f"expected labels such as job=\"vllm\", got {short(selector)}",
             fix="write NAME=\"VALUE\" (or !=, =~, !~), with commas between them",
         )  # fmt: skip
+    if re.search(r"(^|,)\s*__name__\s*[=!]", selector):
+        raise WatchError(
+            "--selector", "has __name__, and the counters' names are those of --engine",
+            fix="leave __name__ out",
+        )  # fmt: skip
 
 
 def _vector(answer: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx2
 
-from ...recipes.errors import short
 from ..errors import WatchError
 
 _ATTEMPTS = 3
@@ -38,8 +37,12 @@ class Webhook:
         except ValueError:
             fits = False
         if not fits:
-            raise WatchError("--webhook", f"expected an address, got {short(self.url)}",
-                             fix="give http://HOST/PATH or https://HOST/PATH")  # fmt: skip
+            raise WatchError(
+                "--webhook",
+                "expected an address that begins with http:// or https:// and names a host, got"
+                f" {len(self.url)} characters that do not (they may be a secret)",
+                fix="give http://HOST/PATH or https://HOST/PATH",
+            )
 
     @property
     def host(self) -> str:
