@@ -10,9 +10,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     COMMON: (
         "against", "arch", "baseline", "category", "coverage", "curve", "draft", "engine", "exact",
         "fix", "fix_config", "gpu", "html", "judge", "junit", "max_drop", "max_new_tokens",
-        "num_draft_tokens", "num_prompts", "out", "plot", "prompts", "recipe", "recipes",
-        "report", "server", "show", "size", "target", "target_step_ms", "to", "tokenizer", "traces",
-        "traffic", "tuned_baseline",
+        "num_draft_tokens", "num_prompts", "out", "plot", "prometheus", "prompts", "recipe",
+        "recipes", "report", "server", "show", "size", "target", "target_step_ms", "to",
+        "tokenizer", "traces", "traffic", "tuned_baseline",
     ),
     "where the prompts come from": (
         "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",
@@ -27,8 +27,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "what is recorded": ("aux_layer_ids", "feature_storage", "fused", "table_ids", "tables"),
     "the server": (
-        "concurrency", "engine_args", "launch", "model", "print_server_args", "served_as",
-        "shared",
+        "concurrency", "engine_args", "launch", "model", "print_server_args", "selector",
+        "served_as", "shared",
     ),
     "when it reads": ("duration", "every", "once", "state", "until_alarm"),
     "limits of the verdict": (

@@ -1,10 +1,12 @@
 """A server that has nothing but counters of verify steps, as an engine shows them."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
+from draftquant.validate.measure.protocols.counters import Counters
 from local_http import listening
 
 _DRAFTS, _ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens"
@@ -17,13 +19,14 @@ class Counting:
     Attributes:
         page: what is answered. pages: what is answered before that, one after the other.
         status: of the answer.
-        asked: paths.
+        asked: paths. posted: bodies.
     """
 
     page: str = ""
     pages: list[str] = field(default_factory=list)
     status: int = 200
     asked: list[str] = field(default_factory=list)
+    posted: list[str] = field(default_factory=list)
     url: str = ""
 
 
@@ -41,6 +44,11 @@ def counting(*pages: str) -> Iterator[Counting]:
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def do_POST(self) -> None:
+            server.posted.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(server.status)
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Quietly."""
@@ -60,3 +68,13 @@ def vllm_page(steps: float, *accepted: float, **labels: str) -> str:
         f'{_DRAFTS}{{model_name="m"{own}}} {steps}\n'
         f'{_ACCEPTED}_total{{model_name="m"{own}}} {sum(accepted)}\n{"".join(at)}'
     )
+
+
+def prometheus_answer(page: str) -> str:
+    """What a Prometheus that scraped this page answers to an instant query."""
+    result = [
+        {"metric": {"__name__": name, "instance": "host:8000", **labels}, "value": [0, f"{n:g}"]}
+        for name, own in Counters.parse(page, "page").samples.items()
+        for labels, n in own
+    ]
+    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})

@@ -692,6 +692,9 @@ COMMANDS = (
         **stubs("scripts.commands.golden._print")}),
     Command("watch --server U --golden G.json", "scripts.commands.watch.watch.run", (
         Row("--server", "V", "settings.server", "V"),
+        Row("--prometheus", "P", "settings.prometheus", "P", without=("--server",)),
+        Row("--selector", "'job=\"a\"'", "settings.selector", 'job="a"',
+            beside="--prometheus P", without=("--server",)),
         Row("--golden", "other.json", "settings.golden", Path("other.json")),
         Row("--engine", "sglang", "settings.engine", "sglang"),
         Row("--model", "m", "settings.model", "m"),
@@ -703,6 +706,7 @@ COMMANDS = (
         Row("--for", "2m", "settings.duration", 120),
         Row("--once", "", "settings.once", beside="--state s.json"),
         Row("--until-alarm", "", "settings.until_alarm"),
+        Row("--webhook", "W", "settings.webhook", "W"),
         Row("--state", "s.json", "settings.state", Path("s.json")),
     ), {"scripts.commands.watch.watch.run": MagicMock(outcome="NO ALARM", problem="")}),
     Command("canary --server U --candidate C --golden G.json", "scripts.commands.canary.canary.run", (

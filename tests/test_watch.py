@@ -4,12 +4,16 @@ import dataclasses
 import functools
 import json
 import math
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from counting_server import counting, vllm_page
+from counting_server import counting, prometheus_answer, vllm_page
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GoldenError, MeasureError, WatchError
 from draftquant.validate.golden.golden import Golden
@@ -21,6 +25,7 @@ from draftquant.validate.monitoring.bets import limit_of
 from draftquant.validate.monitoring.counter_stream import counted_since, where_they_stand
 from draftquant.validate.monitoring.drift import Detectors, Drift, Reading
 from draftquant.validate.monitoring.e_detector import DAY, Evidence, after
+from draftquant.validate.monitoring.webhook import Webhook
 from handmade_replays import replay
 
 VLLM = ENGINE_COUNTERS["vllm"]
@@ -40,7 +45,7 @@ def detectors(**given: str) -> Detectors:
 
 
 def test_each_bet_is_fair_for_the_requests_of_golden() -> None:
-    limit = limit_of(golden(), "", 0.01)
+    limit = limit_of(golden().prompts, 0.01)
     assert [bet.stake for bet in limit.bets] == sorted(bet.stake for bet in limit.bets)
     steps = np.array([sum(one) for one in HISTOGRAMS])
     below = (limit.golden - 1) * steps - np.array([one[1] + 2 * one[2] for one in HISTOGRAMS])
@@ -54,7 +59,7 @@ def test_each_bet_is_fair_for_the_requests_of_golden() -> None:
 
 
 def test_the_limit_is_below_what_golden_itself_does_not_know() -> None:
-    limit, own = limit_of(golden(), "", 0.01), golden().all
+    limit, own = limit_of(golden().prompts, 0.01), golden().all
     assert own.standard_error is not None
     low = own.mean_acceptance_length - 1.645 * own.standard_error
     assert limit.lowest == pytest.approx(0.99 * low, rel=1e-5)
@@ -66,13 +71,13 @@ def test_golden_of_one_prompt_says_too_little() -> None:
     alike = golden_of_replay(replay([(0, 0, 9), (0, 0, 9)]), draft_sha256=None)
     for found in (alone, alike):
         with pytest.raises(GoldenError, match="does not say how much requests differ"):
-            limit_of(found, "", 0.01)
+            limit_of(found.prompts, 0.01)
 
 
 def test_without_a_change_the_mean_of_the_evidence_is_what_was_spent() -> None:
     """E[M] at any time is at most the weights so far: half at the beginning, and half a day."""
     limit = dataclasses.replace(
-        limit_of(golden(), "", 0.01), lowest=golden().all.mean_acceptance_length
+        limit_of(golden().prompts, 0.01), lowest=golden().all.mean_acceptance_length
     )
     few = dataclasses.replace(
         limit, bets=limit.bets[:4]
@@ -263,6 +268,35 @@ def test_a_watch_goes_on_from_its_state(file: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".json"] == []
 
 
+@pytest.mark.slow
+def test_a_watch_that_is_killed_at_any_moment_goes_on(file: Path, tmp_path: Path) -> None:
+    """Six kills; the state is whole after each, and no verify step is lost or counted twice."""
+    state, rng, total = tmp_path / "watch.json", np.random.default_rng(0), np.zeros(3)
+    with counting(vllm_page(*total)) as server:
+        assert _watch(file, server.url, "--once", "--state", str(state), "--quiet") == 3
+        for _ in range(6):
+            before = state.stat().st_mtime_ns
+            process = subprocess.Popen(
+                [sys.executable, "-m", "draftquant", "watch", "--golden", str(file),
+                 "--server", server.url, "--engine", "vllm", "--every", "0.002",
+                 "--state", str(state)],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            while state.stat().st_mtime_ns == before:
+                assert process.poll() is None
+                time.sleep(0.01)
+            for _ in range(10):
+                total += _as_golden(100)
+                server.page = vllm_page(*total)
+                time.sleep(0.02 * float(rng.random()))
+            process.kill()
+            process.wait()
+            json.loads(state.read_text(encoding="utf-8"))
+        _watch(file, server.url, "--once", "--state", str(state), "--quiet")
+    tally = json.loads(state.read_text(encoding="utf-8"))["drift"]["tallies"][""]
+    assert tally["verify_steps"] == total[0] == 6_000
+
+
 @pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("text", "words", "said"),
@@ -340,6 +374,77 @@ def test_a_reading_that_is_missed_is_made_up_for(
     assert [line["event"] for line in lines] == ["missed", "reading", "alarm", "end"]
     assert "warning: no reading" in found.err
     assert lines[-1]["missed"] == 1
+
+
+def _prometheus(file: Path, url: str, *words: str) -> int:
+    own = ["--golden", str(file), "--prometheus", url, "--engine", "vllm", "--every", "0.001"]
+    return main(["watch", *own, *words])
+
+
+def test_counters_that_a_prometheus_scraped_are_watched_alike(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with counting(*map(prometheus_answer, FALLEN)) as server:
+        words = ("--selector", ' job="vllm", zone=~"a|b", ', "--until-alarm", "--json")
+        assert _prometheus(file, server.url, *words) == 1
+        (first, _) = server.asked
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in lines] == ["reading", "alarm", "end"]
+    assert lines[0]["categories"][0]["verify_steps"] == 20_000
+    asked = parse_qs(urlsplit(first).query)["query"]
+    assert urlsplit(first).path == "/api/v1/query"
+    assert asked == ['{__name__=~"' + "|".join(VLLM.names) + '",job="vllm", zone=~"a|b"}']
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "said"),
+    [
+        ('{"status": "error", "error": "parse error"}', [], "expected an instant vector"),
+        ('{"status": "success", "data": {"result": [{"metric": {}}]}}', [], "instant vector"),
+        ('{"status": "success", "data": {"result": []}}', [], "has no counter vllm:spec_decode"),
+        (prometheus_answer(FALLEN[1]), ["--selector", 'job="a"} or {x="y"'], "expected labels"),
+        (prometheus_answer(FALLEN[1]), ["--selector", 'a="b", __name__="up"'], "has __name__"),
+    ],
+)
+def test_what_is_no_prometheus_is_named(
+    file: Path, answer: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with counting(answer) as server:
+        assert _prometheus(file, server.url, "--for", "0.01", *words) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_alarm_is_posted_to_the_webhook(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with counting("") as hook, counting(*FALLEN) as server:
+        url = f"{hook.url}/secret"
+        assert _watch(file, server.url, "--until-alarm", "--json", "--webhook", url) == 1
+        (posted,) = hook.posted
+    found = capsys.readouterr()
+    assert json.loads(posted) == json.loads(found.out.splitlines()[1])
+    assert "warning" not in found.err
+
+
+def test_a_webhook_that_takes_nothing_ends_no_watch() -> None:
+    pauses: list[float] = []
+    with counting("") as hook:
+        hook.status = 500
+        said = Webhook(f"{hook.url}/secret").send({"event": "alarm"}, pauses.append)
+        assert len(hook.posted) == 3
+    assert pauses == [2.0, 4.0]
+    assert said == ("the webhook at 127.0.0.1 did not take the alarm, 3 attempts: status 500")
+    gone = Webhook(f"{hook.url}/secret").send({}, pauses.append)
+    assert gone is not None
+    assert "secret" not in gone
+
+
+def test_an_address_that_is_none_is_no_webhook(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _watch(file, "http://127.0.0.1:9", "--webhook", "chat.example/secret") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--webhook: expected an address that begins with http://" in said
+    assert "secret)" in said
+    assert "/secret" not in said
 
 
 def test_the_engine_of_a_replay_must_be_named(

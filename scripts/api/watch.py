@@ -2,9 +2,8 @@
 
 import os
 import re
-import time
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,18 +12,18 @@ from typing_extensions import override
 from ...recipes.bounds import ABOVE_0, SHARE
 from ...recipes.brief import Brief
 from ...recipes.decode import MisfitError
-from ...recipes.errors import DraftQuantError, short
+from ...recipes.errors import short
 from ...validate.errors import GoldenError, WatchError
 from ...validate.measure.measurement import EngineName
 from .arguments import AnyPath, share
-from .listener import Listener
 from .option import Option
 from .settings import Settings
 from .verb import verb
 
 if TYPE_CHECKING:
     from ...validate.golden.golden import Golden
-    from ...validate.monitoring.drift import Detectors, Reading, Standing
+    from ...validate.monitoring.drift import Detectors, Standing
+    from .watch_events import Seen
 
 Outcome = Literal["NO ALARM", "ALARM", "NOT ENOUGH"]
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -47,19 +46,27 @@ class WatchSettings(Settings):
     """Which server is watched, against which golden acceptance, and how long."""
 
     _: KW_ONLY
-    server: Annotated[
-        str,
-        Option(
-            "address of the running server, http://HOST:PORT; an API key is read from"
-            " DRAFTQUANT_SERVER_KEY",
-            "URL",
-        ),
-    ]
     golden: Annotated[
         AnyPath,
         Option("golden acceptance of the draft that is served, written by --golden of another"
                " command", "G.json"),
     ]  # fmt: skip
+    server: Annotated[
+        str | None,
+        Option(
+            "address of the running server, http://HOST:PORT; an API key is read from"
+            " DRAFTQUANT_SERVER_KEY",
+            "URL",
+        ),
+    ] = None
+    prometheus: Annotated[
+        str | None,
+        Option("address of a Prometheus that scrapes the servers, instead of --server", "URL"),
+    ] = None
+    selector: Annotated[
+        str,
+        Option("with --prometheus: labels of the series, such as 'job=\"vllm\"'", "LABELS"),
+    ] = ""
     engine: Annotated[
         EngineName | None,
         Option("engine that runs on the server (default: the one that golden was measured on)"),
@@ -104,6 +111,7 @@ class WatchSettings(Settings):
         bool, Option("end after one reading, which is compared with the one in --state")
     ] = False
     until_alarm: Annotated[bool, Option("end with the first alarm")] = False
+    webhook: Annotated[str | None, Option("post every alarm to this address as JSON", "URL")] = None
     state: Annotated[
         AnyPath | None,
         Option("file in which the watch goes on after it was ended (default: it begins anew)",
@@ -111,9 +119,13 @@ class WatchSettings(Settings):
     ] = None  # fmt: skip
 
     exclusive = (("category", "category_label"), ("once", "duration"))
+    one_of = (("server", "prometheus"),)
 
     def check(self) -> None:
-        """One reading needs another one."""
+        """One reading needs another one, and labels a Prometheus."""
+        if self.selector and self.prometheus is None:
+            raise WatchError("--selector", "is of series in a Prometheus",
+                             fix="add --prometheus URL, or leave it out")  # fmt: skip
         if self.once and self.state is None:
             raise WatchError(
                 "--once", "needs --state: counters say nothing without an earlier reading",
@@ -175,6 +187,9 @@ def watch(settings: WatchSettings) -> WatchReport:
     from ...validate.golden.golden_file import read_golden
     from ...validate.measure.protocols.engine_counters import ENGINE_COUNTERS
     from ...validate.monitoring.drift import Detectors
+    from ...validate.monitoring.readings import check_selector
+    from ...validate.monitoring.webhook import Webhook
+    from .watch_events import Seen
 
     golden = read_golden(Path(settings.golden))
     engine = _engine(settings, golden)
@@ -188,13 +203,17 @@ def watch(settings: WatchSettings) -> WatchReport:
     )
     if settings.state is not None:
         check_place(Path(settings.state), overwrite=True)
-    seen = _Seen(golden=golden, listener=settings.listener)
+    check_selector(settings.selector)
+    webhook = None if settings.webhook is None else Webhook(settings.webhook)
+    if webhook is not None:
+        webhook.check()
+    seen = Seen(golden=golden, listener=settings.listener, webhook=webhook)
     seen.begin(detectors)
     try:
         asyncio.run(_watch(settings, engine, golden, detectors, seen))
     except ServerError as exc:
         seen.problem = str(exc)
-    return seen.report()
+    return _report(seen)
 
 
 def _engine(settings: WatchSettings, golden: "Golden") -> EngineName:
@@ -214,20 +233,24 @@ async def _watch(
     engine: EngineName,
     golden: "Golden",
     detectors: "Detectors",
-    seen: "_Seen",
+    seen: "Seen",
 ) -> None:
     from ...calibration.server_client import KEY_VARIABLE, Patience, ServerClient
     from ...validate.golden.golden_file import golden_document
-    from ...validate.monitoring.readings import ServerPage
+    from ...validate.monitoring.readings import PrometheusServer, ServerPage, Source
     from ...validate.monitoring.watch_state import identity, read_state
     from ...validate.monitoring.watching import Kept, Schedule, keep_watching
 
     key = os.environ.get(KEY_VARIABLE) or None
     patience = Patience(attempts=3, first_pause=0.5, seconds=10)
-    async with ServerClient(
-        settings.server, key=key, most_in_flight=1, patience=patience
-    ) as client:
-        source = ServerPage(client=client, name=engine, model=settings.model)
+    url = settings.server or settings.prometheus
+    assert url is not None  # see `one_of`
+    async with ServerClient(url, key=key, most_in_flight=1, patience=patience) as client:
+        source: Source = ServerPage(client=client, name=engine, model=settings.model)
+        if settings.prometheus is not None:
+            source = PrometheusServer(
+                client=client, name=engine, model=settings.model, selector=settings.selector
+            )
         kept = drift = None
         if settings.state is not None:
             of = identity(golden_document(golden), source.where, settings.model, detectors)
@@ -242,99 +265,16 @@ async def _watch(
         await keep_watching(source, detectors, schedule, seen, drift=drift, kept=kept)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Seen:
-    """Hears of the readings, tells the listener, and remembers what the report says."""
-
-    golden: "Golden"
-    listener: Listener
-    readings: int = 0
-    verify_steps: int = 0
-    missed_readings: int = 0
-    alarms: list[Mapping[str, Any]] = field(default_factory=list)
-    categories: "Mapping[str, Standing]" = field(default_factory=dict)
-    problem: str = (
-        "the only reading says where the counters stand; the next one is compared with it"
+def _report(seen: "Seen") -> WatchReport:
+    """What was seen."""
+    outcome: Outcome = "NO ALARM" if seen.verify_steps else "NOT ENOUGH"
+    if seen.readings and not seen.verify_steps:
+        seen.problem = "no verify step was counted between the readings"
+    return WatchReport(
+        outcome="ALARM" if seen.alarms else outcome,
+        readings=seen.readings,
+        missed=seen.missed_readings,
+        alarms=tuple(seen.alarms),
+        categories=seen.categories,
+        problem="" if seen.verify_steps else seen.problem,
     )
-
-    def begin(self, detectors: "Detectors") -> None:
-        """Say what is watched, and what is never taken for a fall."""
-        for name, limit in detectors.limits.items():
-            self.listener.note(
-                f"{name or 'all'}: golden {limit.golden:.4f}; alarms below {limit.lowest:.4f}"
-                f" ({limit.drop:.2%} lower: the tolerated drop, and golden's own 95% bound)"
-            )
-
-    def reading(self, found: "Reading") -> None:
-        """See `Watcher`."""
-        self.readings += 1
-        self.verify_steps += found.verify_steps
-        self.categories = found.categories
-        for problem in found.problems:
-            self.listener.warning(problem)
-        rows = [_row(name, one) for name, one in found.categories.items()]
-        self.listener.event({"event": "reading", "time": _time(found.time), "categories": rows})
-        for name, one in found.fallen.items():
-            alarm = _alarm(self.golden, name, one, found.time)
-            self.alarms.append(alarm)
-            self.listener.event(alarm)
-
-    def missed(self, problem: DraftQuantError) -> None:
-        """See `Watcher`."""
-        self.missed_readings += 1
-        self.listener.warning(f"no reading: {problem}")
-        self.listener.event(
-            {"event": "missed", "time": _time(time.time()), "where": str(problem.where),
-             "what": problem.what}
-        )  # fmt: skip
-
-    def report(self) -> WatchReport:
-        """What was seen."""
-        outcome: Outcome = "NO ALARM" if self.verify_steps else "NOT ENOUGH"
-        if self.readings and not self.verify_steps:
-            self.problem = "no verify step was counted between the readings"
-        return WatchReport(
-            outcome="ALARM" if self.alarms else outcome,
-            readings=self.readings,
-            missed=self.missed_readings,
-            alarms=tuple(self.alarms),
-            categories=self.categories,
-            problem="" if self.verify_steps else self.problem,
-        )
-
-
-def _row(name: str, one: "Standing") -> dict[str, Any]:
-    return {
-        "category": name,
-        "verify_steps": one.verify_steps,
-        "acceptance_length": one.acceptance_length,
-        "all_verify_steps": one.all_verify_steps,
-        "mean_acceptance_length": one.mean_acceptance_length,
-        "golden": one.golden,
-        "limit": one.limit,
-        "evidence": one.evidence,
-        "alarm_at": one.alarm_at,
-    }
-
-
-def _alarm(golden: "Golden", name: str, one: "Standing", now: float) -> dict[str, Any]:
-    assert one.fall is not None
-    mean = one.fall.mean_acceptance_length
-    return {
-        "event": "alarm",
-        "time": _time(now),
-        "draft": golden.draft,
-        "target": golden.target,
-        "category": name,
-        "since": _time(now - one.fall.seconds),
-        "verify_steps": round(one.fall.verify_steps),
-        "acceptance_length": mean,
-        "golden": one.golden,
-        "limit": one.limit,
-        "change": mean / one.golden - 1,
-    }
-
-
-def _time(seconds: float) -> str:
-    """UTC, as 2026-01-31T12:00:00Z."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -72,8 +72,15 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
             f"{report.change.effective_num_prompts:.1f}",
         )
         print_table(found)
-    if report.categories:
-        _print_categories(report)
+    if report.parts.all:
+        _print_parts(report)
+    if report.context_bins:
+        lengths = (
+            f"{own.category.removeprefix('context ')} {own.baseline_mean_acceptance_length:.4f} ->"
+            f" {own.candidate_mean_acceptance_length:.4f}"
+            for own in report.context_bins
+        )
+        out.line(f"acceptance length by tokens before the verify step: {', '.join(lengths)}")
     if (head := report.background.confidence_head) is not None:
         out.line(f"confidence head: {words.calibration(head)}")
     out.line(
@@ -136,12 +143,15 @@ def _print_verdict(report: "GateReport | RetunedRecord", places: Places) -> None
         out.line(("warning:", "yellow"), f" {warning}")
 
 
-def _print_categories(report: "GateReport") -> None:
+def _print_parts(report: "GateReport") -> None:
     """Those that were judged, or lost much; a warning names the others."""
-    told = [own for own in report.categories if own.outcome or own.certainly_lost]
+    from ...validate.report import words
+
+    told = [own for own in report.parts.all if own.outcome or own.certainly_lost]
     if not told:
         return
-    found = table("Categories", "category", "prompts", "limit", *BOUNDS, "outcome")
+    title = "Categories and context bins" if report.context_bins else "Categories"
+    found = table(title, "category", "prompts", "limit", *BOUNDS, "outcome")
     for own in told:
         found.row(
             own.category,
@@ -151,6 +161,8 @@ def _print_categories(report: "GateReport") -> None:
             own.outcome or "too few prompts",
         )
     print_table(found)
+    if (together := words.together(report.parts)) is not None:
+        stdout().line(together)
 
 
 def print_ways_out(action: str | None, places: Places) -> None:

@@ -8,6 +8,7 @@ from ..api.replay import replay
 from ..console import print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
+    from ...validate.counting.acceptance_counts import AcceptanceCounts
     from ...validate.counting.draft_replay import DraftReplay
 
 VERB = replay
@@ -69,6 +70,25 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
             f"{one.first_step.share:.2%}",
         )
     print_table(found)
+    _print_context_bins(replays)
+
+
+def _print_context_bins(replays: "Sequence[DraftReplay]") -> None:
+    """Print the acceptance length by context bin, where the verify steps lie in several."""
+    from ...validate.counting.draft_counts import by_context
+
+    by_draft = [by_context(one.prompts) for one in replays]
+    bins = tuple(by_draft[0])
+    if len(bins) < 2:
+        return
+    found = table("Acceptance length by tokens before the verify step", "draft", *bins, right=bins)
+    for one, lengths in zip(replays, by_draft, strict=True):
+        found.row(one.name, *(_length(lengths.get(name)) for name in bins))
+    print_table(found)
+
+
+def _length(counts: "AcceptanceCounts | None") -> str:
+    return "" if counts is None else f"{counts.mean_acceptance_length:.4f}"
 
 
 def _rule_name(confidence: str | None) -> str:

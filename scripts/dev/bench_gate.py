@@ -2,13 +2,14 @@
 
     python -m draftquant.scripts.dev.bench_gate [--runs 2000] [--seed 0] [--json]
 
-Six tables: verdicts of whole traces, also with copies of prompts; a loss that lies in some prompts;
-prompts that belong together; how often the bounds cover the truth; categories that lose more than
-the whole; and repeated looks at a growing set of prompts. "Plain" is the rule without what this
-gate adds: every recorded prompt counts as one, linearised standard error, t with N - 1 degrees of
-freedom, no categories. Rates are shares of the runs.
+Seven tables: verdicts of whole traces, also with copies of prompts; a loss that lies in some
+prompts; prompts that belong together; how often the bounds cover the truth; categories that lose
+more than the whole; context bins that do; and repeated looks at a growing set of prompts. "Plain"
+is the rule without what this gate adds: every recorded prompt counts as one, linearised standard
+error, t with N - 1 degrees of freedom, no categories. Rates are shares of the runs.
 """
 
+import dataclasses
 import math
 import sys
 import zlib
@@ -26,7 +27,7 @@ from ...validate.judging.judgement import GateReport, judge
 from ...validate.judging.policy import POLICIES
 from .command_lines import Figures, simulate
 from .simulated_bounds import dependent, losses
-from .simulated_replays import Recorded, record, replays
+from .simulated_replays import Recorded, over_contexts, record, replays
 
 RELEASE = POLICIES["release"]
 LIMIT = -RELEASE.max_relative_drop
@@ -111,6 +112,38 @@ def categories(runs: int, seed: int) -> Figures:
     return Figures(title="Categories, limit -3 %", columns=columns, rows=rows)
 
 
+def contexts(runs: int, seed: int) -> Figures:
+    """200 prompts of one category or of five, over three context bins; the longest bin loses.
+
+    Of the prompts, 60 reach the third bin with a third of their rounds.
+    """
+    scenarios: dict[str, Scenario] = {
+        f"{number} categor{'y' if number == 1 else 'ies'}, {name}": _over_bins(number, changes)
+        for number in (1, 5)
+        for name, changes in (
+            ("nothing lost", (0.0, 0.0, 0.0)),
+            ("longest bin at its limit, -3%", (0.0, 0.0, -0.03)),
+            ("longest bin loses 5%", (0.0, 0.0, -0.05)),
+            ("longest bin loses 8%", (0.0, 0.0, -0.08)),
+            ("each bin loses 1%", (LIMIT, LIMIT, LIMIT)),
+        )
+    }
+    rows = {}
+    for name, scenario in scenarios.items():
+        found = np.zeros(5)
+        for recorded in _draws(name, scenario, runs, seed):
+            report = judged(recorded)
+            longest = report.context_bins[-1]
+            failed = [part.outcome == "FAIL" for part in report.parts.all]
+            warned = any("lost more than its" in warning for warning in report.warnings)
+            found += [judged(dataclasses.replace(recorded, contexts=())).verdict == "PASS",
+                      report.verdict == "PASS", any(failed), longest.outcome == "FAIL",
+                      any(failed) or warned]  # fmt: skip
+        rows[name] = tuple(found / runs)
+    columns = ("PASS without bins", "PASS", "any part FAIL", "longest FAIL", "FAIL or warned")
+    return Figures(title="Context bins, limit -3 %", columns=columns, rows=rows)
+
+
 def looks(runs: int, seed: int) -> Figures:
     """How often a draft passes at any of several looks: at -1 % falsely, at 0 rightly."""
     strategies: dict[str, Callable[[np.random.Generator, float], bool]] = {
@@ -142,6 +175,7 @@ TABLES = {
     "dependent": dependent,
     "coverage": coverage,
     "categories": categories,
+    "contexts": contexts,
     "looks": looks,
 }
 
@@ -187,6 +221,21 @@ def _in_categories(changes: Sequence[float]) -> Scenario:
         for other in others:
             first = first + other
         return first
+
+    return draw
+
+
+def _over_bins(num_categories: int, changes: Sequence[float]) -> Scenario:
+    """200 prompts, of which 60 reach the last bin."""
+
+    def draw(generator: np.random.Generator) -> Recorded:
+        own = [record(generator, 200, change) for change in changes]
+        reaches = np.arange(200)[:, None] % 10 < 3
+        last = dataclasses.replace(
+            own[-1], baseline=own[-1].baseline * reaches, candidate=own[-1].candidate * reaches
+        )
+        names = [f"{number % num_categories:02}" for number in range(200)]
+        return dataclasses.replace(over_contexts([*own[:-1], last]), categories=names)
 
     return draw
 

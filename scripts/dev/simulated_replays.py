@@ -25,6 +25,7 @@ from scipy.special import expit, logit
 from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import TargetIdentity
 from ...validate.counting.acceptance_counts import AcceptanceCounts
+from ...validate.counting.context_bins import CONTEXT_BINS, ContextCounts
 from ...validate.counting.draft_replay import (
     DraftReplay,
     FirstStepAgreement,
@@ -71,12 +72,15 @@ class Recorded:
     Attributes:
         baseline, candidate: [N, K + 1] rounds by number of accepted tokens.
         prompts: [N] equal numbers are copies of one prompt. categories: [N].
+        contexts: [N] of each prompt the rounds of its context bins under both drafts, baseline
+            first, each [bins, K + 1]; none where all rounds lie in the first bin.
     """
 
     baseline: Ints
     candidate: Ints
     prompts: Sequence[int]
     categories: Sequence[str]
+    contexts: Sequence[tuple[Ints, Ints]] = ()
 
     def __add__(self, more: "Recorded") -> "Recorded":
         """Further prompts, which are others."""
@@ -86,6 +90,7 @@ class Recorded:
             candidate=np.concatenate([self.candidate, more.candidate]),
             prompts=[*self.prompts, *others],
             categories=[*self.categories, *more.categories],
+            contexts=[*self.contexts, *more.contexts],
         )
 
     def first(self, count: int) -> "Recorded":
@@ -95,6 +100,7 @@ class Recorded:
             candidate=self.candidate[:count],
             prompts=self.prompts[:count],
             categories=self.categories[:count],
+            contexts=self.contexts[:count],
         )
 
     def times(self, copies: int) -> "Recorded":
@@ -104,6 +110,7 @@ class Recorded:
             candidate=np.tile(self.candidate, (copies, 1)),
             prompts=list(self.prompts) * copies,
             categories=list(self.categories) * copies,
+            contexts=list(self.contexts) * copies,
         )
 
     def taken_for_distinct(self) -> "Recorded":
@@ -145,6 +152,26 @@ def record(
     )
 
 
+def over_contexts(recorded: Sequence[Recorded]) -> Recorded:
+    """The same prompts at several lengths: what each has in a context bin, the shortest first.
+
+    Args:
+        recorded: of each bin; a prompt with no rounds there has zeros.
+    """
+    first = recorded[0]
+    pairs = zip(
+        np.stack([one.baseline for one in recorded], axis=1),
+        np.stack([one.candidate for one in recorded], axis=1),
+        strict=True,
+    )
+    return dataclasses.replace(
+        first,
+        baseline=np.sum([one.baseline for one in recorded], axis=0),
+        candidate=np.sum([one.candidate for one in recorded], axis=0),
+        contexts=list(pairs),
+    )
+
+
 @functools.cache
 def true_shift(change: float, length_spread: float, loss: Loss = "even", group: int = 1) -> float:
     """The mean shift of the logit of p with which the population changes by `change`."""
@@ -162,8 +189,9 @@ def true_shift(change: float, length_spread: float, loss: Loss = "even", group: 
 
 def replays(recorded: Recorded) -> tuple[DraftReplay, DraftReplay]:
     """As `replay_drafts` returns them."""
-    return _replay("baseline", recorded, recorded.baseline), _replay(
-        "candidate", recorded, recorded.candidate
+    return (
+        _replay("baseline", recorded, recorded.baseline, [one for one, _ in recorded.contexts]),
+        _replay("candidate", recorded, recorded.candidate, [one for _, one in recorded.contexts]),
     )
 
 
@@ -224,8 +252,12 @@ def _mean_length(accepted: Floats) -> Floats:
     return length
 
 
-def _replay(name: str, recorded: Recorded, histograms: Ints) -> DraftReplay:
+def _replay(name: str, recorded: Recorded, histograms: Ints, by_bin: Sequence[Ints]) -> DraftReplay:
     counts = [AcceptanceCounts(histogram=tuple(row)) for row in histograms.tolist()]
+    contexts = [
+        ContextCounts.of_histograms(own.tolist(), NUM_DRAFT_TOKENS, CONTEXT_BINS.edges)
+        for own in by_bin
+    ] or [None] * len(counts)
     prompts = tuple(
         PromptReplay(
             id=str(number),
@@ -233,9 +265,10 @@ def _replay(name: str, recorded: Recorded, histograms: Ints) -> DraftReplay:
             prompt_sha256=str(prompt),
             counts=own,
             every_position=own,
+            contexts=bins,
         )
-        for number, (prompt, category, own) in enumerate(
-            zip(recorded.prompts, recorded.categories, counts, strict=True)
+        for number, (prompt, category, own, bins) in enumerate(
+            zip(recorded.prompts, recorded.categories, counts, contexts, strict=True)
         )
     )
     return DraftReplay(

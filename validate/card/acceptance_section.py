@@ -66,6 +66,7 @@ def acceptance_section(found: Document) -> list[str]:
     if confidences:
         at = ", ".join(f"{100 * one:.6g} %" for one in sorted(confidences))
         parts.append(f"Each bound is one-sided, at {at}; the samples are prompts.")
+    parts += filter(None, (words.together(each.parts) for _, each in found.comparisons))
     return parts
 
 
@@ -81,7 +82,7 @@ def _table(found: GateReport) -> str:
         _row(own.category, own.num_prompts, own.baseline_mean_acceptance_length,
              own.candidate_mean_acceptance_length, own.change, own.max_relative_drop,
              own.outcome or "too few prompts")
-        for own in found.categories
+        for own in found.parts.all
     ]  # fmt: skip
     whole = _row("all", found.num_prompts, found.baseline.mean_acceptance_length,
                  found.candidate.mean_acceptance_length, found.change,

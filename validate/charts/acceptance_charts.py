@@ -1,4 +1,4 @@
-"""What was counted of two drafts: acceptance by position, accepted tokens per step, prompts.
+"""What was counted of two drafts: acceptance by position and context, accepted tokens, prompts.
 
 The baseline is a circle, a full line, a full bar; the candidate a square, a dashed line, hatched.
 """
@@ -24,6 +24,49 @@ class Dot:
     baseline: float
     candidate: float
     weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextLength:
+    """One context bin, such as 1k-4k: acceptance lengths under both drafts."""
+
+    label: str
+    baseline: float
+    candidate: float
+
+
+def contexts(key: str, bins: Sequence[ContextLength], *, names: tuple[str, str]) -> str:
+    """Draw the acceptance length by the number of tokens before a verify step.
+
+    Args:
+        key: see `Drawing`.
+        bins: at least two, the shortest context first.
+        names: of both drafts.
+
+    Returns:
+        The element `svg`.
+    """
+    said = "; ".join(f"{one.label}: {one.baseline:.4f} and {one.candidate:.4f}" for one in bins)
+    title = "Acceptance length by tokens before the verify step"
+    described = f"{names[0]} and {names[1]} by context: {said}."
+    drawing = Drawing(key, _HEIGHT + _FEET, title=title, described=described)
+    highest = max(max(one.baseline, one.candidate) for one in bins)
+    up = Scale(1, 1 + 1.04 * max(highest - 1, 0.01), _HEIGHT, _TOP)
+    for value in ticks(1, up.high):
+        drawing.line(_LEFT, up(value), WIDTH - _RIGHT, up(value), "grid")
+        drawing.text(_LEFT - 6, up(value) + 4, f"{value:g}", "soft", "end")
+    across = Scale(0, len(bins) - 1, _LEFT + 34, WIDTH - _RIGHT - 34)
+    for i in {number - 1 for number in _thinned(len(bins), most=8)}:
+        drawing.text(across(i), _HEIGHT + 15, bins[i].label, "soft", "middle")
+    drawing.text(WIDTH - _RIGHT, _HEIGHT + 30, "tokens before the verify step", "soft", "end")
+    both = ([one.baseline for one in bins], [one.candidate for one in bins])
+    for lengths, (look, mark, fill) in zip(both, _LOOKS, strict=True):
+        places = [(across(i), up(length)) for i, length in enumerate(lengths)]
+        drawing.curve(places, look)
+        for x, y in places:
+            drawing.mark(mark, x, y, f"{fill} {look}", 3.6)
+    _legend(drawing, names)
+    return drawing.to_text()
 
 
 def positions(
@@ -167,9 +210,9 @@ def _legend(drawing: Drawing, names: tuple[str, str]) -> None:
         at += 31 + drawing.text_width(name) + 18
 
 
-def _thinned(count: int) -> set[int]:
+def _thinned(count: int, most: int = 17) -> set[int]:
     """Of 1 .. count, those that have room for their numbers."""
-    return set(range(1, count + 1, -(-count // 17)))
+    return set(range(1, count + 1, -(-count // most)))
 
 
 def _of(names: tuple[str, str]) -> str:

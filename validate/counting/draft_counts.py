@@ -7,10 +7,10 @@ are summed: the sum weighs as much as they do together, and counts as one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from .acceptance_counts import AcceptanceCounts
+from .acceptance_counts import AcceptanceCounts, pooled
 from .context_bins import ContextCounts
 
 
@@ -120,10 +120,32 @@ def context_edges(prompts: Iterable[PromptCounts]) -> tuple[int, ...]:
     return next(known, ())
 
 
+def by_context(prompts: Iterable[PromptCounts]) -> dict[str, AcceptanceCounts]:
+    """Counts of all prompts by context bin, such as 1k-4k, the shortest first; those with steps."""
+    found: dict[str, AcceptanceCounts] = {}
+    known = [prompt.contexts for prompt in prompts if prompt.contexts is not None]
+    for number, one in enumerate(known[0].bins.ranges if known else ()):
+        counts = pooled((own.counts[number] for own in known), known[0].counts[0].num_draft_tokens)
+        if counts.num_steps:
+            found[one.label] = counts
+    return found
+
+
 def recorded_pairs(baseline: DraftCounts, candidate: DraftCounts) -> list[RecordedPair]:
     """The prompts of two drafts, in one order, with at least one verify step under both."""
     both = zip(baseline.prompts, candidate.prompts, strict=True)
     return [(b, q) for b, q in both if b.counts.num_steps and q.counts.num_steps]
+
+
+def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[RecordedPair]:
+    """The steps of one context bin, of the prompts that have any there under both drafts."""
+    found = []
+    for pair in recorded:
+        baseline, candidate = (one.contexts and one.contexts.counts[number] for one in pair)
+        if baseline and candidate and baseline.num_steps and candidate.num_steps:
+            own = (replace(pair[0], counts=baseline), replace(pair[1], counts=candidate))
+            found.append(own)
+    return found
 
 
 def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:

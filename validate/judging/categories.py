@@ -1,16 +1,34 @@
-"""What a change means against a limit, for the whole and for each category of prompts."""
+"""What a change means against a limit: for the whole, each category of prompts and context bin.
 
+A part that lost much is found although the whole passes. A draft that fails by chance in one of
+many parts must not fail: where the verify steps lie in several context bins, the bounds of all
+parts together hold with the confidence of the policy (Bonferroni over the judged categories and
+bins). Where all lie in one bin, only categories are judged, at the policy's confidence each: what
+passes as a whole is so far from their wider limit that this costs no false FAIL.
+"""
+
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
+
+from typing_extensions import override
 
 from ..counting.acceptance_counts import pooled
-from ..counting.draft_counts import PromptPair, RecordedPair, distinct_prompts
+from ..counting.context_bins import ContextBins
+from ..counting.draft_counts import (
+    PromptPair,
+    RecordedPair,
+    context_edges,
+    distinct_prompts,
+    in_context_bin,
+)
 from ..counting.paired_change import PairedChange, paired_change
 from .policy import Policy
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+Figures = TypeVar("Figures", bound="CategoryFigures")
 
 MIN_PROMPTS_TO_SUSPECT = 5
 """Of fewer prompts a standard error may be tiny by chance."""
@@ -20,16 +38,17 @@ MIN_PROMPTS_FOR_BOUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryFigures:
-    """One category of prompts.
+    """One category of prompts, or the verify steps of one context bin.
 
     Attributes:
-        num_prompts: distinct prompts of this category, those of a cluster counted as one.
+        category: its name; of a context bin its range of tokens, such as "context 4k-16k".
+        num_prompts: distinct prompts with steps in it, those of a cluster counted as one.
         change: None for fewer than two prompts.
         max_relative_drop: its limit.
         outcome: against that limit; None where the prompts are too few to judge the category.
-        certainly_lost: of a category without an outcome: even its upper bound lies beyond the
-            limit, at the confidence with which one honest draft in twenty would have such a
-            category at its very limit (Bonferroni over all categories without an outcome).
+        certainly_lost: of a part without an outcome: even its upper bound lies beyond the
+            limit, at the confidence with which one honest draft in twenty would have such a part
+            at its very limit (Bonferroni over all parts without an outcome).
     """
 
     category: str
@@ -42,10 +61,26 @@ class CategoryFigures:
     certainly_lost: bool = False
 
     @property
+    def is_context_bin(self) -> bool:
+        """Whether it is a context bin and no category."""
+        return False
+
+    @property
     def bounds_are_shown(self) -> bool:
         """Whether its bounds tell a reader anything: those of a few prompts are noise."""
         is_large = self.num_prompts >= MIN_PROMPTS_FOR_BOUNDS
         return is_large or self.outcome is not None or self.certainly_lost
+
+
+class ContextBinFigures(CategoryFigures):
+    """The verify steps of one context bin, named as in "context 4k-16k"."""
+
+    __slots__ = ()
+
+    @property
+    @override
+    def is_context_bin(self) -> bool:
+        return True
 
 
 def outcome(change: PairedChange, max_relative_drop: float) -> Outcome:
@@ -67,46 +102,124 @@ def change_of(prompts: Sequence[PromptPair], confidence: float) -> PairedChange 
     )
 
 
-def judge_categories(
-    recorded: Sequence[RecordedPair], policy: Policy, confidence: float
-) -> tuple[CategoryFigures, ...]:
-    """Every category by name, with an outcome where it has `min_category_prompts`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What is judged beside the whole.
 
-    None where all prompts are of one: that is the whole.
+    Attributes:
+        categories: by name; none where all prompts are of one, which is the whole.
+        context_bins: the shortest context first; none where all steps lie in one, or where it is
+            not known how many tokens stood before each.
+    """
+
+    categories: tuple[CategoryFigures, ...] = ()
+    context_bins: tuple[ContextBinFigures, ...] = ()
+
+    @property
+    def bounds_hold_together(self) -> bool:
+        """Whether all of their bounds hold together; else each holds alone."""
+        return bool(self.context_bins)
+
+    @property
+    def all(self) -> tuple[CategoryFigures, ...]:
+        """Categories, then context bins."""
+        return (*self.categories, *self.context_bins)
+
+
+def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: float) -> Parts:
+    """Every category and context bin, with an outcome where it has `min_category_prompts`.
+
+    The steps of a bin are few in most of the prompts that only reach it, so prompts count there by
+    their effective sample size.
 
     Args:
         recorded: prompts with at least one round under both drafts.
         policy: limits and least numbers.
         confidence: of the bounds: the policy's, or that of a look.
     """
+    categories, bins = _by_category(recorded), _by_context_bin(recorded)
+    least = policy.min_category_prompts
+    judged = [name for name, prompts in categories.items() if len(prompts) >= least]
+    for name, prompts in bins.items():
+        change = change_of(prompts, confidence)
+        if change is not None and change.effective_num_prompts >= least:
+            judged.append(name)
+    alone = len(categories) + len(bins) - len(judged)
+    of_each = 1 - (1 - confidence) / max(1, len(judged)) if bins else confidence
+    of_small = 1 - (1 - confidence) / max(1, alone)
+
+    def figures(
+        of: type[Figures], parts: Mapping[str, Sequence[PromptPair]]
+    ) -> tuple[Figures, ...]:
+        return tuple(
+            _figures(of, name, prompts, policy, of_each)
+            if name in judged
+            else _small_figures(of, name, prompts, policy, of_each, of_small)
+            for name, prompts in parts.items()
+        )
+
+    return Parts(
+        categories=figures(CategoryFigures, categories),
+        context_bins=figures(ContextBinFigures, bins),
+    )
+
+
+def _by_category(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair, ...]]:
     by_category: dict[str, list[RecordedPair]] = {}
     for pair in recorded:
         by_category.setdefault(pair[0].category, []).append(pair)
     if len(by_category) < 2:
-        return ()
-    distinct = {name: distinct_prompts(by_category[name]) for name in sorted(by_category)}
-    small = {name for name in distinct if len(distinct[name]) < policy.min_category_prompts}
-    found = []
-    for category, prompts in distinct.items():
-        num_draft_tokens = prompts[0].baseline.num_draft_tokens
-        baseline = pooled((pair.baseline for pair in prompts), num_draft_tokens)
-        candidate = pooled((pair.candidate for pair in prompts), num_draft_tokens)
-        change = change_of(prompts, confidence)
-        judged = change is not None and category not in small
-        found.append(
-            CategoryFigures(
-                category=category,
-                num_prompts=len(prompts),
-                baseline_mean_acceptance_length=baseline.mean_acceptance_length,
-                candidate_mean_acceptance_length=candidate.mean_acceptance_length,
-                change=change,
-                max_relative_drop=policy.max_category_drop,
-                outcome=outcome(change, policy.max_category_drop) if change and judged else None,
-                certainly_lost=category in small
-                and _certainly_lost(prompts, policy, 1 - (1 - confidence) / len(small)),
-            )
-        )
-    return tuple(found)
+        return {}
+    return {name: distinct_prompts(by_category[name]) for name in sorted(by_category)}
+
+
+def _by_context_bin(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair, ...]]:
+    bins = ContextBins(edges=context_edges(baseline for baseline, _ in recorded))
+    found = {
+        f"context {one.label}": distinct_prompts(in_context_bin(recorded, number))
+        for number, one in enumerate(bins.ranges)
+    }
+    with_steps = {name: prompts for name, prompts in found.items() if prompts}
+    return with_steps if len(with_steps) > 1 else {}
+
+
+def _figures(
+    of: type[Figures],
+    name: str,
+    prompts: Sequence[PromptPair],
+    policy: Policy,
+    confidence: float,
+) -> Figures:
+    """Of a part that is judged."""
+    num_draft_tokens = prompts[0].baseline.num_draft_tokens
+    baseline = pooled((pair.baseline for pair in prompts), num_draft_tokens)
+    candidate = pooled((pair.candidate for pair in prompts), num_draft_tokens)
+    change = change_of(prompts, confidence)
+    return of(
+        category=name,
+        num_prompts=len(prompts),
+        baseline_mean_acceptance_length=baseline.mean_acceptance_length,
+        candidate_mean_acceptance_length=candidate.mean_acceptance_length,
+        change=change,
+        max_relative_drop=policy.max_category_drop,
+        outcome=outcome(change, policy.max_category_drop) if change else None,
+    )
+
+
+def _small_figures(
+    of: type[Figures],
+    name: str,
+    prompts: Sequence[PromptPair],
+    policy: Policy,
+    confidence: float,
+    confidence_of_small: float,
+) -> Figures:
+    """Of a part that has too few prompts for an outcome."""
+    return dataclasses.replace(
+        _figures(of, name, prompts, policy, confidence),
+        outcome=None,
+        certainly_lost=_certainly_lost(prompts, policy, confidence_of_small),
+    )
 
 
 def _certainly_lost(prompts: Sequence[PromptPair], policy: Policy, confidence: float) -> bool:

@@ -1,22 +1,25 @@
 """From evidence to a verdict: a ladder of rules, of which the first that applies decides.
 
-PASS          the lower bound of the change clears the margin, and no category fails
-FAIL          the upper bound lies beyond the margin, or that of a category beyond its own
-INCONCLUSIVE  neither, or too few prompts to say, of all or of a category that lost much
+PASS          the lower bound of the change clears the margin, and no part of it fails
+FAIL          the upper bound lies beyond the margin, or that of a part beyond its own
+INCONCLUSIVE  neither, or too few prompts to say, of all or of a part that lost much
 ANOMALOUS     the figures are not those of a working pair of drafts on the same text, or nothing
               says how the candidate was made
+
+Parts are categories of prompts and context bins.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..counting.draft_counts import DraftCounts, PromptPair
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
 from .advice import fresh_prompts, lines, lose_less, more_prompts
 from .anomalies import Background, find_anomaly
-from .categories import CategoryFigures, outcome
+from .categories import Parts, outcome
 from .interim_analysis import Look
+from .named_parts import calibrate_on, findings, kinds_of, names, number_of
 from .policy import Policy
 from .verdict import Verdict, Wording, in_percent
 
@@ -38,7 +41,7 @@ class Evidence:
     incomparable: str
     prompts: tuple[PromptPair, ...]
     change: PairedChange | None
-    categories: tuple[CategoryFigures, ...]
+    parts: Parts
     policy: Policy
     look: Look | None
     background: Background
@@ -136,16 +139,15 @@ def _too_large_a_gain(evidence: Evidence) -> Decision | None:
     )
 
 
-def _a_category_fails(evidence: Evidence) -> Decision | None:
-    failing = [found for found in evidence.categories if found.outcome == "FAIL"]
+def _a_part_fails(evidence: Evidence) -> Decision | None:
+    failing = [found for found in evidence.parts.all if found.outcome == "FAIL"]
     if not failing:
         return None
-    which = "a category" if len(failing) == 1 else f"{len(failing)} categories"
     return Decision(
         "FAIL",
-        f"With {_sure(evidence)} confidence {which} lost more than the limit of"
-        f" {_categories_limit(evidence)}: {_findings(failing)}.",
-        lines(_calibrate_on(failing), *lose_less(evidence.background)),
+        f"With {_sure(evidence)} confidence {number_of(failing)} lost more than the limit of"
+        f" {_categories_limit(evidence)}: {findings(failing)}.",
+        lines(calibrate_on(failing), *lose_less(evidence.background)),
     )
 
 
@@ -153,8 +155,8 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
     change, limit = evidence.change, evidence.policy.max_relative_drop
     if change is None or outcome(change, limit) != "FAIL":
         return None
-    failing = [found for found in evidence.categories if found.outcome == "FAIL"]
-    also = f" Categories beyond their own limit: {_names(failing)}." if failing else ""
+    failing = [found for found in evidence.parts.all if found.outcome == "FAIL"]
+    also = f" Categories beyond their own limit: {names(failing)}." if failing else ""
     return Decision(
         "FAIL",
         f"With {in_percent(change.confidence)} confidence the drop is larger than the limit of"
@@ -191,35 +193,35 @@ def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
     )
 
 
-def _a_category_is_open(evidence: Evidence) -> Decision | None:
+def _a_part_is_open(evidence: Evidence) -> Decision | None:
     if not evidence.policy.every_category_passes:
         return None
-    unsettled = [found for found in evidence.categories if found.outcome == "INCONCLUSIVE"]
+    unsettled = [found for found in evidence.parts.all if found.outcome == "INCONCLUSIVE"]
     if not unsettled:
         return None
     return Decision(
         "INCONCLUSIVE",
-        "The draft passes as a whole, but every category has to pass, and these prompts do not"
-        f" decide whether a drop is larger than {_categories_limit(evidence)}:"
-        f" {_findings(unsettled)}.",
-        fresh_prompts(f"fresh prompts, with more of {_names(unsettled)}", evidence.wording),
+        f"The draft passes as a whole, but every {kinds_of(evidence.parts.all)} has to pass, and"
+        f" these prompts do not decide whether a drop is larger than {_categories_limit(evidence)}:"
+        f" {findings(unsettled)}.",
+        fresh_prompts(f"fresh prompts, with more of {names(unsettled)}", evidence.wording),
     )
 
 
-def _a_small_category_lost(evidence: Evidence) -> Decision | None:
-    lost = [found for found in evidence.categories if found.certainly_lost]
+def _a_small_part_lost(evidence: Evidence) -> Decision | None:
+    lost = [found for found in evidence.parts.all if found.certainly_lost]
     if not lost:
         return None
     least = evidence.policy.min_category_prompts
-    number = f"fresh prompts, with at least {least} of {_names(lost)}"
+    number = f"fresh prompts, with at least {least} of {names(lost)}"
     return Decision(
         "INCONCLUSIVE",
-        f"The draft passes as a whole, but a category with fewer than {least} prompts lost more"
-        f" than {_categories_limit(evidence)}, more than chance explains among so many small"
-        f" categories: {_findings(lost)}.",
+        f"The draft passes as a whole, but {number_of(lost)} with fewer than {least} prompts lost"
+        f" more than {_categories_limit(evidence)}, more than chance explains among so many small"
+        f" parts: {findings(lost)}.",
         lines(
             fresh_prompts(number, evidence.wording),
-            _calibrate_on(lost),
+            calibrate_on(lost),
             *lose_less(evidence.background),
         ),
     )
@@ -255,11 +257,11 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
     _too_few_prompts,
     _too_large_a_gain,
     _beyond_the_limit,
-    _a_category_fails,
+    _a_part_fails,
     _without_a_record,
     _limit_between_the_bounds,
-    _a_small_category_lost,
-    _a_category_is_open,
+    _a_small_part_lost,
+    _a_part_is_open,
     _not_all_compared,
     _passed,
 )
@@ -291,30 +293,9 @@ def _whole(change: PairedChange) -> str:
     )
 
 
-def _findings(found: Sequence[CategoryFigures]) -> str:
-    return "; ".join(map(_finding, found))
-
-
-def _finding(found: CategoryFigures) -> str:
-    assert found.change is not None  # it has an outcome, or would have
-    lower, upper = found.change.relative_bounds
-    return (
-        f"{found.category!r} ({found.num_prompts} prompts) changed by"
-        f" {found.change.relative_change:+.2%}, bounds {lower:+.2%} and {upper:+.2%}"
-    )
-
-
-def _names(found: Sequence[CategoryFigures]) -> str:
-    return ", ".join(repr(one.category) for one in found)
-
-
-def _calibrate_on(found: Sequence[CategoryFigures]) -> str:
-    return f"Calibrate on other prompts of {_names(found)} too."
-
-
 def _sure(evidence: Evidence) -> str:
     """The confidence of every bound of a verdict."""
-    assert evidence.change is not None  # there are categories
+    assert evidence.change is not None  # there are parts
     return in_percent(evidence.change.confidence)
 
 

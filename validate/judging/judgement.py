@@ -24,7 +24,7 @@ from ..counting.estimand import CONVENTION, DraftSampling, estimand
 from ..counting.paired_change import PairedChange, RequiredPrompts
 from ..errors import GateError
 from .anomalies import NO_BACKGROUND, Background, check_expected_baseline
-from .categories import CategoryFigures, change_of, judge_categories
+from .categories import CategoryFigures, ContextBinFigures, Parts, change_of, judge_parts
 from .contradictions import comparison_problem, exit_code_problem
 from .decision import Evidence, decide
 from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures
@@ -65,6 +65,8 @@ class GateReport(Published):
         required_num_prompts: how many prompts would decide, where these were too few.
         first_step: how often both drafts propose the same first token; None for served drafts.
         categories: the same comparison in each category.
+        context_bins: the same in each context bin, the shortest context first; none where all
+            verify steps lie in one, or where their places are not known.
         served: how two measurements were compared; None for replayed drafts.
         prompts: the compared prompts in their order; empty where the drafts cannot be compared.
         num_clusters: groups of related prompts, each counted as one; None where none are declared.
@@ -101,18 +103,24 @@ class GateReport(Published):
     prompts: tuple[PromptFigures, ...]
     num_clusters: int | None = None
     context_edges: tuple[int, ...] = ()
+    context_bins: tuple[ContextBinFigures, ...] = ()
     exit_code: int
     relative_change: float | None
+
+    @property
+    def parts(self) -> Parts:
+        """What was judged beside the whole."""
+        return Parts(categories=self.categories, context_bins=self.context_bins)
 
     def problem(self) -> str:
         """What contradicts itself; empty if nothing does."""
         return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
             num_draft_tokens=self.num_draft_tokens,
             drafts=(self.baseline, self.candidate),
-            changes=(self.change, *(each.change for each in self.categories)),
+            changes=(self.change, *(each.change for each in self.parts.all)),
             limits=[
                 self.policy.max_relative_drop,
-                *(each.max_relative_drop for each in self.categories),
+                *(each.max_relative_drop for each in self.parts.all),
             ],
             prompts=self.prompts,
             context_edges=self.context_edges,
@@ -238,7 +246,7 @@ def judge_counts(
         incomparable=incomparable,
         prompts=prompts,
         change=change_of(prompts, confidence),
-        categories=judge_categories(recorded, policy, confidence),
+        parts=judge_parts(recorded, policy, confidence),
         policy=policy,
         look=look,
         background=background,
@@ -273,7 +281,8 @@ def judge_counts(
         change=evidence.change,
         required_num_prompts=decision.required_num_prompts,
         first_step=None,
-        categories=evidence.categories,
+        categories=evidence.parts.categories,
+        context_bins=evidence.parts.context_bins,
         served=None,
         prompts=tuple(PromptFigures.of(*pair) for pair in recorded),
         num_clusters=len(prompts),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ...calibration.traces.suggested_clusters import suggested_clusters
 from ..confidence.head_calibration import CalibrationChange
-from .categories import CategoryFigures
+from .categories import MIN_PROMPTS_TO_SUSPECT, CategoryFigures, ContextBinFigures
 from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
 from .verdict import in_percent
@@ -57,11 +57,18 @@ def report_warnings(
             "both drafts accepted the same number of tokens on every prompt: the change of +0.00%"
             " is exact on these prompts"
         )
-    yield from _unjudged(evidence.categories, evidence.policy.min_category_prompts)
-    for found in evidence.categories:
+    parts, least = evidence.parts, evidence.policy.min_category_prompts
+    yield from _unjudged(parts.categories, least)
+    yield from _unjudged_bins(parts.context_bins, least)
+    yield from _falls_with_context(parts.context_bins)
+    placeless = sum(prompt.contexts is None for prompt in evidence.baseline.prompts)
+    if parts.context_bins and placeless:
+        yield f"{placeless} prompts do not tell where their verify steps began: no bin counts them"
+    for found in parts.all:
         if found.outcome == "INCONCLUSIVE" and _lost_too_much(found):
+            kind = "" if found.is_context_bin else "category "
             yield (
-                f"category {found.category!r} lost more than its limit of"
+                f"{kind}{found.category!r} lost more than its limit of"
                 f" {found.max_relative_drop:.0%}, but that may be chance: record more prompts of it"
             )
     head = evidence.background.confidence_head
@@ -100,6 +107,28 @@ def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterat
         ("1 category has", "is") if len(small) == 1 else (f"{len(small)} categories have", "are")
     )
     yield f"{which} fewer than {min_prompts} prompts and {verbs} not judged alone: {named}"
+
+
+def _unjudged_bins(bins: Sequence[ContextBinFigures], min_prompts: int) -> Iterator[str]:
+    if small := [repr(found.category) for found in bins if not found.outcome]:
+        yield (
+            f"the verify steps in {', '.join(small)} are of an effective sample size below"
+            f" {min_prompts} prompts and are not judged alone"
+        )
+
+
+def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
+    """Of the baseline: both drafts may be as bad as each other."""
+    told = [one for one in bins if one.num_prompts >= MIN_PROMPTS_TO_SUSPECT]
+    best = max(told, key=lambda one: one.baseline_mean_acceptance_length, default=None)
+    for one in told:
+        length = one.baseline_mean_acceptance_length
+        if best is not None and length - 1 < (best.baseline_mean_acceptance_length - 1) / 2:
+            yield (
+                f"the baseline itself accepts {length:.2f} in {one.category!r} and"
+                f" {best.baseline_mean_acceptance_length:.2f} in {best.category!r}: the draft was"
+                " probably not trained at that length, whatever quantization does"
+            )
 
 
 def _lost_too_much(found: CategoryFigures) -> bool:

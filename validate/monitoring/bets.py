@@ -18,8 +18,7 @@ from scipy.special import logsumexp
 
 from ..counting.jackknife import Floats
 from ..errors import GoldenError
-from ..golden.golden import Golden, GoldenPrompt
-from ..judging.policy import POLICIES
+from ..golden.golden import GoldenCategory, GoldenPrompt
 
 LOSSES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 """Relative losses beyond the limit, each of which one bet finds fastest."""
@@ -66,24 +65,24 @@ class Limit:
         return 1 - self.lowest / self.golden
 
 
-def limit_of(golden: Golden, category: str, max_drop: float) -> Limit:
-    """The limit of one category.
+def limit_of(prompts: Sequence[GoldenPrompt], max_drop: float, where: str = "golden") -> Limit:
+    """The limit of requests like these.
 
     Args:
-        golden: of the draft that is served.
-        category: of its prompts; "" = all.
+        prompts: golden's, of one category or all; at least one.
         max_drop: relative drop that is tolerated, in (0, 1).
+        where: they are from, for errors.
 
     Raises:
-        GoldenError: its requests do not say how much acceptance varies.
+        GoldenError: they do not say how much acceptance varies.
     """
-    found, sums = golden.categories[category], _sums(golden.of_category(category))
+    found, sums = GoldenCategory.of(prompts), _sums(prompts)
     error, mean = found.standard_error, found.mean_acceptance_length
     below = (mean - 1) * sums[:, 1] - sums[:, 0]
     variance = float((below**2).sum() / sums[:, 1].sum())
     if error is None or not variance > 0:
         raise GoldenError(
-            f"category {category!r}" if category else "golden acceptance",
+            where,
             "does not say how much requests differ: it has one prompt, or all accept alike",
             fix="write it of more prompts (draftquant replay --golden)",
         )
@@ -119,7 +118,3 @@ def _fair(stake: float, below: Floats, steps: Floats) -> Bet:
 
     highest = float((stake * below / steps).max())  # at this price no cluster wins anything
     return Bet(stake=stake, price=brentq(excess, 0.0, highest, xtol=1e-15))
-
-
-RELEASE_DROP = POLICIES["release"].max_relative_drop
-"""What the gate's policy of releases tolerates."""

@@ -146,7 +146,14 @@ class Detectors:
             engine=engine,
             num_draft_tokens=golden.num_draft_tokens,
             category_label=category_label,
-            limits={name: limit_of(golden, name, max_drop) for name in names},
+            limits={
+                name: limit_of(
+                    golden.of_category(name),
+                    max_drop,
+                    f"golden, category {name!r}" if name else "golden",
+                )
+                for name in names
+            },
             alpha=alpha,
         )
 

@@ -1,11 +1,14 @@
 """Readings: the counters of a server as they stand now."""
 
-from collections.abc import Mapping
+import re
+import urllib.parse
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...calibration.server_client import ServerClient
-from ..errors import MeasureError
+from ...recipes.errors import short
+from ..errors import MeasureError, WatchError
 from ..measure.measurement import EngineName
 from ..measure.protocols.counters import Counters
 from ..measure.protocols.engine_counters import ENGINE_COUNTERS, EngineCounters
@@ -123,3 +126,92 @@ def by_label(page: Counters, engine: EngineCounters, label: str) -> Mapping[str,
         )
         for value in sorted(values)
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrometheusServer:
+    """The counters as a Prometheus has scraped them, of any number of servers.
+
+    Attributes:
+        client: of the Prometheus.
+        name: of the engine.
+        model: name of the served target; None = all.
+        selector: labels that all series must have, in PromQL: `job="vllm",zone=~"a|b"`; "" = none.
+    """
+
+    client: ServerClient
+    name: EngineName
+    model: str | None
+    selector: str
+
+    @property
+    def engine(self) -> EngineCounters:
+        """Names and labels of the counters."""
+        return ENGINE_COUNTERS[self.name]
+
+    @property
+    def where(self) -> str:
+        """Address, and which series."""
+        return f"{self.client.url}{_QUERY} {{{self.selector}}}"
+
+    async def read(self) -> Counters:
+        """See `Source`. One question asks for all counters, so that they are of one moment."""
+        names = f'__name__=~"{"|".join(self.engine.names)}"'
+        query = ",".join(filter(None, (names, self.selector.strip().rstrip(","))))
+        asked = urllib.parse.urlencode({"query": f"{{{query}}}"})
+        answer = await self.client.get_object(f"{_QUERY}?{asked}")
+        found: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for name, labels, value in _vector(answer, self.where):
+            found.setdefault(name, []).append((labels, value))
+        page = Counters({name: tuple(own) for name, own in found.items()})
+        return with_verify_steps(page, self.name, self.model, self.where)
+
+
+def check_selector(selector: str) -> None:
+    """Refuse what are no label matchers of PromQL.
+
+    Raises:
+        WatchError: they are none.
+    """
+    if not _MATCHERS.fullmatch(selector):
+        raise WatchError(
+            "--selector", f"expected labels such as job=\"vllm\", got {short(selector)}",
+            fix="write NAME=\"VALUE\" (or !=, =~, !~), with commas between them",
+        )  # fmt: skip
+    if re.search(r"(^|,)\s*__name__\s*[=!]", selector):
+        raise WatchError(
+            "--selector", "has __name__, and the counters' names are those of --engine",
+            fix="leave __name__ out",
+        )  # fmt: skip
+
+
+def _vector(answer: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Names, labels and values of an instant vector.
+
+    Source: Prometheus 2.42, docs/querying/api.md, "Instant queries" and "Instant vectors".
+    """
+    data = answer.get("data")
+    result = data.get("result") if isinstance(data, Mapping) else None
+    if answer.get("status") != "success" or not isinstance(result, list):
+        raise _no_vector(where, answer)
+    for one in result:
+        labels = one.get("metric") if isinstance(one, Mapping) else None
+        value = one.get("value") if isinstance(one, Mapping) else None
+        if not isinstance(labels, Mapping) or not isinstance(value, list) or len(value) != 2:
+            raise _no_vector(where, one)
+        try:
+            number = float(str(value[1]))
+        except ValueError as exc:
+            raise _no_vector(where, value) from exc
+        own = {str(key): str(text) for key, text in labels.items()}
+        yield own.pop("__name__", ""), own, number
+
+
+def _no_vector(where: str, got: object) -> MeasureError:
+    what = f"expected an instant vector of Prometheus, got {short(got)}"
+    return MeasureError(where, what, fix="give the address of a Prometheus: http://HOST:9090")
+
+
+_QUERY = "/api/v1/query"
+_MATCHER = r'[a-zA-Z_]\w*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"'
+_MATCHERS = re.compile(rf"\s*({_MATCHER}\s*(,\s*{_MATCHER}\s*)*,?)?\s*")

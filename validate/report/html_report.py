@@ -1,7 +1,6 @@
 """The report as a page: one file of HTML that loads nothing, runs nothing, and fits a phone."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,24 +11,22 @@ from markupsafe import Markup
 from ...quantize.files.package_version import package_version
 from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
-from ..charts.acceptance_charts import Dot, histogram, positions, scatter
-from ..charts.forest import Interval, forest
+from ..charts.acceptance_charts import Dot, contexts, histogram, positions, scatter
+from ..charts.forest import Interval
 from ..charts.history import history as draw_history
 from ..charts.svg import style_sheet
 from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.paired_change import PairedChange
 from ..judging.figures import DraftFigures, PromptFigures
 from ..judging.judgement import GateReport
 from ..judging.verdict import in_percent
 from . import words
 from .document import Document
+from .part_charts import MOST_DRAWN, context_lengths, forest_of
 from .trend import History
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 """Beside the words, for those who scan; colours are only a third mark."""
 NAMES = ("BF16", "quantized")
-MOST_DRAWN = 60
-"""Categories in a chart; the table has all."""
 MOST_REPORTS, MOST_LISTED = 30, 10
 """Of a history: in the chart, and in the table beneath."""
 _MOST_WORST = 10
@@ -63,6 +60,7 @@ class Part:
     comparison: GateReport
     forest: Markup
     left_out: int
+    contexts: Markup
     positions: Markup
     histogram: Markup
     scatter: Markup
@@ -134,21 +132,8 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
 
 
 WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes", "prompts",
-         "way_out", "estimator", "percent", "between")  # fmt: skip
+         "way_out", "estimator", "percent", "between", "together")  # fmt: skip
 """Of `words`, those that templates use."""
-
-
-def intervals(found: GateReport) -> tuple[Interval, ...]:
-    """The rows of the forest plot: the whole, then categories, of many those of most prompts."""
-    largest = sorted(found.categories, key=lambda own: -own.num_prompts)[:MOST_DRAWN]
-    return (
-        interval("all prompts", found.change, found.policy.max_relative_drop, whole=True),
-        *(
-            interval(own.category, own.change, own.max_relative_drop, judged=bool(own.outcome))
-            for own in found.categories
-            if own in largest
-        ),
-    )
 
 
 def _of_one_depth(found: GateReport) -> GateReport:
@@ -180,8 +165,13 @@ def _part(number: int, title: str, found: GateReport) -> Part:
     return Part(
         title=title,
         comparison=found,
-        forest=_chart(_forest(f"forest{number}", found) if found.change else ""),
+        forest=_chart(forest_of(f"forest{number}", found) if found.change else ""),
         left_out=max(0, len(found.categories) - MOST_DRAWN),
+        contexts=_chart(
+            contexts(f"contexts{number}", context_lengths(found), names=NAMES)
+            if found.context_bins
+            else ""
+        ),
         positions=_chart(
             positions(
                 f"positions{number}",
@@ -204,38 +194,6 @@ def _part(number: int, title: str, found: GateReport) -> Part:
         ),
         scatter=_chart(scatter(f"scatter{number}", dots, limit=drop, names=NAMES) if dots else ""),
         worst=tuple(lost[:_MOST_WORST]),
-    )
-
-
-def _forest(key: str, found: GateReport) -> str:
-    assert found.change is not None  # or there is nothing to draw
-    return forest(
-        key,
-        intervals(found),
-        title="Change of the acceptance length with its bounds, by category",
-        bounds=f"one-sided {in_percent(found.change.confidence)} bounds",
-    )
-
-
-def interval(
-    label: str,
-    found: PairedChange | None,
-    max_relative_drop: float,
-    *,
-    whole: bool = False,
-    judged: bool = True,
-) -> Interval:
-    """A change as a row of a forest plot; see `Interval`."""
-    if found is None:
-        return Interval(label=label, estimate=None, limit=-max_relative_drop, whole=whole)
-    return Interval(
-        label=label,
-        estimate=found.relative_change,
-        lower=math.expm1(found.lower),
-        upper=math.expm1(found.upper),
-        limit=-max_relative_drop,
-        whole=whole,
-        judged=judged,
     )
 
 

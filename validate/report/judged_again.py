@@ -36,7 +36,8 @@ Judgement = GateReport | RetunedRecord | JointReport
 _INCOMPARABLE = ": no comparison is possible."
 _FOLLOWING = (
     "verdict", "looser_than_release", "num_prompts", "num_copies", "num_short_prompts",
-    "baseline", "candidate", "change", "required_num_prompts", "categories", "prompts",
+    "baseline", "candidate", "change", "required_num_prompts", "categories",
+    "context_bins", "prompts",
     "num_clusters", "relative_change",
 )  # fmt: skip
 """Keys of a comparison that its counts and limits decide."""

@@ -108,7 +108,7 @@ def _cases(document: Document) -> Iterator[Case]:
 
 
 def _categories(group: str, found: GateReport) -> Iterator[Case]:
-    for own in found.categories:
+    for own in found.parts.all:
         if own.outcome is None:
             continue
         yield Case(

@@ -115,7 +115,7 @@ def _categories(found: GateReport) -> Iterator[str]:
             found.verdict,
         )
     ]
-    if found.categories:
+    if found.parts.all:
         rows += [
             (
                 code(own.category),
@@ -127,13 +127,16 @@ def _categories(found: GateReport) -> Iterator[str]:
                 words.limit(own.max_relative_drop),
                 own.outcome or "too few prompts",
             )
-            for own in found.categories
+            for own in found.parts.all
         ]
     at = "" if found.change is None else f" ({in_percent(found.change.confidence)})"
     yield from _table(
         ("category", "prompts", "BF16", "quantized", "change", f"bounds{at}", "limit", "outcome"),
         rows,
     )
+    if (together := words.together(found.parts)) is not None:
+        yield ""
+        yield together
 
 
 def _beside(document: Document) -> Iterator[str]:

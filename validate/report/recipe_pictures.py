@@ -9,7 +9,7 @@ from ..errors import GateError
 from ..judging.verdict import in_percent
 from . import words
 from .document import Document
-from .html_report import interval
+from .part_charts import interval
 
 
 def changes_by_recipe(documents: Sequence[Document]) -> str:

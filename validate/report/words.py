@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from ..confidence.head_calibration import CalibrationChange
 from ..counting.paired_change import PairedChange
+from ..judging.categories import Parts
 from ..judging.figures import ServedFigures
+from ..judging.verdict import in_percent
 
 NONE = "\u2013"
 """A dash, where there is no figure."""
@@ -92,6 +94,17 @@ def prompts(number: int, num_short: int, num_clusters: int | None = None) -> str
     notes = [f"{count(number)} recorded"] if counted != number else []
     notes += [f"+ {count(num_short)} too short"] if num_short else []
     return f"{count(counted)} ({' '.join(notes)})" if notes else count(counted)
+
+
+def together(parts: Parts) -> str | None:
+    """At which confidence bounds hold that hold together, in one sentence; None if none do."""
+    of_each = {one.change.confidence for one in parts.all if one.change is not None}
+    if not parts.bounds_hold_together or not of_each:
+        return None
+    return (
+        f"Bounds of categories and context bins are one-sided, at {in_percent(max(of_each))} each,"
+        " so that those of all judged ones hold together."
+    )
 
 
 def calibration(head: CalibrationChange) -> str:

@@ -84,8 +84,9 @@ def _metrics(found: GateReport) -> Iterator[tuple[str, float]]:
     yield "candidate_acceptance_length", found.candidate.mean_acceptance_length
     yield "num_prompts", found.num_prompts
     yield from _change("", found.change)
-    for name, category in _named(found.categories).items():
-        prefix = f"category/{name}/"
+    named = {f"category/{name}/": one for name, one in _named(found.categories).items()}
+    named |= {f"{name}/": one for name, one in _named(found.context_bins).items()}
+    for prefix, category in named.items():
         yield f"{prefix}baseline_acceptance_length", category.baseline_mean_acceptance_length
         yield f"{prefix}candidate_acceptance_length", category.candidate_mean_acceptance_length
         yield f"{prefix}num_prompts", category.num_prompts
