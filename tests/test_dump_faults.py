@@ -296,6 +296,7 @@ def test_layers_that_are_not_those_of_the_draft(
     refused("modelopt", dump, tmp_path / "out", fewer, declared=Declared(layer_ids=(0, 1)))
 
 
+@pytest.mark.slow
 def test_layers_that_the_draft_does_not_know(
     texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
 ) -> None:

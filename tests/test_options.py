@@ -709,7 +709,8 @@ COMMANDS = (
         Row("--webhook", "W", "settings.webhook", "W"),
         Row("--state", "s.json", "settings.state", Path("s.json")),
     ), {"scripts.commands.watch.watch.run": MagicMock(outcome="NO ALARM", problem="")}),
-    Command("canary --server U --candidate C --golden G.json", "scripts.commands.canary.canary.run", (
+    Command("canary --server U --candidate C --golden G.json",
+            "scripts.commands.canary.canary.run", (
         Row("--server", "V", "settings.server", "V"),
         Row("--candidate", "V", "settings.candidate", "V"),
         Row("--golden", "other.json", "settings.golden", Path("other.json")),

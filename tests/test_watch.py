@@ -245,12 +245,12 @@ def test_the_command_ends_with_an_alarm(file: Path, capsys: pytest.CaptureFixtur
 
 def test_the_command_ends_after_its_time(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with counting(FALLEN[0], vllm_page(*_as_golden(20_000))) as server:
-        assert _watch(file, server.url, "--for", "0.05s") == 0
+        assert _watch(file, server.url, "--for", "0.3s", "--every", "0.1") == 0
     out = capsys.readouterr().out
     assert "in 20,000 verify steps" in out
     assert out.endswith("NO ALARM\n")
     with counting(FALLEN[0]) as server:
-        assert _watch(file, server.url, "--for", "0.01") == 3
+        assert _watch(file, server.url, "--for", "0.3", "--every", "0.1") == 3
     assert "no verify step was counted between the readings" in capsys.readouterr().out
 
 

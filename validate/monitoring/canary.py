@@ -191,12 +191,7 @@ class Rule:
         alpha, baseline = 1 - self.confidence, found.baseline.mean_acceptance_length
         weighted = found.weighted / found.dispersion
         information = found.information / found.dispersion
-        gain = self._log_evidence(weighted, information)
-        loss = self._log_evidence(-weighted, information)
-        verdict: Verdict = "INCONCLUSIVE"
-        steps = min(found.baseline.verify_steps, found.candidate.verify_steps)
-        if steps >= FEWEST_REQUESTS * self.request_steps and max(gain, loss) >= -math.log(alpha):
-            verdict = "PASS" if gain > loss else "FAIL"
+        verdict, gain, loss = self.verdict(found)
         change = low = high = None
         if information and baseline is not None:
             beyond = self._beyond(information)
@@ -209,6 +204,18 @@ class Rule:
             evidence_pass=math.exp(min(gain, 700.0)), evidence_fail=math.exp(min(loss, 700.0)),
             verdict_at=1 / alpha,
         )  # fmt: skip
+
+    def verdict(self, found: Comparison) -> tuple[Verdict, float, float]:
+        """The verdict so far, and the logarithms of the evidence for PASS and for FAIL."""
+        weighted = found.weighted / found.dispersion
+        information = found.information / found.dispersion
+        gain = self._log_evidence(weighted, information)
+        loss = self._log_evidence(-weighted, information)
+        steps = min(found.baseline.verify_steps, found.candidate.verify_steps)
+        needed = -math.log(1 - self.confidence)
+        if steps < FEWEST_REQUESTS * self.request_steps or max(gain, loss) < needed:
+            return "INCONCLUSIVE", gain, loss
+        return ("PASS" if gain > loss else "FAIL"), gain, loss
 
     def _log_evidence(self, weighted: float, information: float) -> float:
         stakes = np.array(DISTANCES) * self.mean

@@ -227,9 +227,10 @@ def _warned(canary: Canary) -> tuple[str, ...]:
     """That drafted tokens per step differ, once."""
     found = canary.comparison
     steps = found.baseline.verify_steps, found.candidate.verify_steps
-    if canary.told or not all(steps) or not canary.baseline.drafted:
+    drafted = canary.baseline.drafted, canary.candidate.drafted
+    if canary.told or not all(steps) or not all(drafted):
         return ()
-    theirs, ours = canary.baseline.drafted / steps[0], canary.candidate.drafted / steps[1]
+    theirs, ours = drafted[0] / steps[0], drafted[1] / steps[1]
     if abs(ours - theirs) <= _DRAFTED_ALIKE * theirs:
         return ()
     return (
