@@ -54,6 +54,43 @@ def test_the_three_forms(tmp_path: Path, target: Path) -> None:
     )
 
 
+TOOLS = [{"type": "function", "function": {"name": "d", "parameters": {}}}]
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    """A message that calls a tool, as the API of OpenAI has it."""
+    function = {"name": "d", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+
+
+def test_tools_their_calls_and_their_answers_go_through_the_chat_template(
+    tmp_path: Path, target: Path
+) -> None:
+    config = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["chat_template"] = (
+        "{% for t in tools or [] %} {{ t.function.name }}{% endfor %}"
+        "{% for m in messages %} {{ m.role }} {{ m.content }}"
+        "{% for c in m.tool_calls or [] %} {{ c.function.arguments.x }}{% endfor %}{% endfor %}"
+    )
+    (target / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (target / "chat_template.jinja").unlink(missing_ok=True)
+    asked = [{"role": "user", "content": "c"}]
+    told = [*asked, call('{"x": "a"}'), {"role": "tool", "content": "b"}]
+    path = write(
+        tmp_path,
+        {"id": "plain", "messages": asked},
+        {"id": "tools", "messages": asked, "tools": TOOLS},
+        {"id": "called", "messages": told, "tools": TOOLS},
+        {"id": "object", "messages": [*asked, call({"x": "a"}), told[2]], "tools": TOOLS},
+    )
+    plain, tools, called, parsed = (one.token_ids for one in read_prompts(path, target=target))
+    d = WORDS.index("d") if "d" in WORDS else WORDS.index("[unk]")
+    assert tools == (d, *plain)
+    assert called[: len(tools)] == tools
+    assert [WORDS[i] for i in called[len(tools) :]][1:] == ["a", "[unk]", "b"]
+    assert parsed == called
+
+
 def test_a_cluster_is_read_from_every_form(tmp_path: Path, target: Path) -> None:
     path = write(
         tmp_path,
@@ -106,6 +143,10 @@ def test_line_separators_inside_strings_end_no_line(tmp_path: Path) -> None:
         ({"id": "x", "text": 1}, "text: expected text"),
         ({"id": "x", "text": "a", "messages": []}, "one of token_ids, text, messages"),
         ({"id": "x", "messages": [{"role": "user"}]}, "role and content"),
+        ({"id": "x", "messages": [call("{")]}, "the arguments of 'd': not JSON"),
+        ({"id": "x", "messages": [{"role": "a", "content": "", "tool_calls": 3}]}, "a function"),
+        ({"id": "x", "text": "a", "tools": TOOLS}, "tools: they are for messages"),
+        ({"id": "x", "messages": [call("{}")], "tools": []}, "tools: expected a list of objects"),
         ({"id": "x", "text": "a"}, "need the target's tokenizer"),
         ({"id": "good", "token_ids": [1]}, "'good' stands on line 1 too"),
     ],

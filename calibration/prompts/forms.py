@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ...recipes.errors import short
+from ...recipes.strict_json import JsonProblem, parse_object
 from ..errors import LineProblem
 
 Kind = Literal["token_ids", "text", "messages"]
@@ -33,7 +34,7 @@ _SPEED = {"sub_category", "source", "src_id", "difficulty", "multiturn"}
 """What SPEED-Bench says beside its turns."""
 _OF_DATA_SETS = ("query", "input", "content", "problem", "user")
 """Where data sets of other forms have the user's turn."""
-_OURS = _BESIDE | {"token_ids", "text", "messages"}
+_OURS = _BESIDE | {"token_ids", "text", "messages", "tools"}
 
 
 class Form(NamedTuple):
@@ -46,6 +47,7 @@ class Form(NamedTuple):
         cluster: see `Prompt`.
         of_others: it is no form of ours.
         key: of the line, that holds the prompt.
+        tools: that the chat template describes to the target, as JSON schemas.
     """
 
     id: object
@@ -56,6 +58,7 @@ class Form(NamedTuple):
     cluster: object = None
     of_others: bool = False
     key: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def read_form(value: Mapping[str, Any]) -> Form:
@@ -82,7 +85,8 @@ def read_form(value: Mapping[str, Any]) -> Form:
     category = value.get("category", NO_CATEGORY)
     cluster = value.get("cluster")
     key = marks[0] if marks else kind
-    return Form(named, category, kind, prompt, later_turns, cluster, bool(marks), key)
+    tools = () if marks else _tools(value, kind)
+    return Form(named, category, kind, prompt, later_turns, cluster, bool(marks), key, tools)
 
 
 Read = tuple[Kind, Any, tuple[str, ...]]
@@ -99,6 +103,18 @@ def _ours(value: Mapping[str, Any]) -> Read:
         return "messages", _messages(value["messages"], "messages", "role", "content"), ()
     forms = f"token_ids, text, messages, {', '.join(_FORMS)}"
     raise LineProblem(f"expected one of {forms}")
+
+
+def _tools(value: Mapping[str, Any], kind: Kind) -> tuple[Mapping[str, Any], ...]:
+    if "tools" not in value:
+        return ()
+    tools = value["tools"]
+    if kind != "messages":
+        raise LineProblem(f"tools: they are for messages, and the prompt is {kind}")
+    good = isinstance(tools, list) and tools and all(isinstance(one, dict) for one in tools)
+    if not good:
+        raise LineProblem("tools: expected a list of objects, as the API of OpenAI has them")
+    return tuple(tools)
 
 
 def _turns(value: Mapping[str, Any]) -> Read:
@@ -147,15 +163,45 @@ def _conversations(value: Mapping[str, Any]) -> Read:
 
 def _messages(given: object, key: str, role: str, content: str) -> list[Message]:
     good = isinstance(given, list) and given and all(
-        isinstance(m, dict) and all(isinstance(m.get(k), str) for k in (role, content))
+        isinstance(m, dict) and isinstance(m.get(role), str)
+        and (isinstance(m.get(content), str) or (m.get(content) is None and m.get("tool_calls")))
         for m in given
     )  # fmt: skip
     if not good:
         raise LineProblem(f"{key}: expected a list of objects with {role} and {content}")
     assert isinstance(given, list)
     if role == "role":
-        return list(given)
+        return [
+            _with_arguments(m, key)
+            if m.get("tool_calls")
+            else {name: own for name, own in m.items() if name != "tool_calls"}
+            for m in given
+        ]
     return [{"role": _ROLES.get(m[role], m[role]), "content": m[content]} for m in given]
+
+
+def _with_arguments(message: Mapping[str, Any], key: str) -> Message:
+    """Arguments of calls as objects, which templates write; the API of OpenAI has them as text.
+
+    Source: vLLM's server does the same, `_postprocess_messages` of its chat_utils.
+    """
+    given = message["tool_calls"]
+    called = []
+    for call in given if isinstance(given, list) else [None]:
+        own = call.get("function") if isinstance(call, dict) else None
+        named = isinstance(own, dict) and isinstance(own.get("name"), str)
+        if not isinstance(call, dict) or not isinstance(own, dict) or not named:
+            what = f"{key}: tool_calls: expected a list of objects, each with a function"
+            raise LineProblem(what)
+        arguments = own.get("arguments") or {}
+        try:
+            read = parse_object(arguments) if isinstance(arguments, str) else arguments
+        except JsonProblem as exc:
+            what = f"{key}: tool_calls: the arguments of {short(own['name'])}: {exc}"
+            raise LineProblem(what) from exc
+        called.append({**call, "function": {**own, "arguments": read}})
+    content = message.get("content")
+    return {**message, "content": "" if content is None else content, "tool_calls": called}
 
 
 _FORMS: Mapping[str, tuple[set[str], Callable[[Mapping[str, Any]], Read]]] = {

@@ -7,7 +7,8 @@
 
 Token ids are used as they are; a "text" beside them is for human readers only. Text alone is
 tokenized with the special tokens that the target's tokenizer adds by default. Messages go through
-its chat template, with the generation prompt. "category" may be absent; in files of others also
+its chat template, with the generation prompt and the "tools" beside them; messages may have
+"tool_calls", and the role "tool". "category" may be absent; in files of others also
 the id, and lines are numbered then. Prompts that share a document, a task or a user have the same
 "cluster": they are no independent samples, and the gate counts them as one. The forms of others:
 `forms`. A column of a parquet file that is null in a row is absent there.
@@ -151,12 +152,19 @@ class PromptEncoder:
         ids: Sequence[int] = self._loaded()(text)["input_ids"]
         return ids
 
-    def messages(self, messages: Sequence[Message], *, key: str = "messages") -> Sequence[int]:
+    def messages(
+        self,
+        messages: Sequence[Message],
+        *,
+        key: str = "messages",
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Sequence[int]:
         """Token ids of a conversation, with the generation prompt.
 
         Args:
             messages: of the conversation.
             key: of the line, which holds them.
+            tools: that the target may call.
 
         Raises:
             LineProblem: the tokenizer has no chat template, or it fails.
@@ -169,7 +177,10 @@ class PromptEncoder:
 
         try:
             rendered = tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False
+                list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
             raise LineProblem(f"{key}: the target's chat template fails: {exc}") from exc
@@ -266,7 +277,7 @@ def _token_ids(form: Form, encoder: PromptEncoder) -> tuple[int, ...]:
     if form.kind == "text":
         ids = encoder.text(form.value)
     elif form.kind == "messages":
-        ids = encoder.messages(form.value, key=form.key)
+        ids = encoder.messages(form.value, key=form.key, tools=form.tools)
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
         raise LineProblem("token_ids: expected a list of at least one whole number >= 0")
     return tuple(ids)
