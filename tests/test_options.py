@@ -17,6 +17,7 @@ TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
 FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
 
 OPEN = "calibration.traces.trace_folder.TraceFolder.open"
+LIMITS = "scripts.api.position_limits.position_warnings"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_source.prompts_of"
 PROMPT_FILE = "calibration.prompts.prompt_file.read_prompts"
@@ -501,6 +502,7 @@ COMMANDS = (
             "--draft-sampling greedy"),
         Row("--overwrite", "", "overwrite", True, "scripts.api.replay.check_golden"),
     ), {
+        LIMITS: (),
         "scripts.api.replay.check_golden": None,
         "scripts.api.replay.write_golden": None,
         DRAFTS: MagicMock(traces=[]),
@@ -663,7 +665,7 @@ COMMANDS = (
         Row("--report", "r.json", "documents.*", (Path("r.json"),),
             f"{COMPARED}.write_reports"),
         Row("--overwrite", "", "overwrite", True, f"{COMPARED}.write_reports"),
-    ), stubs(OPEN, "validate.judging.candidate_origin.DraftFolder.read",
+    ), {LIMITS: ()} | stubs(OPEN, "validate.judging.candidate_origin.DraftFolder.read",
              f"{COMPARED}.resolve_draft",
              f"{COMPARED}.replay_in_groups",
              "validate.comparison.sources.of_replays",

@@ -95,8 +95,8 @@ class Geometry(Protocol):
     def num_modules(self) -> int:
         """Draft steps that have a module of their own; 1 = all steps are of one."""
 
-    def seen(self, layer: int, context: int) -> int:
-        """How many of so many positions in the cache a layer reads."""
+    def window_of(self, layer: int) -> int | None:
+        """Positions that a query of a layer sees, its own among them; None = all."""
 
 
 @runtime_checkable
@@ -154,8 +154,8 @@ class _Usual:
     def num_modules(self) -> int:
         return 1
 
-    def seen(self, layer: int, context: int) -> int:  # noqa: ARG002 - where windows differ
-        return context
+    def window_of(self, layer: int) -> int | None:  # noqa: ARG002 - where layers differ
+        return None
 
 
 class ChainGeometry(_Usual):

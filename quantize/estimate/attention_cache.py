@@ -42,7 +42,7 @@ def cache_works(
     return tuple(
         _narrowed(
             grouped_work(
-                positions=heads.seen(layer, context) + own_positions,
+                positions=min(context, heads.window_of(layer) or context) + own_positions,
                 queries=queries,
                 heads=heads.num_attention_heads,
                 key_value_heads=heads.num_key_value_heads,

@@ -133,14 +133,16 @@ def _counted(settings: CompareSettings) -> "Counted":
     """What is compared; without traces the files say it."""
     from ...validate.comparison.sources import of_files, of_replays
     from ...validate.judging.candidate_origin import DraftFolder
-    from .opened_traces import open_traces
+    from .opened_traces import open_with_warnings
+    from .position_limits import position_warnings
 
     if settings.traces is None:
         return of_files([Path(path) for path in settings.drafts])
-    traces = open_traces(settings.traces, settings.listener)
+    traces, warnings = open_with_warnings(settings.traces, settings.listener)
     folders = [resolve_draft(str(draft)).folder for draft in settings.drafts]
+    warnings += position_warnings(settings.drafts, traces, settings.listener)
     digests = [DraftFolder.read(folder).sha256 for folder in folders]
-    return of_replays(replay_in_groups(settings.drafts, traces, settings), digests)
+    return of_replays(replay_in_groups(settings.drafts, traces, settings), digests, warnings)
 
 
 def _texts(report: "ComparisonReport") -> "Texts":

@@ -114,7 +114,8 @@ def judge_on_traces(
     from ...validate.judging.held_out import check_held_out
     from ...validate.judging.judgement import judge
     from ...validate.judging.retuned_gate import check_tuned_baseline, judge_retuned
-    from .opened_traces import open_traces
+    from .opened_traces import open_with_warnings
+    from .position_limits import position_warnings
 
     assert settings.traces is not None  # nothing else is replayed
     unrelated, drafts = settings.unrelated, settings.references
@@ -123,7 +124,8 @@ def judge_on_traces(
     same = settings.served.changes and candidate.sha256 == baseline.sha256
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
-    traces = open_traces(settings.traces, settings.listener)
+    traces, of_traces = open_with_warnings(settings.traces, settings.listener)
+    warnings += of_traces + position_warnings(drafts, traces, settings.listener)
     warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
     loaded = load_for_replay(drafts, traces, settings)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)

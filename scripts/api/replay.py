@@ -142,11 +142,13 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
             in memory.
     """
     from .opened_traces import open_traces
+    from .position_limits import position_warnings
 
     check_golden(settings.golden, overwrite=settings.overwrite)
-    loaded = load_for_replay(
-        settings.drafts, open_traces(settings.traces, settings.listener), settings
-    )
+    traces = open_traces(settings.traces, settings.listener)
+    for warning in position_warnings(settings.drafts, traces, settings.listener):
+        settings.listener.warning(warning)
+    loaded = load_for_replay(settings.drafts, traces, settings)
     asked = confidence_question(
         loaded.drafts, settings.num_draft_tokens, settings.confidence, settings.sts
     )

@@ -42,12 +42,15 @@ class Counted:
     warnings: tuple[str, ...] = ()
 
 
-def of_replays(replays: Sequence[DraftReplay], digests: Sequence[str]) -> Counted:
+def of_replays(
+    replays: Sequence[DraftReplay], digests: Sequence[str], warnings: tuple[str, ...] = ()
+) -> Counted:
     """Replays of one call.
 
     Args:
         replays: the baseline first.
         digests: sha256 of the tensors of each draft.
+        warnings: of the drafts on these traces.
     """
     first = replays[0]
     contestants = [
@@ -59,7 +62,7 @@ def of_replays(replays: Sequence[DraftReplay], digests: Sequence[str]) -> Counte
         drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
         counted_by=estimand(first.traces.temperature, first.traces.sampling, first.draft_sampling),
-        warnings=() if fault is None else (fault,),
+        warnings=warnings if fault is None else (*warnings, fault),
     )
 
 

@@ -78,8 +78,8 @@ class DFlashForward(ModulesForward, BlockForward, ProductLogits):
         # 0) if causal, else (window - 1, window - 1).
         behind = queries - keys
         seen = behind >= 0 if self.geometry.is_causal(layer) else torch.ones_like(behind).bool()
-        if self.geometry.is_sliding(layer) and self.geometry.sliding_window is not None:
-            seen = seen & (behind.abs() < self.geometry.sliding_window)
+        if (window := self.geometry.window_of(layer)) is not None:
+            seen = seen & (behind.abs() < window)
         return seen
 
     def _embed(self, token_ids: Tensor) -> Tensor:

@@ -52,9 +52,8 @@ class DFlashGeometry(BlockGeometry):
         return self.layer_types is not None and self.layer_types[layer] == "sliding_attention"
 
     @override
-    def seen(self, layer: int, context: int) -> int:
-        window = self.sliding_window if self.is_sliding(layer) else None
-        return min(context, window or context)
+    def window_of(self, layer: int) -> int | None:
+        return self.sliding_window if self.is_sliding(layer) else None
 
     def is_causal(self, layer: int) -> bool:
         """True if a slot sees no slot after it.

@@ -136,7 +136,7 @@ class MtpModules(StagedForward):
         geometry = modules[0].geometry
         super().__init__(geometry, modules[0].weights, modules[0].on_input)
         self.modules = modules
-        self.window = geometry.window if isinstance(geometry, MtpStepGeometry) else None
+        self.window = geometry.window_of(0)
 
 
 class _Behind(Modules):

@@ -92,6 +92,10 @@ class MtpStepGeometry(MtpGroupedGeometry):
     def reads_layers(self) -> bool:
         return True  # though there is no fc over it
 
+    @override
+    def window_of(self, layer: int) -> int | None:
+        return self.window
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLatentGeometry(MtpGeometry):
