@@ -15,7 +15,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "tokenizer", "traces", "traffic", "tuned_baseline",
     ),
     "where the prompts come from": (
-        "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",
+        "continued", "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",
     ),
     "how it is quantized": (
         "algorithm", "allow_zero_rows", "backend", "carrier", "input_correction", "input_scale",

@@ -391,7 +391,7 @@ def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> 
 # ---- drafts that choose their tokens one after the other
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("kind", "own", "reference"),
     [

@@ -421,6 +421,7 @@ COMMANDS = (
         *chosen_prompts("settings."),
         Row("--too-long", "skip", "settings.too_long", "skip"),
         Row("--turns", "all", "settings.turns", "all"),
+        Row("--continue", "", "settings.continued"),
         Row("--out", "other", "settings.out", Path("other")),
         Row("--draft", "a/b", "settings.draft", "a/b"),
         Row("--fused", "", "settings.fused", beside="--draft DRAFT"),

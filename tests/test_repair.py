@@ -193,7 +193,7 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.some(26)
+@pytest.mark.some(20)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
 def test_broken_folders(workshop: Workshop, tmp_path: Path, broken: Broken) -> None:
     """After repair an engine does with a folder what it does with one that was never broken."""

@@ -10,6 +10,7 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...recipes.errors import visible
 from ..errors import TraceError
+from ..recording.target_shape import end_token_ids
 from ..traces.manifest import TargetIdentity
 from ..traces.target_tables import FINAL_NORM, TargetTables
 from ..traces.trace_folder import file_sha256
@@ -64,8 +65,10 @@ def read_target(folder: Path) -> TargetFacts:
         tables = TargetTables.find(folder)
     except CheckpointError as exc:
         without_tables = f"{exc.where}: {exc.what}"
-    generation = folder / "generation_config.json"
-    ends = _object(generation).get("eos_token_id") if generation.is_file() else None
+    try:
+        ends = end_token_ids(folder)
+    except CheckpointError as exc:
+        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
     return TargetFacts(
         folder=folder,
         identity=TargetIdentity(
@@ -76,7 +79,7 @@ def read_target(folder: Path) -> TargetFacts:
             vocab_size=numbers[2],
         ),
         width=numbers[1],
-        ends=_token_ids(text.get("eos_token_id") if ends is None else ends),
+        ends=ends,
         tables=tables,
         without_tables=without_tables,
         not_run=_not_run(folder),
@@ -98,8 +101,3 @@ def _object(path: Path) -> Mapping[str, Any]:
         return read_json_object(path, "give the folder of the target that was dumped")
     except CheckpointError as exc:
         raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
-
-
-def _token_ids(found: object) -> Collection[int]:
-    ids = found if isinstance(found, list) else [found]
-    return frozenset(i for i in ids if type(i) is int and i >= 0)

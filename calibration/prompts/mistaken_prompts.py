@@ -5,6 +5,8 @@ import difflib
 import shlex
 from pathlib import Path
 
+from ..traces.manifest import MANIFEST_FILE
+
 EXAMPLE = '{"id": "1", "category": "chat", "text": "Hello"}'
 FORM = f"one prompt per line: {EXAMPLE}"
 _PACKED = {
@@ -49,6 +51,8 @@ def mistaken_lines(path: Path, first: str) -> str:
 
 def missing_file(path: Path) -> str:
     """What to do about a file that cannot be read."""
+    if (path / MANIFEST_FILE).is_file():
+        return "to go on behind the texts of these traces, add --continue"
     beside = (
         path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() and not path.exists() else ()
     )

@@ -47,6 +47,7 @@ class Prompt:
         cluster: document, task or user that it shares with others; None = not declared.
         messages: that the chat template made `token_ids` of; empty where no later turn follows.
         later_turns: texts of the user that stand behind them in the file, and are no part of them.
+        conversation_sha256: of a text that goes on, as of `PromptTrace`; None for one that begins.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Prompt:
     cluster: str | None = None
     messages: tuple[Message, ...] = ()
     later_turns: tuple[str, ...] = ()
+    conversation_sha256: str | None = None
 
 
 def read_prompts(
@@ -137,14 +139,16 @@ class PromptEncoder:
 
     Args:
         target: its folder; None = only token ids can be had.
+        continues: conversations end within the answer of the assistant, which goes on.
 
     Attributes:
         template_sha256: of the chat template, once it has made token ids of messages.
     """
 
-    def __init__(self, target: Path | None) -> None:
+    def __init__(self, target: Path | None, *, continues: bool = False) -> None:
         self.template_sha256: str | None = None
         self._target = target
+        self._continues = continues
         self._tokenizer: Any = None
 
     def text(self, text: str) -> Sequence[int]:
@@ -159,7 +163,7 @@ class PromptEncoder:
         key: str = "messages",
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Sequence[int]:
-        """Token ids of a conversation, with the generation prompt.
+        """Token ids of a conversation, with the generation prompt or up to where an answer goes on.
 
         Args:
             messages: of the conversation.
@@ -167,8 +171,11 @@ class PromptEncoder:
             tools: that the target may call.
 
         Raises:
-            LineProblem: the tokenizer has no chat template, or it fails.
+            LineProblem: the tokenizer has no chat template, or it fails, or there is no answer that
+                could go on.
         """
+        if self._continues:
+            _check_answer(messages[-1], key)
         tokenizer = self._loaded()
         if not tokenizer.chat_template:
             what = f"{key}: the target's tokenizer has no chat template"
@@ -179,7 +186,8 @@ class PromptEncoder:
             rendered = tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) or None,
-                add_generation_prompt=True,
+                add_generation_prompt=not self._continues,
+                continue_final_message=self._continues,
                 tokenize=False,
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
@@ -210,6 +218,16 @@ class PromptEncoder:
                 raise PromptError(self._target, f"no tokenizer can be loaded: {first}",
                                   fix="give prompts as token_ids") from exc  # fmt: skip
         return self._tokenizer
+
+
+def _check_answer(last: Message, key: str) -> None:
+    """Refuse a conversation that ends with another's turn, or with an answer of no text."""
+    if last["role"] != "assistant" or not str(last["content"]).strip():
+        found = f"{short(last['role'])}, {short(last['content'])}"
+        raise LineProblem(
+            f"{key}: expected the beginning of an assistant's answer at the end, got {found}",
+            "end the messages with the beginning of an answer, or leave --continue out",
+        )
 
 
 def _parsed(line: Line) -> Mapping[str, Any]:

@@ -174,6 +174,7 @@ class Continuing:
             features=left.features,
             target_top1=left.top1,
             cluster=prompt.cluster,
+            conversation_sha256=prompt.conversation_sha256,
             token_logprob=chosen.logprob,
             top_token_ids=chosen.top_token_ids,
             top_logprobs=chosen.top_logprobs,

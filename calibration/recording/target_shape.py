@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...quantize.drafts.config_reader import with_text_config
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
@@ -107,6 +108,22 @@ def target_identity(target: Path, shape: TargetShape) -> TargetIdentity:
         num_layers=shape.num_layers,
         vocab_size=shape.vocab_size,
     )
+
+
+def end_token_ids(target: Path) -> frozenset[int]:
+    """Tokens that end a text of the target: generation_config.json says it, else config.json.
+
+    Raises:
+        CheckpointError: one of these files is no JSON object, or there is no config.json.
+    """
+    generation = target / "generation_config.json"
+    said = read_json_object(generation, no_target(target)) if generation.is_file() else {}
+    found = said.get("eos_token_id")
+    if found is None:
+        config = with_text_config(read_json_object(target / CONFIG_FILE, no_target(target)))
+        found = config.get("eos_token_id")
+    ids = found if isinstance(found, list) else [found]
+    return frozenset(token for token in ids if type(token) is int and token >= 0)
 
 
 def target_files_sha256(target: Path) -> str:

@@ -257,6 +257,7 @@ def _trace(
         features=read(read_features(states)),
         target_top1=top1,
         cluster=prompt.cluster,
+        conversation_sha256=prompt.conversation_sha256,
         token_logprob=torch.tensor(answer.token_logprob) if spec else None,
         top_token_ids=ids,
         top_logprobs=logprobs,

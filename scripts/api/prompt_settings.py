@@ -10,6 +10,7 @@ from .option import Option
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from ...calibration.prompts.prompt_choice import PromptChoice
     from ...calibration.prompts.prompt_file import PromptEncoder
     from ...calibration.prompts.prompt_source import ReadPrompts
 
@@ -37,6 +38,18 @@ class ChosenPrompts(Settings):
         Option("seed of --num-prompts (default 0); a larger draw contains a smaller one", "SEED"),
     ] = 0
 
+    @property
+    def choice(self) -> "PromptChoice":
+        """The same, for who reads them."""
+        from ...calibration.prompts.prompt_choice import PromptChoice
+
+        return PromptChoice(
+            split=self.prompts_split,
+            column=self.prompts_column,
+            num_prompts=self.num_prompts,
+            seed=self.prompts_seed,
+        )
+
     def read_prompts(self, prompts: AnyPath, encoder: "PromptEncoder") -> "ReadPrompts":
         """Read the prompts, and warn of rows that are none.
 
@@ -47,16 +60,9 @@ class ChosenPrompts(Settings):
         Raises:
             PromptError: see `prompts_of`.
         """
-        from ...calibration.prompts.prompt_choice import PromptChoice
         from ...calibration.prompts.prompt_source import prompts_of
 
-        choice = PromptChoice(
-            split=self.prompts_split,
-            column=self.prompts_column,
-            num_prompts=self.num_prompts,
-            seed=self.prompts_seed,
-        )
-        read = prompts_of(Path(prompts), encoder, choice)
+        read = prompts_of(Path(prompts), encoder, self.choice)
         if read.dataset is not None:
             self.listener.note(f"{len(read.prompts)} prompts of {read.dataset}")
         if over := read.passed_over:

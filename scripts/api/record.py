@@ -12,6 +12,7 @@ from ...quantize.files.checkpoint import Checkpoint
 from . import reports
 from .division import Recording, running_division
 from .listener import Unit, beyond_kept
+from .record_prompts import prompts_to_record, shape_of
 from .record_settings import RecordSettings
 from .references import folder_of
 from .verb import verb
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
     import torch
 
     from ...calibration.prompts.prompt_file import Prompt
-    from ...calibration.prompts.prompt_source import ReadPrompts
     from ...calibration.recording.conversations import Record
     from ...calibration.recording.decoding import Decoding
     from ...calibration.recording.prompt_fit import FittedPrompts
-    from ...calibration.recording.target_shape import TargetShape
     from ...calibration.traces.trace_folder import TraceFolder
     from ...calibration.vllm.recording_plan import RecordingPlan
     from ...quantize.stored.loading import LoadedDraft
@@ -54,7 +53,7 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
     how = _how(settings)
-    fitted = _fitted(settings)
+    fitted = prompts_to_record(settings)
     if settings.print_server_args:
         assert settings.shared is not None  # see `RecordSettings.check`
         plan = _vllm_plan(settings, how, fitted)
@@ -119,50 +118,6 @@ def _divided(settings: RecordSettings, how: "_HowToRecord", fitted: "FittedPromp
     )
 
 
-def _shape(settings: RecordSettings) -> "TargetShape":
-    """Sizes of the target before its weights are read; an engine may know more kinds of them."""
-    from ...calibration.recording.target_model import configured_shape
-    from ...calibration.recording.target_shape import TargetShape
-
-    read = TargetShape.read if settings.engine == "vllm" else configured_shape
-    return read(Path(settings.target))
-
-
-def _fitted(settings: RecordSettings) -> "FittedPrompts":
-    """The prompts that are recorded, and a word on those that are too long."""
-    from ...calibration.recording.prompt_fit import fitted_prompts
-
-    found, shape = _read(settings), _shape(settings)
-    read = found.prompts
-    fitted = fitted_prompts(
-        read, shape, settings.max_new_tokens, settings.too_long, settings.prompts
-    )
-    if long := fitted.too_long:
-        done = "left out" if long.skipped else "cut to their last tokens"
-        names = long.skipped or long.truncated
-        verb = "is" if len(names) == 1 else "are"
-        settings.listener.warning(
-            f"{settings.prompts}: {len(names)} of {len(read)} prompts {verb} {done}: with"
-            f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
-            f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
-        )
-    return dataclasses.replace(fitted, dataset=found.dataset)
-
-
-def _read(settings: RecordSettings) -> "ReadPrompts":
-    from ...calibration.prompts.prompt_file import PromptEncoder
-
-    read = settings.read_prompts(settings.prompts, PromptEncoder(Path(settings.target)))
-    longer = sum(bool(prompt.later_turns) for prompt in read.prompts)
-    if longer and settings.turns == "first":
-        settings.listener.note(
-            f"{settings.prompts}: {longer} of {len(read.prompts)} prompts have later turns of the"
-            " user, which follow the target's answer: the first turn is recorded (--turns all:"
-            " each)"
-        )
-    return read
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HowToRecord:
     """What is recorded of every prompt, whoever runs the target; fields as in `record_traces`."""
@@ -192,7 +147,7 @@ def _how(settings: RecordSettings) -> _HowToRecord:
     if settings.draft:
         folder = folder_of(settings.draft)
         _, geometry = read_config(Checkpoint.open(folder))
-        check_draft_fits(folder.name, geometry, _shape(settings), aux_layer_ids)
+        check_draft_fits(folder.name, geometry, shape_of(settings), aux_layer_ids)
         aux_layer_ids = aux_layer_ids or geometry.aux_layer_ids
         table_ids += mask_token_ids(geometry)
         if settings.fused:
@@ -285,7 +240,7 @@ def _vllm_plan(
 
     return RecordingPlan(
         target=Path(settings.target),
-        shape=_shape(settings),
+        shape=shape_of(settings),
         prompts=fitted.prompts,
         too_long=fitted.too_long,
         dataset=fitted.dataset,

@@ -44,7 +44,7 @@ class RecordSettings(ChosenPrompts):
 
     target: Annotated[
         arguments.AnyPath,
-        Option("folder of the target for transformers (safetensors, no remote code)", "TARGET"),
+        Option("folder of the target (safetensors, no remote code)", "TARGET"),
     ]
     prompts: Annotated[
         arguments.AnyPath,
@@ -64,6 +64,13 @@ class RecordSettings(ChosenPrompts):
             "the target's own answers"
         ),
     ] = "first"
+    continued: Annotated[
+        bool,
+        Option(
+            "go on behind the texts of a trace folder (--prompts), or behind begun answers",
+            flag="--continue",
+        ),
+    ] = False
     draft: Annotated[
         Reference | None,
         Option(
@@ -105,8 +112,8 @@ class RecordSettings(ChosenPrompts):
     too_long: Annotated[
         TooLong,
         Option(
-            "what to do with prompts too long for the target's context: stop and name"
-            " them (error, default), leave them out (skip), or keep their last tokens"
+            "prompts too long for the target's context: stop (error, default), leave them"
+            " out (skip), or keep their last tokens"
         ),
     ] = "error"
     temperature: arguments.Temperature = 0
@@ -115,7 +122,7 @@ class RecordSettings(ChosenPrompts):
     seed: arguments.SamplingSeed = 0
     logprobs: Annotated[
         bool,
-        Option("store log-probabilities of emitted tokens (always stored when sampling)"),
+        Option("store log-probabilities (always stored when sampling)"),
     ] = False
     top_logprobs: Annotated[
         int,
@@ -222,6 +229,9 @@ class RecordSettings(ChosenPrompts):
         if self.fixed_batches and self.engine != "transformers":
             raise TraceError("--fixed-batches", f"{self.engine} chooses its batches itself",
                              fix="leave it out")  # fmt: skip
+        if self.continued and self.turns == "all":
+            raise TraceError("--continue", "goes on behind the last turn, and --turns all begins"
+                             " with the first", fix="leave one of them out")  # fmt: skip
         if self.fused and not self.draft:
             raise TraceError(
                 "--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT"
