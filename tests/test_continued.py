@@ -95,7 +95,7 @@ def _renamed(traces: TraceFolder, entry: Any) -> Any:
 def test_words_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traces = write_said(tmp_path / "traces", prompts=2).folder
     record(traces, tmp_path / "out", 2, code=2)
-    assert "add --continue" in capsys.readouterr().err
+    assert "`record --continue` goes on" in capsys.readouterr().err
     record(traces, tmp_path / "out", 2, "--continue", code=2)
     assert "its texts are of 96 tokens" in capsys.readouterr().err
     record(traces, tmp_path / "out", 2, "--continue", "--turns", "all", code=2)

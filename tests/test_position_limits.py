@@ -79,6 +79,8 @@ def test_engines_that_serve_fewer_positions_are_named(tmp_path: Path) -> None:
         assert (
             "vLLM serves 32 positions of the target too and SGLang" in heard(33, draft).warnings[0]
         )
+    unsaid = limited(tmp_path / "unsaid", rope_scaling=YARN, max_position_embeddings=None)
+    assert heard(33, unsaid).warnings == []
     twice = limited(tmp_path / "linear", rope_scaling={"rope_type": "linear", "factor": 2.0})
     assert heard(64, twice).warnings == []
     assert heard(65, twice).warnings

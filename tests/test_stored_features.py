@@ -323,6 +323,7 @@ def test_what_computes_on_traces_says_how_they_are_stored(tmp_path: Path) -> Non
     assert ["were rounded to FP8" in text for text in heard.warnings] == [True]
     api = Path(__file__).parents[1] / "scripts" / "api"
     plainly = {path.stem for path in api.glob("*.py") if "TraceFolder.open(" in path.read_text()}
-    # These list, copy, cut or hash traces, or are followed by a verb that computes on them.
-    others = {"accept_found", "accept_inputs", "check", "cut_rows", "traces"}
+    # These list, copy, cut or hash traces, read their texts alone, or are followed by a verb that
+    # computes on them.
+    others = {"accept_found", "accept_inputs", "check", "cut_rows", "record_prompts", "traces"}
     assert plainly == others | {"opened_traces"}

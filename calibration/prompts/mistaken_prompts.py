@@ -52,7 +52,7 @@ def mistaken_lines(path: Path, first: str) -> str:
 def missing_file(path: Path) -> str:
     """What to do about a file that cannot be read."""
     if (path / MANIFEST_FILE).is_file():
-        return "to go on behind the texts of these traces, add --continue"
+        return f"give a file with {FORM}; `record --continue` goes on behind texts of traces"
     beside = (
         path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() and not path.exists() else ()
     )

@@ -81,14 +81,11 @@ class Positions:
         rotation = self.rotation
         if rotation is None:
             return None
-        engines = [
-            does
-            for made, does in (
-                (rotation.in_vllm, self._in_vllm(rotation)),
-                (rotation.in_sglang, f"SGLang ends with an error, unless {LONGER} is set"),
-            )
-            if made is not None and made < longest
-        ]
+        engines = []
+        if rotation.in_vllm is not None and rotation.in_vllm < longest:
+            engines.append(self._in_vllm(rotation, rotation.in_vllm))
+        if rotation.in_sglang is not None and rotation.in_sglang < longest:
+            engines.append(f"SGLang ends with an error, unless {LONGER} is set")
         if not engines:
             return None
         return (
@@ -108,10 +105,10 @@ class Positions:
             f" positions of up to {longest:,} in the traces, in replay as in engines"
         )
 
-    def _in_vllm(self, rotation: Rotation) -> str:
+    def _in_vllm(self, rotation: Rotation, made: int) -> str:
         if rotation.only_sizes_a_table and not self.whole_model:
             return "vLLM lets the draft propose at positions that it was not trained on"
-        return f"vLLM serves {rotation.in_vllm:,} positions of the target too"
+        return f"vLLM serves {made:,} positions of the target too"
 
 
 def _listed(names: Sequence[str]) -> str:
