@@ -87,6 +87,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "shards plan": (
         "draftquant shards plan --shards 4 --out ./jobs -- replay ./draft ./draft-fp8 --traces T",
+        "draftquant shards plan --shards 16 --out ./jobs --commands matrix.txt --for slurm",
     ),
     "shards run": ("draftquant shards run ./jobs --shard 0",),
     "shards merge": ("draftquant shards merge ./jobs",),

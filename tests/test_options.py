@@ -401,6 +401,7 @@ COMMANDS = (
     Command("shards plan COMMAND --shards 2 --out OUT", "scripts.commands.shards.shards_plan.run", (
         Row("COMMAND", "replay A", "settings.words", ("replay", "A")),
         Row("--shards", "3", "settings.shards", 3),
+        Row("--commands", "F", "settings.commands", Path("F"), without=("COMMAND",)),
         Row("--for", "slurm", "settings.scheduler", "slurm"),
         Row("--out", "other", "settings.out", Path("other")),
     )),

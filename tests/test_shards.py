@@ -1,7 +1,8 @@
 """Runs divided into shards: the result is one machine's to the byte, and nothing else counts."""
 
+import dataclasses
+import functools
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -13,12 +14,22 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from draftquant.scripts.api.division import Division, Measuring
 from draftquant.scripts.api.listener import SILENT
 from draftquant.scripts.cli import main
-from draftquant.scripts.shards.divided_run import planned
+from draftquant.scripts.shards.divided_run import first_asked
+from draftquant.scripts.shards.divisions import DividedError, Merging, Working
+from draftquant.scripts.shards.packed_folder import (
+    packed_folder,
+    packed_result,
+    publish_packed,
+    unpacked_folder,
+)
+from draftquant.scripts.shards.part_files import read_numbers, write_numbers
+from draftquant.scripts.shards.parts import Divisible, Part, ShardError
 from draftquant.scripts.shards.schedulers import script
-from draftquant.scripts.shards.shard_folder import ShardFolder
-from draftquant.scripts.shards.work_shard import Divisible, ShardError
+from draftquant.scripts.shards.shard_folder import FirstAsked, ShardFolder
+from draftquant.validate.tuning.measured_mixtures import Task
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 WORDS = ("replay", "A", "--traces", "T")
@@ -32,49 +43,71 @@ RUN = Divisible(
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def asked(*divisible: Divisible, words: Sequence[str] = WORDS, last: bool = True) -> FirstAsked:
+    return FirstAsked(command=tuple(words), divisible=divisible, last=last)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> ShardFolder:
-    return ShardFolder.create(tmp_path / "jobs", RUN.shards(3, WORDS))
+    return ShardFolder.create(tmp_path / "jobs", 3, [asked(RUN)])
+
+
+def parts(folder: ShardFolder, run: int = 0, wave: int = 0) -> tuple[Part, ...]:
+    """Of what a command asks for first."""
+    return folder.waves(run)[wave].parts[0]
 
 
 def publish(folder: ShardFolder, i: int, arithmetic: dict[str, str] = ARITHMETIC) -> Path:
-    with folder.publishing(folder.shards[i], arithmetic) as staging:
-        (staging / "proposals-1.bin").write_bytes(bytes([i]))
-    return folder.result(folder.shards[i])
+    part = parts(folder)[i]
+    with folder.publishing(part, arithmetic) as staging:
+        (staging / "proposals.bin").write_bytes(bytes([i]))
+    return folder.result(part)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("in_order", [False, True])
-def test_each_batch_is_in_one_shard(count: int, in_order: bool) -> None:
+def test_each_batch_is_in_one_part(count: int, in_order: bool) -> None:
     run = Divisible(inputs=RUN.inputs, batches=RUN.batches, in_order=in_order)
-    shards = run.shards(count, WORDS)
-    held = [batch for shard in shards for batch in shard.batches]
+    own = run.parts(count)
+    held = [batch for part in own for batch in part.batches]
     assert sorted(held) == sorted(RUN.batches)
-    assert all(shard.batches for shard in shards)
-    assert len({shard.address for shard in shards}) == count
+    assert all(part.batches for part in own)
+    assert len({part.address for part in own}) == min(count, 5)
     assert (held == RUN.batches) or not in_order
 
 
-def test_a_batch_is_never_cut() -> None:
+def test_a_batch_is_never_cut(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"--shards: expected at most 5, the number of batches"):
-        RUN.shards(6, WORDS)
+        ShardFolder.create(tmp_path / "jobs", 6, [asked(RUN)])
+    assert not (tmp_path / "jobs").exists()
 
 
 def test_the_address_is_the_hash_of_what_is_stored(folder: ShardFolder) -> None:
-    for path in (folder.folder / "shards").iterdir():
+    for path in (folder.folder / "parts").iterdir():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.stem
-    again = RUN.shards(3, WORDS)
-    assert ShardFolder.open(folder.folder).shards == folder.shards == again
+    again = RUN.parts(3)
+    assert parts(ShardFolder.open(folder.folder)) == parts(folder) == again
     other = Divisible(inputs={**RUN.inputs, "draft 1": "3" * 64}, batches=RUN.batches,
                       in_order=False)  # fmt: skip
-    assert not {s.address for s in other.shards(3, WORDS)} & {s.address for s in again}
+    assert not {s.address for s in other.parts(3)} & {s.address for s in again}
 
 
-def test_a_shard_that_was_edited_is_refused(folder: ShardFolder) -> None:
-    path = folder.folder / "shards" / f"{folder.shards[1].address}.json"
-    path.write_text(path.read_text().replace("[1]", "[0]").replace("[0, 3]", "[1, 3]"))
+def test_equal_work_of_two_commands_is_one_part(tmp_path: Path) -> None:
+    other = Divisible(inputs={"draft": "b"}, batches=RUN.batches, in_order=False)
+    short = Divisible(inputs={"draft": "c"}, batches=RUN.batches[:2], in_order=False)
+    both = [asked(RUN, other), asked(RUN, short, words=("gate", "A", "C"))]
+    folder = ShardFolder.create(tmp_path / "jobs", 3, both)
+    assert len(list((folder.folder / "parts").iterdir())) == 3 + 3 + 2
+    assert [len(folder.waiting(range(3), run)) for run in folder.runs] == [6, 5]
+    publish(folder, 1)
+    assert [len(folder.waiting([1], run)) for run in folder.runs] == [1, 1]
+    assert [len(folder.waiting([2], run)) for run in folder.runs] == [2, 1]
+
+
+def test_a_part_that_was_edited_is_refused(folder: ShardFolder) -> None:
+    path = folder.folder / "parts" / f"{parts(folder)[1].address}.json"
     path.write_text(path.read_text().replace("2" * 64, "4" * 64))
-    with pytest.raises(ShardError, match=r"was edited: it is shard [0-9a-f]{12}, expected"):
+    with pytest.raises(ShardError, match=r"was edited: it is part [0-9a-f]{12}, expected"):
         ShardFolder.open(folder.folder)
     path.unlink()
     with pytest.raises(ShardError, match="cannot be read"):
@@ -82,48 +115,140 @@ def test_a_shard_that_was_edited_is_refused(folder: ShardFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"shards": []}', '{"shards": ["../x"]}', "[]", '{"shards": ["a", "a"]}', "{"]
-)
+    "text",
+    ['{"shards": 0, "commands": [["a"]]}', '{"shards": 1, "commands": []}', "[]", "{",
+     '{"shards": 1, "commands": [[]]}', '{"shards": 3, "commands": [["a"], ["b"]]}',
+     '{"shards": 2, "commands": [["a"]]}'],
+)  # fmt: skip
 def test_a_plan_that_is_none_is_refused(folder: ShardFolder, text: str) -> None:
     (folder.folder / "plan.json").write_text(text)
     with pytest.raises(ShardError, match="fix: plan again into a new folder"):
         ShardFolder.open(folder.folder)
 
 
-def test_shards_of_two_plans_are_not_mixed(folder: ShardFolder, tmp_path: Path) -> None:
-    other = ShardFolder.create(tmp_path / "other", RUN.shards(3, ("replay", "B")))
-    address = other.shards[0].address
-    source = tmp_path / "other" / "shards" / f"{address}.json"
-    source.rename(folder.folder / "shards" / source.name)
-    own = [shard.address for shard in folder.shards]
-    (folder.folder / "plan.json").write_text(json.dumps({"shards": [address, *own[1:]]}))
-    with pytest.raises(ShardError, match="its shards are of different commands"):
+@pytest.mark.parametrize(
+    "text", ['{"parts": [["../x"]], "last": true}', '{"parts": [[]], "last": true}', "{}", "["]
+)
+def test_a_wave_that_is_none_is_refused(folder: ShardFolder, text: str) -> None:
+    (folder.folder / "waves" / "0-0.json").write_text(text)
+    with pytest.raises(ShardError, match="fix: plan again into a new folder"):
         ShardFolder.open(folder.folder)
+
+
+def test_a_wave_is_planned_once_by_whoever_comes_first(folder: ShardFolder) -> None:
+    more = Divisible(inputs={"draft": "b"}, batches=[(0,), (1,)], in_order=False)
+    first = folder.plan_wave(0, 1, [more], last=False)
+    before = {path: path.stat().st_mtime_ns for path in folder.folder.rglob("*.json")}
+    assert folder.plan_wave(0, 1, [more], last=False) == first == folder.waves(0)[1]
+    assert {path: path.stat().st_mtime_ns for path in folder.folder.rglob("*.json")} == before
+    assert [number for number, _ in folder.waiting(range(3), 0)] == [0, 1, 2, 0, 1]
+    assert not first.last
+
+
+def test_a_plan_travels_with_the_results_of_earlier_waves(
+    folder: ShardFolder, tmp_path: Path
+) -> None:
+    for i in range(3):
+        publish(folder, i)
+    (folder.folder / "results" / ".being-written").mkdir()
+    more = Divisible(inputs={"draft": "b"}, batches=[(0,), (1,)], in_order=False)
+    wave = folder.plan_wave(0, 1, [more], last=False)
+    there = unpacked_folder(tmp_path / "there", packed_folder(folder, 0))
+    assert there.waves(0) == folder.waves(0)
+    assert [part for _, part in there.waiting(range(3), 0)] == list(wave.parts[0])
+    with there.publishing(wave.parts[0][1], ARITHMETIC) as staging:
+        (staging / "numbers.json").write_text("{}")
+    result = packed_result(there, wave.parts[0][1].address)
+    assert publish_packed(folder, wave.parts[0][1], result) is False
+    assert publish_packed(folder, wave.parts[0][1], result) is True
+    assert [part for _, part in folder.waiting(range(3), 0)] == [wave.parts[0][0]]
+    assert packed_result(folder, wave.parts[0][1].address) == result
+
+
+def search(division: Division) -> list[float]:
+    """A verb that asks again with what it was told."""
+    found: list[float] = [1.0]
+    for _ in range(3):
+        tasks = [Task(identity=f"{x}", compute=functools.partial(_measured, x)) for x in found]
+        asked = Measuring(tasks=tasks, inputs={"draft": "a"}, device=torch.device("cpu"))
+        found += [numbers["found"] for numbers in division.numbers(asked)]
+    assert division.numbers(dataclasses.replace(asked, tasks=[])) == []  # nothing waits for nobody
+    division.end()
+    return found
+
+
+def _measured(x: float) -> dict[str, float]:
+    MEASURED.append(x)
+    return {"found": x / 3}
+
+
+MEASURED: list[float] = []
+
+
+@pytest.mark.parametrize(("order", "missing"), [((0, 1, 2), 0), ((2, 1, 0), 1)])
+def test_a_search_goes_on_by_the_results_of_all(
+    tmp_path: Path, order: Sequence[int], missing: int
+) -> None:
+    jobs = ShardFolder.create(tmp_path / "jobs", 3, [asked(RUN, last=False)])
+    (jobs.folder / "waves" / "0-0.json").unlink()  # this one begins with measurements
+    MEASURED.clear()
+    told: list[tuple[int, bool]] = []
+    for passes in (1, 2, 3):
+        for number in order:
+            work = Working(jobs, 0, lambda i, _part, own=number: i == own,
+                           lambda i, _part, late: told.append((i, late)))  # fmt: skip
+            with pytest.raises(DividedError):
+                search(work)
+        if passes == 1:
+            with pytest.raises(ShardError, match=f"1 of its 3 shards have no .*: {missing}"):
+                search(Merging(jobs, 0))
+    assert len(MEASURED) == 1 + 2 + 4  # each once
+    assert not any(late for _, late in told)
+    assert {i for i, _ in told} == {0, 1, 2}
+    alone = [1.0]
+    for _ in range(3):
+        alone += [x / 3 for x in alone]
+    assert search(Merging(jobs, 0)) == alone
+    path = next((jobs.folder / "results").glob("*/numbers.json"))
+    path.write_text('{"numbers": [{"found": true}]}')
+    with pytest.raises(ShardError, match="is not as it was published"):
+        search(Merging(jobs, 0))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"numbers": [{"found": true}]}', '{"numbers": []}', "{}", "[", '{"numbers": 1}']
+)
+def test_numbers_that_are_none(tmp_path: Path, text: str) -> None:
+    write_numbers(tmp_path, [{"found": 1 / 3}])
+    assert read_numbers(tmp_path, [4]) == [{"found": 1 / 3}]
+    (tmp_path / "numbers.json").write_text(text)
+    with pytest.raises(ShardError, match="and run the shard again"):
+        read_numbers(tmp_path, [4])
 
 
 def test_missing_shards_are_named(folder: ShardFolder) -> None:
     publish(folder, 1)
     with pytest.raises(ShardError, match=r"2 of its 3 shards have no result yet: 0, 2") as caught:
-        folder.check_whole()
+        folder.check_whole(0)
     assert f"shards run {folder.folder} --shard 0" in str(caught.value)
 
 
 def test_what_is_no_result_of_the_plan_is_named(folder: ShardFolder) -> None:
     for i in range(3):
         publish(folder, i)
-    folder.check_whole()
-    hidden = folder.folder / "results" / f".{folder.shards[0].address}.1-2-0123456789ab.staging"
+    folder.check_whole(0)
+    hidden = folder.folder / "results" / f".{parts(folder)[0].address}.1-2-0123456789ab.staging"
     hidden.mkdir()  # a run that was killed left it
-    folder.check_whole()
+    folder.check_whole(0)
     (folder.folder / "results" / "notes.txt").write_text("mine")
     with pytest.raises(ShardError, match=r"holds what is no result of this plan: notes\.txt"):
-        folder.check_whole()
+        folder.check_whole(0)
 
 
 @pytest.mark.parametrize("how", ["edited", "cut", "gone", "more", "described otherwise"])
 def test_a_result_that_was_changed_is_refused(folder: ShardFolder, how: str) -> None:
     results = [publish(folder, i) for i in range(3)]
-    path = results[1] / "proposals-1.bin"
+    path = results[1] / "proposals.bin"
     if how == "edited":
         path.write_bytes(b"x")
     elif how == "cut":
@@ -135,30 +260,62 @@ def test_a_result_that_was_changed_is_refused(folder: ShardFolder, how: str) -> 
     else:
         (results[1] / "result.json").write_text("{}")
     with pytest.raises(ShardError, match=rf"fix: rm -r {results[1]}.* --shard 1"):
-        folder.check_whole()
+        folder.check_whole(0)
 
 
 def test_results_of_two_arithmetics_are_not_joined(folder: ShardFolder) -> None:
     for i in range(3):
         publish(folder, i, {"torch": "2.13.0" if i < 2 else "2.8.0"})
-    with pytest.raises(ShardError, match=r"shard 2 was .*: torch: 2\.8\.0, expected 2\.13\.0"):
-        folder.check_whole()
+    with pytest.raises(ShardError, match=r"of shard 2, was .*: torch: 2\.8\.0, expected 2\.13\.0"):
+        folder.check_whole(0)
 
 
 def test_a_run_of_other_inputs_is_refused(folder: ShardFolder) -> None:
-    shard = folder.shards[0]
-    RUN.check(shard, "here")
+    own = parts(folder)
+    RUN.check(own, "here")
     with pytest.raises(ShardError, match=r"here: was planned with other inputs .*: draft 1\n"):
         Divisible(inputs={**RUN.inputs, "draft 1": "5" * 64}, batches=RUN.batches,
-                  in_order=False).check(shard, "here")  # fmt: skip
-    with pytest.raises(ShardError, match="the batches of prompts"):
-        Divisible(inputs=RUN.inputs, batches=[(0,), (3,)], in_order=False).check(shard, "here")
+                  in_order=False).check(own, "here")  # fmt: skip
+    for some in (own[:2], (*own, own[0]), ()):
+        with pytest.raises(ShardError, match="the batches of prompts"):
+            RUN.check(some, "here")
 
 
-@pytest.mark.parametrize("words", [("quantize", "A"), (), ("tune",)])
+@pytest.mark.parametrize("words", [("quantize", "A"), (), ("verify",)])
 def test_other_commands_are_not_divided(words: Sequence[str]) -> None:
     with pytest.raises(ShardError, match="COMMAND: expected one of record, replay, gate, compare"):
-        planned(words, SILENT)
+        first_asked(words, SILENT)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot be read: "),
+        ("# nothing\n\n", "holds no command"),
+        ("gate 'A", "commands.txt:1: No closing quotation"),
+        ("replay A --traces T\ndraftquant replay A  --traces T  # again\n",
+         "commands.txt:2: is the command of line 1 again"),
+        ("push A\n", "COMMAND: expected one of record, replay, gate, compare, tune, got 'push'"),
+    ],
+)  # fmt: skip
+def test_files_of_commands_that_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
+) -> None:
+    file = tmp_path / "commands.txt"
+    if text is not None:
+        file.write_text(text)
+    given = ["--shards", "2", "--out", str(tmp_path / "jobs"), "--commands", str(file)]
+    assert main(["shards", "plan", *given]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_a_command_or_a_file_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["shards", "plan", "--shards", "2", "--out", str(tmp_path / "jobs")]
+    assert main(given) == 2
+    assert "expected a command, or --commands FILE; got none" in capsys.readouterr().err
+    assert main([*given, "--commands", "F", "--", *WORDS]) == 2
+    assert "expected a command, or --commands FILE; got both" in capsys.readouterr().err
 
 
 def test_a_shard_that_there_is_not(folder: ShardFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,11 +462,11 @@ def test_a_killed_run_is_run_again(work: Path, tmp_path: Path) -> None:
     run = [sys.executable, "-m", "draftquant.scripts.cli", "shards", "run", str(jobs), "--all"]
     killed = subprocess.Popen(run, env={**os.environ, "OMP_NUM_THREADS": "1"})
     folder = ShardFolder.open(jobs)
-    while killed.poll() is None and not any(map(folder.is_done, folder.shards)):
+    while killed.poll() is None and not any(map(folder.is_done, parts(folder))):
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    done = sum(map(folder.is_done, folder.shards))
+    done = sum(map(folder.is_done, parts(folder)))
     assert 1 <= done < 7
     assert main(["shards", "run", str(jobs), "--all"]) == 0
     assert main(["shards", "merge", str(jobs)]) == 0
@@ -326,7 +483,7 @@ def test_a_killed_worker_of_ray_is_replaced(work: Path, tmp_path: Path) -> None:
     run = [sys.executable, "-m", "draftquant.scripts.cli", "shards", "run", str(jobs), "--all"]
     driver = subprocess.Popen([*run, "--ray", port], env={**os.environ, "OMP_NUM_THREADS": "1"})
     folder = ShardFolder.open(jobs)
-    while driver.poll() is None and not any(map(folder.is_done, folder.shards)):
+    while driver.poll() is None and not any(map(folder.is_done, parts(folder))):
         time.sleep(0.01)
     workers = [
         int(path.name)

@@ -1,7 +1,8 @@
-"""`Division`: who computes what a verb would, where its prompts are divided over machines.
+"""`Division`: who computes what a verb would, where its work is divided over machines.
 
-A verb asks for it at the one place where it computes along prompts. It is set around a run of the
-verb (`dividing`), as the command line is, so that no verb has an argument for it.
+A verb asks for it at the one place where it computes along prompts; a search (`tune`) asks again
+and again, and says where it ends. It is set around a run of the verb (`dividing`), as the command
+line is, so that no verb has an argument for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ...calibration.prompts.prompt_file import Prompt
     from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.counting.replay_cache import Question
+    from ...validate.tuning.measured_mixtures import Numbers, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +43,39 @@ class Recording:
     join: "Callable[[Sequence[TraceFolder]], TraceFolder]"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """Mixtures that a search would measure next, none of which waits for another.
+
+    Attributes:
+        tasks: one for each of them.
+        inputs: what else decides about the numbers -> its identity.
+        device: of the drafts.
+    """
+
+    tasks: "Sequence[Task]"
+    inputs: Mapping[str, str]
+    device: "torch.device"
+
+
 class Division(Protocol):
     """Plans the parts of a run, computes some of them, or joins what others computed."""
 
-    def proposals(self, asked: "Sequence[Question]") -> "Sequence[Sequence[Proposals]]":
-        """What each draft proposes along every prompt; see `replay_drafts`."""
+    def proposals(
+        self, asked: "Sequence[Question]", *, last: bool = True
+    ) -> "Sequence[Sequence[Proposals]]":
+        """What each draft proposes along every prompt; see `replay_drafts`.
+
+        Args:
+            asked: a question for each draft, of the same batches of prompts.
+            last: the verb asks for nothing more.
+        """
+
+    def numbers(self, asked: Measuring) -> "Sequence[Numbers]":
+        """What is measured of mixtures; the verb asks for more, or says that it is the end."""
+
+    def end(self) -> None:
+        """A search asks for nothing more."""
 
     def traces(self, asked: Recording) -> "TraceFolder":
         """The traces of all prompts."""

@@ -16,84 +16,109 @@ from .settings import Settings
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ..shards.work_shard import WorkShard
+    from ..shards.parts import Part
 
 Folder = Annotated[AnyPath, Argument("folder that 'shards plan' wrote", "FOLDER")]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsPlanSettings(Settings):
-    """Which command line, in how many parts, and where they are kept."""
+    """Which command lines, in how many parts, and where they are kept."""
 
     words: Annotated[
         Sequence[str],
-        Argument("record, replay, gate or compare, with its arguments behind a -- sign", "COMMAND"),
-    ]
-    out: OutFolder
+        Argument(
+            "record, replay, gate, compare or tune, with its arguments behind a -- sign",
+            "COMMAND",
+            count="*",
+        ),
+    ] = ()
     _: KW_ONLY
+    out: OutFolder
     shards: Annotated[
         int,
         Option("number of parts", "SHARDS", bounds=AT_LEAST_1, fix="give --shards 4, for example"),
     ]
+    commands: Annotated[
+        AnyPath | None,
+        Option(
+            "file of several commands, one to a line: a gate for each draft and each trace folder,"
+            " for example; what two of them have in common is computed once",
+            "FILE",
+        ),
+    ] = None
     scheduler: Annotated[
         Scheduler | None,
         Option("print what runs the shards there: a job array, or an indexed Job", flag="--for"),
     ] = None
 
+    def check(self) -> None:
+        """Refuse a command beside a file of them."""
+        from ..shards.parts import ShardError
+
+        if bool(self.words) == (self.commands is not None):
+            raise ShardError(
+                "COMMAND",
+                f"expected a command, or --commands FILE; got {'both' if self.words else 'none'}",
+                fix="draftquant shards plan --shards 4 --out ./jobs -- replay A B --traces T",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ShardsPlan(Brief):
-    """A run that was divided.
+    """Runs that were divided.
 
     Attributes:
         folder: that holds the plan and will hold the results.
-        command: the words of the command line.
-        shards: address of each part -> the number of its prompts.
+        commands: the words of each command line.
+        shards: of each, the addresses of its parts -> the number of their prompts.
         script: what a scheduler is given to run the shards; None where none was asked for.
     """
 
     folder: Path
-    command: tuple[str, ...]
-    shards: Mapping[str, int]
+    commands: tuple[tuple[str, ...], ...]
+    shards: tuple[Mapping[str, int], ...]
     script: str | None = None
 
     @override
     def brief(self) -> Mapping[str, object]:
-        prompts = sum(self.shards.values())
-        return {"folder": self.folder, "shards": len(self.shards), "prompts": prompts}
+        parts = sum(map(len, self.shards))
+        return {"folder": self.folder, "shards": len(self.shards), "parts": parts}
 
 
 @verb(ShardsPlanSettings)
 def shards_plan(settings: ShardsPlanSettings) -> ShardsPlan:
-    """Divide the prompts of a command into shards, and write the plan.
+    """Divide the prompts of commands into shards, and write the plan.
 
     Returns:
         The plan. Its shards run in any order, on any machines that see the same files.
 
     Raises:
-        DraftQuantError: the command is none that can be divided, has fewer batches than shards are
-            asked for, or its inputs cannot be read.
+        DraftQuantError: a command is none that can be divided, all have fewer batches than shards
+            are asked for, or an input cannot be read.
     """
     from ...quantize.files.staging import check_output
-    from ..shards.divided_run import planned
+    from ..shards.command_file import read_commands
+    from ..shards.divided_run import first_asked
     from ..shards.schedulers import script
     from ..shards.shard_folder import ShardFolder
 
-    out, command = Path(settings.out), tuple(settings.words)
+    out = Path(settings.out)
     check_output(out)
-    run = planned(command, settings.listener)
-    folder = ShardFolder.create(out, run.shards(settings.shards, command))
+    given = settings.commands
+    commands = (tuple(settings.words),) if given is None else read_commands(Path(given))
+    asked = [first_asked(command, settings.listener) for command in commands]
+    folder = ShardFolder.create(out, settings.shards, asked)
     text = None
     if settings.scheduler is not None:
         import torch
 
         text = script(settings.scheduler, folder, Path.cwd(), torch.get_num_threads())
-    return ShardsPlan(
-        folder=out,
-        command=command,
-        shards={shard.address: shard.num_prompts for shard in folder.shards},
-        script=text,
-    )
+    shards: list[dict[str, int]] = [{} for _ in range(folder.num_shards)]
+    for run in folder.runs:
+        for number, part in folder.waiting(range(folder.num_shards), run):
+            shards[number][part.address] = len(part.positions)
+    return ShardsPlan(folder=out, commands=commands, shards=tuple(shards), script=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +150,7 @@ class ShardsRunSettings(Settings):
 
     def check(self) -> None:
         """Refuse resources that nobody is asked for."""
-        from ..shards.work_shard import ShardError
+        from ..shards.parts import ShardError
 
         if self.ray is None and (self.shard_cpus, self.shard_gpus) != (1, 0):
             name = "--shard-cpus" if self.shard_cpus != 1 else "--shard-gpus"
@@ -138,8 +163,8 @@ class ShardsRun(Brief):
 
     Attributes:
         folder: of the plan.
-        computed: numbers of the shards that this run computed.
-        present: numbers of those that had a result already.
+        computed: numbers of the shards of which this run computed something.
+        present: numbers of those of which nothing was left to compute.
     """
 
     folder: Path
@@ -155,8 +180,9 @@ class ShardsRun(Brief):
 def shards_run(settings: ShardsRunSettings) -> ShardsRun:
     """Compute shards, and publish their results.
 
-    A shard that was computed already is left as it is. One that was killed leaves no result, and
-    runs again.
+    What was computed already is left as it is. A run that was killed leaves no result, and runs
+    again. Of a search, the next wave is planned as soon as all shards of the one before have
+    results, so that `all` goes on to its end.
 
     Returns:
         Which shards were computed.
@@ -166,35 +192,37 @@ def shards_run(settings: ShardsRunSettings) -> ShardsRun:
     """
     from ..shards.divided_run import run_divided
     from ..shards.divisions import Working
+    from ..shards.parts import ShardError
     from ..shards.shard_folder import ShardFolder
-    from ..shards.work_shard import ShardError
 
     folder = ShardFolder.open(Path(settings.folder))
-    numbers = {shard.address: i for i, shard in enumerate(folder.shards)}
-    if settings.shard is not None and settings.shard >= len(folder.shards):
-        raise ShardError("--shard", f"expected 0 to {len(folder.shards) - 1}, got {settings.shard}",
+    total = folder.num_shards
+    if settings.shard is not None and settings.shard >= total:
+        raise ShardError("--shard", f"expected 0 to {total - 1}, got {settings.shard}",
                          fix=f"see {folder.folder}/plan.json")  # fmt: skip
-    asked = range(len(folder.shards)) if settings.shard is None else [settings.shard]
-    done: list[int] = []
-    present = [i for i in asked if folder.is_done(folder.shards[i])]
+    numbers = range(total) if settings.shard is None else [settings.shard]
+    done: set[int] = set()
 
-    def tell(shard: "WorkShard", late: bool) -> None:
-        i = numbers[shard.address]
-        (present if late else done).append(i)
+    def tell(number: int, part: "Part", late: bool) -> None:
+        if not late:
+            done.add(number)
         settings.listener.note(
-            f"shard {i} of {len(folder.shards)}, {shard.num_prompts} prompts:"
+            f"shard {number} of {total}, part {part.address[:12]} of {len(part.positions)}:"
             f" {'another run was faster' if late else 'done'}"
         )
 
-    waiting = [folder.shards[i] for i in asked if i not in present]
-    if waiting and settings.ray is not None:
+    if settings.ray is not None:
         from ..shards.ray_tasks import Resources, run_on_ray
 
         resources = Resources(num_cpus=settings.shard_cpus, num_gpus=settings.shard_gpus)
-        run_on_ray(folder, waiting, settings.ray, resources, tell)
-    elif waiting:
-        run_divided(folder.command, settings.listener, Working(folder, waiting, tell))
-    return ShardsRun(folder=folder.folder, computed=tuple(done), present=tuple(sorted(present)))
+        run_on_ray(folder, numbers, settings.ray, resources, tell)
+    else:
+        for run in folder.runs:
+            if folder.waiting(numbers, run) or not folder.waves(run)[-1].last:
+                mine = Working(folder, run, lambda number, _part: number in numbers, tell)
+                run_divided(folder.commands[run], settings.listener, mine)
+    present = (number for number in numbers if number not in done)
+    return ShardsRun(folder=folder.folder, computed=tuple(sorted(done)), present=tuple(present))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +234,13 @@ class ShardsMergeSettings(Settings):
 
 @verb(ShardsMergeSettings)
 def shards_merge(settings: ShardsMergeSettings) -> Any:
-    """Run the command of a plan with the results of its shards in place of the computation.
+    """Run the commands of a plan with the results of its shards in place of the computation.
 
-    Files and report are those that one machine gives, byte for byte.
+    Files and reports are those that one machine gives, byte for byte. Of a search, whose results
+    tell what it measures next, that is planned, and its shards have to run again.
 
     Returns:
-        The report of the command's verb.
+        The report of the command's verb; of several commands, a tuple of them.
 
     Raises:
         DraftQuantError: a shard has no result, or one that is not as it was published; or the
@@ -222,5 +251,10 @@ def shards_merge(settings: ShardsMergeSettings) -> Any:
     from ..shards.shard_folder import ShardFolder
 
     folder = ShardFolder.open(Path(settings.folder))
-    folder.check_whole()
-    return run_divided(folder.command, settings.listener, Merging(folder))
+    for run in folder.runs:
+        folder.check_present(run)
+    reports = tuple(
+        run_divided(folder.commands[run], settings.listener, Merging(folder, run))
+        for run in folder.runs
+    )
+    return reports[0] if len(reports) == 1 else reports

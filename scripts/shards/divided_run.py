@@ -13,14 +13,15 @@ from ..api.listener import Listener
 from ..api.option import spelling
 from ..api.settings import Settings
 from .divisions import DividedError, Planning
-from .work_shard import Divisible, ShardError
+from .parts import ShardError
+from .shard_folder import FirstAsked
 
-DIVISIBLE = ("record", "replay", "gate", "compare")
-"""Verbs that compute along prompts in one place."""
+DIVISIBLE = ("record", "replay", "gate", "compare", "tune")
+"""Verbs that ask a division for what they compute."""
 
 
-def planned(command: Sequence[str], listener: Listener) -> Divisible:
-    """What a command line would compute.
+def first_asked(command: Sequence[str], listener: Listener) -> FirstAsked:
+    """What a command line asks for first.
 
     Raises:
         ShardError: nothing that could be divided.
@@ -34,7 +35,8 @@ def planned(command: Sequence[str], listener: Listener) -> Divisible:
             "computes nothing along prompts with these arguments, so there is nothing to divide",
             fix="give drafts and --traces, or run the command as it is",
         )
-    return planning.found
+    found = planning.found
+    return FirstAsked(command=tuple(command), divisible=found.divisible, last=found.last)
 
 
 def run_divided(command: Sequence[str], listener: Listener, division: Division) -> Any:

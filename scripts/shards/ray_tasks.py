@@ -1,22 +1,26 @@
 """Shards as tasks of Ray: placed by their resources, and run again where a worker dies.
 
-Results go to the folder of the plan, which all nodes see; Ray's object store carries only whether a
-shard was done already. Source: ray.remote of Ray 2.60, whose `max_retries` counts deaths of workers
-and nodes, not errors of a task, and which sets OMP_NUM_THREADS of a worker by its CPUs.
+The plan goes to the workers, and results come back, through Ray's object store: the folder of the
+plan is on the machine that starts the tasks alone. Source: Ray 2.60: `ray.remote`, whose
+`max_retries` counts deaths of workers and nodes, not errors of a task, and which sets
+OMP_NUM_THREADS of a worker by its CPUs; `ray.put`, for what several tasks read.
 """
 
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...recipes.errors import DraftQuantError
 from ...recipes.install_line import install_line
 from ..api.listener import SILENT
 from .divided_run import run_divided
 from .divisions import Working
+from .packed_folder import Packed, packed_folder, packed_result, publish_packed, unpacked_folder
+from .parts import Part, ShardError
 from .shard_folder import ShardFolder
-from .work_shard import ShardError, WorkShard
 
 RETRIES = 3
 
@@ -31,16 +35,16 @@ class Resources:
 
 def run_on_ray(
     folder: ShardFolder,
-    shards: Sequence[WorkShard],
+    numbers: Collection[int],
     address: str,
     resources: Resources,
-    on_done: Callable[[WorkShard, bool], None],
+    on_done: Callable[[int, Part, bool], None],
 ) -> None:
     """Compute shards on a cluster.
 
     Args:
-        folder: of the plan, at the same path on all nodes.
-        shards: to compute.
+        folder: of the plan, on this machine.
+        numbers: of the shards to compute.
         address: of the cluster, see `ray.init`.
         resources: of each shard.
         on_done: see `Working`.
@@ -49,28 +53,18 @@ def run_on_ray(
         ShardError: Ray is not installed, no cluster answers, or a worker died again and again.
         DraftQuantError: as of the command, from any shard.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # this run tells nobody else
     try:
         import ray
     except ImportError as exc:
         raise ShardError("--ray", "needs Ray, which is not installed",
                          fix=install_line("ray")) from exc  # fmt: skip
-    import torch
-
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as exc:
         fix = "give the address of a cluster, or local"
         raise ShardError(f"--ray {address}", f"no cluster: {exc}", fix=fix) from exc
     try:
-        remote = ray.remote(
-            num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, max_retries=RETRIES
-        )(_run)
-        plan, here, threads = folder.folder.absolute(), Path.cwd(), torch.get_num_threads()
-        tasks = {remote.remote(plan, shard.address, here, threads): shard for shard in shards}
-        while tasks:
-            (first, *_), _ = ray.wait(list(tasks))
-            on_done(tasks.pop(first), ray.get(first))
+        _Cluster(ray, folder, resources, on_done).compute(numbers)
     except ray.exceptions.RayTaskError as exc:
         if isinstance(exc.cause, DraftQuantError):
             raise exc.cause from exc
@@ -85,16 +79,73 @@ def run_on_ray(
         ray.shutdown()
 
 
-def _run(plan: Path, address: str, here: Path, num_threads: int) -> bool:
-    """Compute a shard in a worker; whether somebody else was faster."""
+class _Cluster:
+    """Tasks in flight, and what becomes of their results."""
+
+    def __init__(
+        self,
+        ray: Any,
+        folder: ShardFolder,
+        resources: Resources,
+        on_done: Callable[[int, Part, bool], None],
+    ) -> None:
+        self._ray, self._folder, self._on_done = ray, folder, on_done
+        self._remote = ray.remote(
+            num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, max_retries=RETRIES
+        )(_run)
+        self._tasks: dict[Any, tuple[int, int, list[Part]]] = {}
+
+    def compute(self, numbers: Collection[int]) -> None:
+        for run in self._folder.runs:
+            self._submit(run, numbers)
+        while self._tasks:
+            (first, *_), _ = self._ray.wait(list(self._tasks))
+            run, number, parts = self._tasks.pop(first)
+            results = self._ray.get(first)
+            for part in parts:
+                late = publish_packed(self._folder, part, results[part.address])
+                self._on_done(number, part, late)
+            self._go_on(run, numbers)
+
+    def _submit(self, run: int, numbers: Collection[int]) -> None:
+        """A task for each shard, of those parts that no other task computes."""
+        import torch
+
+        in_flight = {part.address for _, _, parts in self._tasks.values() for part in parts}
+        waiting: dict[int, list[Part]] = {}
+        for number, part in self._folder.waiting(numbers, run):
+            if part.address not in in_flight:
+                waiting.setdefault(number, []).append(part)
+        packed = self._ray.put(packed_folder(self._folder, run))
+        here, threads = Path.cwd(), torch.get_num_threads()
+        for number, parts in waiting.items():
+            addresses = [part.address for part in parts]
+            task = self._remote.remote(packed, run, addresses, here, threads)
+            self._tasks[task] = run, number, parts
+
+    def _go_on(self, run: int, numbers: Collection[int]) -> None:
+        """Plan and submit the next wave of a search, where the one before is whole."""
+        waves = self._folder.waves(run)
+        if waves[-1].last or self._folder.waiting(range(self._folder.num_shards), run):
+            return
+        nothing = Working(self._folder, run, lambda _number, _part: False, self._on_done)
+        run_divided(self._folder.commands[run], SILENT, nothing)
+        if len(self._folder.waves(run)) > len(waves):
+            self._submit(run, numbers)
+
+
+def _run(
+    packed: Packed, run: int, addresses: Collection[str], here: Path, num_threads: int
+) -> dict[str, Packed]:
+    """Compute parts in a worker: address -> files of the result."""
     import torch
 
     os.chdir(here)
     torch.set_num_threads(num_threads)  # as on all other machines: see `arithmetic`
-    folder = ShardFolder.open(plan)
-    shard = next(shard for shard in folder.shards if shard.address == address)
-    late: list[bool] = []
-    if not folder.is_done(shard):
-        work = Working(folder, [shard], lambda _shard, was_late: late.append(was_late))
-        run_divided(folder.command, SILENT, work)
-    return late != [False]
+    with tempfile.TemporaryDirectory(prefix="draftquant-shard-") as scratch:
+        folder = unpacked_folder(Path(scratch) / "plan", packed)
+        mine = Working(
+            folder, run, lambda _number, part: part.address in addresses, lambda *_: None
+        )
+        run_divided(folder.commands[run], SILENT, mine)
+        return {address: packed_result(folder, address) for address in addresses}

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Scheduler = Literal["slurm", "kubernetes"]
 RETRIES = 3
+_AGAIN = (
+    "# Submit it again while 'draftquant shards merge' names shards: a search goes on by results.\n"
+)
 
 
 def script(scheduler: Scheduler, folder: "ShardFolder", here: Path, num_threads: int) -> str:
@@ -44,17 +47,18 @@ def _slurm(folder: "ShardFolder", here: Path, num_threads: int) -> str:
     return (
         "#!/bin/bash\n"
         "#SBATCH --job-name=draftquant-shards\n"
-        f"#SBATCH --array=0-{len(folder.shards) - 1}\n"
+        f"#SBATCH --array=0-{folder.num_shards - 1}\n"
         f"#SBATCH --cpus-per-task={num_threads}\n"
         "#SBATCH --requeue\n"
         "# Add what your cluster asks for: --partition, --time, --mem, --gpus.\n"
         f"# Afterwards: {merge}\n"
+        f"{_AGAIN}"
         "set -eu\n" + _run(folder, here, num_threads, "SLURM_ARRAY_TASK_ID")
     )
 
 
 def _kubernetes(folder: "ShardFolder", here: Path, num_threads: int) -> str:
-    count = len(folder.shards)
+    count = folder.num_shards
     container = {
         "name": "shard",
         "image": "draftquant",
@@ -70,7 +74,7 @@ def _kubernetes(folder: "ShardFolder", here: Path, num_threads: int) -> str:
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": f"draftquant-shards-{folder.shards[0].address[:8]}"},
+        "metadata": {"name": f"draftquant-shards-{folder.waves(0)[0].parts[0][0].address[:8]}"},
         "spec": {
             "completionMode": "Indexed",
             "completions": count,
@@ -80,7 +84,7 @@ def _kubernetes(folder: "ShardFolder", here: Path, num_threads: int) -> str:
         },
     }
     head = "# Set the image, the volume that all pods share, and the resources of your cluster.\n"
-    return head + yaml.safe_dump(job, sort_keys=False)
+    return head + _AGAIN + yaml.safe_dump(job, sort_keys=False)
 
 
 _WRITERS: Mapping[Scheduler, Callable[["ShardFolder", Path, int], str]] = {

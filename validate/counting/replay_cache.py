@@ -232,10 +232,14 @@ def _processor() -> str:
 
 
 @functools.cache
-def code_sha256() -> str:
-    """Of the modules that a proposal may depend on: a checkout changes without a new version."""
+def code_sha256(folders: tuple[str, ...] = _COMPUTING) -> str:
+    """Of modules: a checkout changes without a new version.
+
+    Args:
+        folders: that hold them; by default all that a proposal may depend on.
+    """
     digest = hashlib.sha256()
-    for house in _COMPUTING:
+    for house in folders:
         for path in sorted((_ROOT / house).rglob("*.py")):
             with open_stream(path) as stream:
                 text = stream.read()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...calibration.passes.batches import MAX_TOKENS
@@ -11,6 +11,9 @@ from ...calibration.rounding.sequences import SequenceReader, run_together, vali
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import checked_at_the_end
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.decode import encode
+from ...recipes.schema import recipe_sha256
+from ...recipes.strict_json import decode
 from ..counting.draft_counts import distinct_prompts, recorded_pairs
 from ..counting.draft_replay import DraftReplay
 from ..counting.paired_change import PairedChange
@@ -22,6 +25,33 @@ from .draft_mixture import Mixture, described, is_kept_whole
 
 CONFIDENCE = 0.95
 """Of each bound."""
+_BESIDE = ("overlap", "acceptance_length")  # the other numbers are the change
+
+
+Numbers = Mapping[str, float]
+"""What was measured of one mixture, by name; they go through JSON as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A mixture to measure, for which no other one is waited for.
+
+    Attributes:
+        identity: of the recipe that makes its draft, and of what is measured.
+        compute: makes the draft and measures it.
+    """
+
+    identity: str
+    compute: Callable[[], Numbers]
+
+
+Computing = Callable[[Sequence[Task]], Sequence[Numbers]]
+"""Gives the numbers of tasks, in their order: computed here, or by others."""
+
+
+def compute_here(tasks: Sequence[Task]) -> list[Numbers]:
+    """The numbers of tasks, one after the other."""
+    return [task.compute() for task in tasks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +100,7 @@ class Measured:
         candidates: what makes their drafts.
         baseline: the unquantized draft's replay of `traces`.
         traces: to judge by.
+        computing: what measures them.
         on_progress: called with what is measured next.
     """
 
@@ -78,10 +109,11 @@ class Measured:
         candidates: Candidates,
         baseline: DraftReplay,
         traces: TraceFolder,
+        computing: Computing,
         on_progress: Callable[[str], None],
     ) -> None:
         self._candidates, self._baseline, self._traces = candidates, baseline, traces
-        self._on_progress = on_progress
+        self._computing, self._on_progress = computing, on_progress
         self._points: dict[str, Point] = {}
         self._refused: dict[str, Refused] = {}
 
@@ -105,14 +137,26 @@ class Measured:
             self._refused[name] = Refused(what=name, why=why)
         return why is None
 
-    def add(self, mixture: Mixture) -> None:
-        """Measure an allowed mixture, unless that was done."""
-        name = described(mixture)
-        if name not in self._points:
-            self._on_progress(name)
-            self._points[name] = self._point(mixture)
+    def add(self, mixtures: Iterable[Mixture]) -> None:
+        """Measure allowed mixtures that were not measured yet."""
+        new = {described(mixture): mixture for mixture in mixtures}
+        new = {name: mixture for name, mixture in new.items() if name not in self._points}
+        numbers = self._computing([self._task(name, mixture) for name, mixture in new.items()])
+        for (name, mixture), found in zip(new.items(), numbers, strict=True):
+            self._points[name] = Point(
+                mixture=mixture,
+                nbytes=self._candidates.plan(mixture).bytes_after,
+                overlap=found["overlap"],
+                acceptance_length=found["acceptance_length"],
+                change=decode(PairedChange, {k: found[k] for k in found if k not in _BESIDE}),
+            )
 
-    def _point(self, mixture: Mixture) -> Point:
+    def _task(self, name: str, mixture: Mixture) -> Task:
+        identity = recipe_sha256(self._candidates.plan(mixture).recipe)
+        return Task(identity=f"acceptance {identity}", compute=lambda: self._numbers(name, mixture))
+
+    def _numbers(self, name: str, mixture: Mixture) -> Numbers:
+        self._on_progress(name)
         candidates, k = self._candidates, self._candidates.num_draft_tokens
         with candidates.loaded(mixture) as draft:
             (replay,) = replay_drafts([draft], self._traces, num_draft_tokens=k)
@@ -125,13 +169,8 @@ class Measured:
                 "fewer than two distinct prompts: nothing can be compared",
                 fix="record more prompts",
             )
-        return Point(
-            mixture=mixture,
-            nbytes=candidates.plan(mixture).bytes_after,
-            overlap=overlap,
-            acceptance_length=replay.counts.mean_acceptance_length,
-            change=change,
-        )
+        length = replay.counts.mean_acceptance_length
+        return {"overlap": overlap, "acceptance_length": length, **encode(change)}
 
 
 def marked(points: Sequence[Point]) -> list[Point]:

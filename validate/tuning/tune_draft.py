@@ -1,6 +1,7 @@
 """`tune_draft`: costs unit by unit, the mixtures that they lead to, one of them chosen."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +16,25 @@ from ...quantize.drafts import Draft
 from ...recipes import Recipe, to_mapping
 from ...recipes.algorithm import ALGORITHMS, Algorithm
 from ...recipes.brief import Brief, megabytes
+from ...recipes.schema import recipe_sha256
 from ..counting.draft_replay import DraftReplay
-from ..counting.replay_cache import ReplayCache
+from ..counting.replay_cache import Elsewhere, ReplayCache
 from ..counting.trace_replay import replay_drafts
 from ..errors import TuneError
 from ..judging.anomalies import min_baseline_length
 from ..judging.policy import POLICIES
 from .candidates import Candidates, bytes_of, kept_bytes_of
 from .draft_mixture import KEPT, Mixture, Option, Unit
-from .measured_mixtures import Measured, Point, Refused, overlap_of
+from .measured_mixtures import (
+    Computing,
+    Measured,
+    Numbers,
+    Point,
+    Refused,
+    Task,
+    compute_here,
+    overlap_of,
+)
 from .search import Costs, UnitCost, greedy_path, narrowed_mixtures, uniform_mixtures
 
 MIN_PROMPTS = 8
@@ -126,6 +137,8 @@ def tune_draft(
     wanted: Wanted,
     *,
     cache: ReplayCache | None = None,
+    elsewhere: Elsewhere | None = None,
+    computing: Computing = compute_here,
     on_progress: Callable[[str], None] = lambda _what: None,
 ) -> TuneReport:
     """Find out how narrow each unit of a draft may be.
@@ -136,7 +149,9 @@ def tune_draft(
         options: what they may become; see `options_of`.
         traces: to judge by; others than those of `candidates` and than the gate's.
         wanted: which mixture to choose.
-        cache: see `replay_drafts`.
+        cache: of the unquantized draft's replay; see `replay_drafts`.
+        elsewhere: likewise.
+        computing: measures mixtures; it is asked for many at once, which wait for no other.
         on_progress: called with what is measured next.
 
     Raises:
@@ -153,14 +168,13 @@ def tune_draft(
             fix="record more prompts, 96 or more",
         )
     on_progress("the unquantized draft")
-    (baseline,) = replay_drafts([reference], traces, num_draft_tokens=k, cache=cache)
-    costs, refused = _costs(candidates, units, options, traces, on_progress)
-    measured = Measured(candidates, baseline, traces, on_progress)
-    for mixture in uniform_mixtures(costs):
-        if measured.allowed(mixture):
-            measured.add(mixture)
-    for mixture in greedy_path(costs, measured.allowed):
-        measured.add(mixture)
+    (baseline,) = replay_drafts(
+        [reference], traces, num_draft_tokens=k, cache=cache, elsewhere=elsewhere
+    )
+    costs, refused = _costs(candidates, units, options, traces, computing, on_progress)
+    measured = Measured(candidates, baseline, traces, computing, on_progress)
+    uniform = [mixture for mixture in uniform_mixtures(costs) if measured.allowed(mixture)]
+    measured.add([*uniform, *greedy_path(costs, measured.allowed)])
     if not measured.points:
         raise TuneError(
             candidates.draft.checkpoint.folder,
@@ -195,8 +209,7 @@ def _narrowed(measured: Measured, costs: Costs, wanted: Wanted) -> tuple[list[Po
         chosen = wanted.choice(points)
         if chosen is None or wanted.budget is not None:
             return points, chosen
-        for mixture in narrowed_mixtures(costs, chosen.mixture, measured.allowed):
-            measured.add(mixture)
+        measured.add(narrowed_mixtures(costs, chosen.mixture, measured.allowed))
         if len(measured.points) == len(points):
             return points, chosen
 
@@ -238,30 +251,45 @@ def _costs(
     units: Sequence[Unit],
     options: Sequence[Option],
     traces: TraceFolder,
+    computing: Computing,
     on_progress: Callable[[str], None],
 ) -> tuple[Costs, list[Refused]]:
     """Every unit in every option, all other units kept."""
-    k = candidates.num_draft_tokens
     kept = next(option for option in options if option.name == KEPT)
-    costs: dict[Unit, Mapping[Option, UnitCost]] = {}
+    alone: dict[tuple[Unit, Option], Mixture] = {}
     refused = []
     for unit in units:
-        own = {}
         for option in options:
-            alone: Mixture = {each: option if each is unit else kept for each in units}
-            if option is kept:
-                own[option] = UnitCost(nbytes=kept_bytes_of(candidates.draft, unit), divergence=0.0)
-                continue
-            why = candidates.problem(alone)
-            if why is not None:
+            mixture: Mixture = {each: option if each is unit else kept for each in units}
+            why = None if option is kept else candidates.problem(mixture)
+            if why is None:
+                alone[unit, option] = mixture
+            else:
                 refused.append(Refused(what=f"{unit} as {option}", why=why))
-                continue
-            on_progress(f"{unit} as {option}")
-            with candidates.loaded(alone) as draft:
-                overlap = overlap_of(draft, candidates.reference, traces, k)
-            nbytes = bytes_of(candidates.plan(alone), unit)
-            own[option] = UnitCost(nbytes=nbytes, divergence=1 - overlap)
-        costs[unit] = own
+
+    def overlap(unit: Unit, option: Option) -> Numbers:
+        on_progress(f"{unit} as {option}")
+        with candidates.loaded(alone[unit, option]) as draft:
+            k = candidates.num_draft_tokens
+            return {"overlap": overlap_of(draft, candidates.reference, traces, k)}
+
+    narrow = [each for each in alone if each[1] is not kept]
+    tasks = [
+        Task(
+            identity=f"overlap {recipe_sha256(candidates.plan(alone[each]).recipe)}",
+            compute=functools.partial(overlap, *each),
+        )
+        for each in narrow
+    ]
+    overlaps = dict(zip(narrow, [found["overlap"] for found in computing(tasks)], strict=True))
+    costs: dict[Unit, dict[Option, UnitCost]] = {unit: {} for unit in units}
+    for (unit, option), narrowed in alone.items():
+        if option is kept:
+            cost = UnitCost(nbytes=kept_bytes_of(candidates.draft, unit), divergence=0.0)
+        else:
+            nbytes = bytes_of(candidates.plan(narrowed), unit)
+            cost = UnitCost(nbytes=nbytes, divergence=1 - overlaps[unit, option])
+        costs[unit][option] = cost
     return costs, refused
 
 

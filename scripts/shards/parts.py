@@ -1,4 +1,4 @@
-"""`WorkShard`: a part of a run, named by the hash of all that decides about its result."""
+"""`Part`: what one machine computes at a time, named by the hash of all that decides about it."""
 
 import hashlib
 import json
@@ -8,26 +8,28 @@ from dataclasses import dataclass
 from ...recipes.decode import encode
 from ...recipes.errors import DraftQuantError
 
+_CODE = ("recipes", "quantize", "calibration", "validate")
+"""Folders whose modules decide about a result."""
+
 
 class ShardError(DraftQuantError):
     """A run cannot be divided, or its parts are not what they claim to be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkShard:
-    """One part of a run.
+class Part:
+    """Some batches of something that is divided. It names no command: equal work is one part.
 
     Attributes:
         draftquant: version of this package.
         code: hash of its modules that compute.
-        command: words of the command line whose run is divided, without the program's name.
-        inputs: what the run reads -> its identity.
-        batches: positions of the prompts of this part, by the batches in which they run together.
+        inputs: what is read -> its identity.
+        batches: positions of prompts, by the batches in which they run together; or of drafts that
+            are measured, each a batch of its own.
     """
 
     draftquant: str
     code: str
-    command: tuple[str, ...]
     inputs: Mapping[str, str]
     batches: tuple[tuple[int, ...], ...]
 
@@ -42,18 +44,18 @@ class WorkShard:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
-    def num_prompts(self) -> int:
+    def positions(self) -> list[int]:
         """Of all its batches."""
-        return sum(map(len, self.batches))
+        return [position for batch in self.batches for position in batch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divisible:
-    """A run that can be divided.
+    """Something that can be divided: what one draft proposes, a recording, or measurements.
 
     Attributes:
-        inputs: as of `WorkShard`.
-        batches: of all its prompts. A batch is never cut.
+        inputs: as of `Part`.
+        batches: all of them. A batch is never cut.
         in_order: each part has batches that follow each other; else every N-th, so that each part
             has long ones and short ones.
     """
@@ -62,51 +64,43 @@ class Divisible:
     batches: Sequence[Sequence[int]]
     in_order: bool
 
-    def shards(self, count: int, command: Sequence[str]) -> tuple[WorkShard, ...]:
-        """So many parts.
-
-        Raises:
-            ShardError: there are fewer batches.
-        """
+    def parts(self, count: int) -> tuple[Part, ...]:
+        """So many parts, or as many as there are batches, if these are fewer."""
         from ...quantize.files.package_version import package_version
         from ...validate.counting.replay_cache import code_sha256
 
-        total = len(self.batches)
-        if count > total:
-            raise ShardError(
-                "--shards",
-                f"expected at most {total}, the number of batches, which are never cut; got"
-                f" {count}",
-                fix=f"give --shards {total}, or a smaller --batch-size in the command",
-            )
+        count = min(count, len(self.batches))
         return tuple(
-            WorkShard(
+            Part(
                 draftquant=package_version("draftquant"),
-                code=code_sha256(),
-                command=tuple(command),
+                code=code_sha256(_CODE),
                 inputs=self.inputs,
                 batches=tuple(map(tuple, self._own(i, count))),
             )
             for i in range(count)
         )
 
-    def check(self, shard: WorkShard, where: object) -> None:
-        """Refuse a part of another run than this one.
+    def check(self, parts: Sequence[Part], where: object) -> None:
+        """Refuse parts of other work than this, or that are not the whole of it.
 
         Raises:
             ShardError: code, inputs or batches differ from those that were planned.
         """
         from ...validate.counting.replay_cache import code_sha256
 
-        planned = {"the code of draftquant": shard.code, **shard.inputs}
-        found = {"the code of draftquant": code_sha256(), **self.inputs}
-        other = [n for n in sorted({*planned, *found}) if planned.get(n) != found.get(n)]
-        if not other and not set(shard.batches) <= set(map(tuple, self.batches)):
+        ours = {"the code of draftquant": code_sha256(_CODE), **self.inputs}
+        other: list[str] = []
+        for part in parts:
+            planned = {"the code of draftquant": part.code, **part.inputs}
+            other += [n for n in sorted({*planned, *ours}) if planned.get(n) != ours.get(n)]
+        held = sorted(batch for part in parts for batch in part.batches)
+        if not other and held != sorted(map(tuple, self.batches)):
             other = ["the batches of prompts"]
         if other:
             raise ShardError(
                 where,
-                f"was planned with other inputs than those of this run: {', '.join(other)}",
+                "was planned with other inputs than those of this run:"
+                f" {', '.join(dict.fromkeys(other))}",
                 fix="run it where the command's paths name what they named when it was planned, or"
                 " plan again into a new folder",
             )
