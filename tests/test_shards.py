@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from draftquant.scripts.shards.part_files import read_numbers, write_numbers
 from draftquant.scripts.shards.parts import Divisible, Part, ShardError
 from draftquant.scripts.shards.schedulers import script
 from draftquant.scripts.shards.shard_folder import FirstAsked, ShardFolder
-from draftquant.validate.tuning.measured_mixtures import Task
+from draftquant.validate.tuning.measured_mixtures import Tasks
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 WORDS = ("replay", "A", "--traces", "T")
@@ -169,17 +169,20 @@ def search(division: Division) -> list[float]:
     """A verb that asks again with what it was told."""
     found: list[float] = [1.0]
     for _ in range(3):
-        tasks = [Task(identity=f"{x}", compute=functools.partial(_measured, x)) for x in found]
+        tasks = Tasks(
+            identities=tuple(map(str, found)), compute=functools.partial(_measured, found)
+        )
         asked = Measuring(tasks=tasks, inputs={"draft": "a"}, device=torch.device("cpu"))
         found += [numbers["found"] for numbers in division.numbers(asked)]
-    assert division.numbers(dataclasses.replace(asked, tasks=[])) == []  # nothing waits for nobody
+    nothing = Tasks(identities=(), compute=functools.partial(_measured, found))
+    assert division.numbers(dataclasses.replace(asked, tasks=nothing)) == []
     division.end()
     return found
 
 
-def _measured(x: float) -> dict[str, float]:
-    MEASURED.append(x)
-    return {"found": x / 3}
+def _measured(values: Sequence[float], positions: Sequence[int]) -> list[Mapping[str, float]]:
+    MEASURED.extend(values[i] for i in positions)
+    return [{"found": values[i] / 3} for i in positions]
 
 
 MEASURED: list[float] = []

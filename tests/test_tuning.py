@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -10,10 +13,14 @@ import yaml
 from draftquant.quantize.checks import check_backends
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.quantization_plan import make_plan
+from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.recipes import Recipe, load_recipe, to_mapping
 from draftquant.validate.counting.paired_change import PairedChange
 from draftquant.validate.errors import TuneError
+from draftquant.validate.tuning import candidates as module
+from draftquant.validate.tuning.candidates import Candidates, Serving
 from draftquant.validate.tuning.draft_mixture import (
     KEPT,
     Mixture,
@@ -36,6 +43,7 @@ from draftquant.validate.tuning.tune_draft import Wanted
 from draftquant.validate.tuning.tune_draft import _doubt as doubt
 from draftquant.validate.tuning.tune_draft import _narrowed as narrowed
 from handmade_replays import replay
+from typing_extensions import override
 
 PAIRS = Path(__file__).parent / "pairs"
 A, B = Unit(leaves=("q_proj", "k_proj", "v_proj")), Unit(leaves=("down_proj",))
@@ -95,6 +103,63 @@ def test_the_recipe_of_a_mixture_makes_exactly_that(tmp_path: Path) -> None:
     assert described(mixture) == (
         "blackwell-nvfp4: q_proj+k_proj+v_proj, gate_proj+up_proj;"
         " kept: o_proj; fp8-ptpc: down_proj"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counted(Candidates):
+    """Makes nothing, and knows what is loaded at a time."""
+
+    now: list[str] = dataclasses.field(default_factory=list)
+    together: list[list[str]] = dataclasses.field(default_factory=list)
+
+    @contextmanager
+    @override
+    def loaded(self, mixture: Mixture) -> Iterator[LoadedDraft]:
+        name = described(mixture)
+        self.now.append(name)
+        fake = SimpleNamespace(name=name, rounds_alone="all" not in name)
+        yield cast("LoadedDraft", fake)
+        self.now.remove(name)
+
+
+def test_drafts_are_measured_in_groups_that_fit_beside_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draft = read_draft(Checkpoint.open(PAIRS / "eagle3-llama" / "draft"))
+    units = units_of(make_plan(stored("int4-channel"), draft))
+    candidates = Counted(
+        draft=draft,
+        source=cast("DraftSource", None),
+        reference=cast("LoadedDraft", None),
+        base=stored("int4-channel"),
+        serving=Serving(engine="vllm", arch="b200"),
+        calibration=None,
+        num_draft_tokens=3,
+    )
+    single = [{unit: INT4 if unit is one else KEEP for unit in units} for one in units]
+    mixtures = [*single, dict.fromkeys(units, INT4), *single, dict.fromkeys(units, FP8)]
+    named = {f"{i} {described(mixture)}": mixture for i, mixture in enumerate(mixtures)}
+    told: list[str] = []
+
+    def names(drafts: Sequence[LoadedDraft]) -> list[str]:
+        assert len({one.rounds_alone for one in drafts}) == 1
+        assert {one.name for one in drafts} <= set(candidates.now)
+        candidates.together.append(list(candidates.now))
+        return [one.name for one in drafts]
+
+    assert candidates.measured(named, names, told.append) == [described(one) for one in mixtures]
+    assert told == list(named)
+    assert not candidates.now
+    assert [len(group) for group in candidates.together] == [8, 8, 2, 2]
+    least = sum(row.tensor.nbytes for row in draft.rows)
+    monkeypatch.setattr(module, "MOST_TOGETHER", 1000)
+    candidates.together.clear()
+    many = {f"{i}": dict.fromkeys(units, FP8) for i in range(20)}
+    candidates.measured(many, names, told.append)
+    own = sum(step.bytes_after for step in candidates.plan(many["0"]).quantized)
+    assert [len(group) for group in candidates.together][:-1] == [least // own] * (
+        20 // (least // own)
     )
 
 
@@ -187,19 +252,20 @@ class Answers:
     def allowed(self, _mixture: Mixture) -> bool:
         return True
 
-    def add(self, mixture: Mixture) -> None:
-        both = mixture[A], mixture[B]
-        nbytes = sum(COSTS[unit][option].nbytes for unit, option in mixture.items())
-        drop = self._drops.get(both, 0.02)
-        self._points.setdefault(
-            both, dataclasses.replace(point(nbytes, 1 - drop, drop), mixture=mixture)
-        )
+    def add(self, mixtures: Iterable[Mixture]) -> None:
+        for mixture in mixtures:
+            both = mixture[A], mixture[B]
+            nbytes = sum(COSTS[unit][option].nbytes for unit, option in mixture.items())
+            drop = self._drops.get(both, 0.02)
+            self._points.setdefault(
+                both, dataclasses.replace(point(nbytes, 1 - drop, drop), mixture=mixture)
+            )
 
 
 def test_what_the_path_widened_in_vain_is_narrowed_again() -> None:
     """A was widened before B was: with B in FP8 it can be narrow again, and then nothing can."""
     answers = Answers({(KEEP, FP8): 0.008, (FP8, FP8): 0.004, (NVFP4, FP8): 0.009})
-    answers.add({A: KEEP, B: FP8})
+    answers.add([{A: KEEP, B: FP8}])
     points, chosen = narrowed(cast(Measured, answers), COSTS, Wanted(max_drop=0.01))
     assert chosen is not None
     assert dict(chosen.mixture) == {A: NVFP4, B: FP8}
@@ -208,7 +274,7 @@ def test_what_the_path_widened_in_vain_is_narrowed_again() -> None:
     assert [each.largest_drop for each in smaller] == [pytest.approx(0.02)]
     # Within a budget the narrower ones are no better: nothing more is measured.
     again = Answers({})
-    again.add({A: KEEP, B: FP8})
+    again.add([{A: KEEP, B: FP8}])
     points, chosen = narrowed(cast(Measured, again), COSTS, Wanted(budget=60))
     assert points == [chosen]
 

@@ -6,7 +6,7 @@ Logits are never held for more than some rows: a loss and its gradient with resp
 states are computed part by part, and only hidden states have a graph behind them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,46 +130,75 @@ def agreement(
     *,
     num_draft_tokens: int,
 ) -> list[Agreement]:
-    """What a draft proposes along each sequence, beside a reference with its head and last norm.
+    """What one draft proposes along each sequence; see `agreements`."""
+    (found,) = agreements([draft], reference, sequences, num_draft_tokens=num_draft_tokens)
+    return found
+
+
+@torch.no_grad()
+def agreements(
+    drafts: Sequence[DraftForward],
+    reference: DraftForward,
+    sequences: LearningSequences,
+    *,
+    num_draft_tokens: int,
+) -> list[list[Agreement]]:
+    """What drafts propose along each sequence, beside a reference with their head and last norm.
+
+    The reference runs once for all of them.
 
     Args:
-        draft: whose inputs are not rounded under one scale of a whole call, or there is one
+        drafts: whose inputs are not rounded under one scale of a whole call, or there is one
             sequence.
         reference: likewise.
-        sequences: of both.
+        sequences: of all.
         num_draft_tokens: K.
+
+    Returns:
+        Of each draft, the agreement along each sequence.
 
     Raises:
         ForwardError: a draft computes NaN or infinity.
     """
-    sums = torch.zeros(3, len(sequences.own), dtype=torch.float64, device=sequences.hidden.device)
+    every = (reference, *drafts)
+    zeros = torch.zeros(len(sequences.own), dtype=torch.float64, device=sequences.hidden.device)
+    overlap, accepted = [zeros] * len(drafts), [zeros] * len(every)
     alive: list[Tensor] = []
-    passes = (passes_of(forward, sequences, num_draft_tokens) for forward in (draft, reference))
-    for one, other in zip(*passes, strict=True):
+    passes = (passes_of(forward, sequences, num_draft_tokens) for forward in every)
+    for together in zip(*passes, strict=True):
+        one = together[0]
         rows = OwnRows(one, sequences)
-        mine, its = rows.of(one.hidden), rows.of(other.hidden)
-        recorded = rows.of(_recorded(one, sequences))
         if one.depths.start == 0:
-            alive = [rows.all_right(), rows.all_right()]
-        overlaps: list[Tensor] = []
-        rights: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for *both, tokens in _parts(reference, mine, its, recorded):
-            logits = [_wide(reference.logits, hidden) for hidden in both]
-            p, q = (found.softmax(-1) for found in logits)
-            overlaps.append(torch.minimum(p, q).sum(-1).sum(-1))
-            for right, found in zip(rights, logits, strict=True):
-                right.append(_right(reference, found, tokens))
-        sums[0] += rows.sums(torch.cat(overlaps))
+            alive = [rows.all_right() for _ in every]
+        overlaps: list[list[Tensor]] = [[] for _ in drafts]
+        rights: list[list[Tensor]] = [[] for _ in every]
+        hidden = (rows.of(each.hidden) for each in together)
+        for *parts, tokens in _parts(reference, *hidden, rows.of(_recorded(one, sequences))):
+            wanted = torch.empty(0)
+            for i, part in enumerate(parts):
+                logits = _wide(reference.logits, part)
+                rights[i].append(_right(reference, logits, tokens))
+                proposed = logits.softmax(-1)
+                if i == 0:
+                    wanted = proposed
+                else:
+                    overlaps[i - 1].append(torch.minimum(proposed, wanted).sum(-1).sum(-1))
+        overlap = [x + rows.sums(torch.cat(own)) for x, own in zip(overlap, overlaps, strict=True)]
         for i, right in enumerate(rights):
             run = _unbroken(alive[i], torch.cat(right))
-            sums[1 + i] += rows.sums(run.sum(1))
+            accepted[i] = accepted[i] + rows.sums(run.sum(1))
             alive[i] = run[:, -1]
+    by_reference = accepted[0].tolist()
     return [
-        Agreement(rows=len(own), accepted=int(accepted), accepted_reference=int(reference_accepted),
-                  overlap=overlap)
-        for own, overlap, accepted, reference_accepted in zip(
-            sequences.own, *sums.tolist(), strict=True
-        )
+        [
+            Agreement(rows=len(own), accepted=int(n), accepted_reference=int(of_reference),
+                      overlap=share)
+            for own, n, of_reference, share in zip(
+                sequences.own, accepted[i].tolist(), by_reference, overlap[i - 1].tolist(),
+                strict=True,
+            )
+        ]
+        for i in range(1, len(every))
     ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...calibration.prompts.prompt_file import Prompt
     from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.counting.replay_cache import Question
-    from ...validate.tuning.measured_mixtures import Numbers, Task
+    from ...validate.tuning.measured_mixtures import Numbers, Tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +48,12 @@ class Measuring:
     """Mixtures that a search would measure next, none of which waits for another.
 
     Attributes:
-        tasks: one for each of them.
+        tasks: what is measured of each.
         inputs: what else decides about the numbers -> its identity.
         device: of the drafts.
     """
 
-    tasks: "Sequence[Task]"
+    tasks: "Tasks"
     inputs: Mapping[str, str]
     device: "torch.device"
 

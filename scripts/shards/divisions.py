@@ -82,18 +82,18 @@ class _Dividing(Division):
     @override
     def numbers(self, asked: Measuring) -> "Sequence[Numbers]":
         def compute(_i: int, part: Part, staging: Path) -> None:
-            write_numbers(staging, [asked.tasks[position].compute() for position in part.positions])
+            write_numbers(staging, asked.tasks.compute(part.positions))
 
         def join(wave: Wave) -> "list[Numbers]":
             (own,) = wave.parts
             return self._in_order(own, read_numbers)
 
-        if not asked.tasks:
+        if not asked.tasks.identities:
             return []
-        identities = {f"draft {i + 1}": task.identity for i, task in enumerate(asked.tasks)}
+        identities = {f"draft {i + 1}": one for i, one in enumerate(asked.tasks.identities)}
         divisible = Divisible(
             inputs={**asked.inputs, **identities},
-            batches=[(position,) for position in range(len(asked.tasks))],
+            batches=[(position,) for position in range(len(identities))],
             in_order=False,
         )
         return self._answer(

@@ -5,10 +5,11 @@ So what is measured of a mixture is measured of the bytes that an engine would l
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -29,7 +30,10 @@ from ...recipes.schema import Recipe
 from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from .draft_mixture import Mixture, Unit, recipe_of
 
+ResultT = TypeVar("ResultT")
 NAME = "tuned"
+MOST_TOGETHER = 8
+"""Drafts that are measured together; more would save no more time."""
 CALIBRATION_SHARE = 0.5
 """Of the prompts, where scales or codes are found by them: the others judge."""
 
@@ -149,6 +153,54 @@ class Candidates:
                 like=self.reference,
                 shared=self.shared,
             )
+
+    def measured(
+        self,
+        mixtures: Mapping[str, Mixture],
+        of_drafts: Callable[[Sequence[LoadedDraft]], Sequence[ResultT]],
+        on_progress: Callable[[str], None],
+    ) -> list[ResultT]:
+        """What is measured of the drafts of mixtures, in their order.
+
+        Drafts are loaded in groups that share one reading of the traces. A group takes no more
+        memory than the unquantized draft, or is one draft.
+
+        Args:
+            mixtures: of which drafts are made, by what they are called.
+            of_drafts: measures some drafts together, each as if it were alone.
+            on_progress: called with what is made next.
+        """
+        results: list[ResultT] = []
+        for group in self._groups(mixtures):
+            with ExitStack() as stack:
+                drafts: list[LoadedDraft] = []
+                for name in group:
+                    on_progress(name)
+                    drafts.append(stack.enter_context(self.loaded(mixtures[name])))
+                # One that rounds its inputs under one scale of a whole call would let the others
+                # run prompt by prompt, which rounds their logits otherwise.
+                found: dict[int, ResultT] = {}
+                for alone in (True, False):
+                    own = [i for i, draft in enumerate(drafts) if draft.rounds_alone is alone]
+                    if own:
+                        found |= dict(zip(own, of_drafts([drafts[i] for i in own]), strict=True))
+                results += [found[i] for i in range(len(group))]
+        return results
+
+    def _groups(self, mixtures: Mapping[str, Mixture]) -> Iterator[Sequence[str]]:
+        most = sum(row.tensor.nbytes for row in self.draft.rows)
+        group: list[str] = []
+        held = 0
+        for name, mixture in mixtures.items():
+            steps = self.plan(mixture).steps
+            own = sum(step.bytes_after for step in steps if step.action == "quantize")
+            if group and (held + own > most or len(group) == MOST_TOGETHER):
+                yield group
+                group, held = [], 0
+            group.append(name)
+            held += own
+        if group:
+            yield group
 
     def _verdicts(self, plan: Plan, arch: str | None) -> tuple[EngineCheck, ...]:
         return planned_verdicts(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...calibration.passes.batches import MAX_TOKENS
-from ...calibration.rounding.proposal_divergence import Agreement, agreement
+from ...calibration.rounding.proposal_divergence import Agreement, agreements
 from ...calibration.rounding.sequences import SequenceReader, run_together, validation_rows
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import checked_at_the_end
@@ -33,25 +33,25 @@ Numbers = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A mixture to measure, for which no other one is waited for.
+class Tasks:
+    """Mixtures to measure, of which none waits for another.
 
     Attributes:
-        identity: of the recipe that makes its draft, and of what is measured.
-        compute: makes the draft and measures it.
+        identities: of each, what recipe makes its draft, and what is measured of it.
+        compute: measures those at some positions; the numbers of each do not depend on the others.
     """
 
-    identity: str
-    compute: Callable[[], Numbers]
+    identities: tuple[str, ...]
+    compute: Callable[[Sequence[int]], list[Numbers]]
 
 
-Computing = Callable[[Sequence[Task]], Sequence[Numbers]]
-"""Gives the numbers of tasks, in their order: computed here, or by others."""
+Computing = Callable[[Tasks], Sequence[Numbers]]
+"""Gives the numbers of all tasks, in their order: computed here, or by others."""
 
 
-def compute_here(tasks: Sequence[Task]) -> list[Numbers]:
-    """The numbers of tasks, one after the other."""
-    return [task.compute() for task in tasks]
+def compute_here(tasks: Tasks) -> list[Numbers]:
+    """The numbers of all tasks."""
+    return tasks.compute(range(len(tasks.identities)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +139,11 @@ class Measured:
 
     def add(self, mixtures: Iterable[Mixture]) -> None:
         """Measure allowed mixtures that were not measured yet."""
-        new = {described(mixture): mixture for mixture in mixtures}
-        new = {name: mixture for name, mixture in new.items() if name not in self._points}
-        numbers = self._computing([self._task(name, mixture) for name, mixture in new.items()])
+        named = {described(mixture): mixture for mixture in mixtures}
+        new = {name: mixture for name, mixture in named.items() if name not in self._points}
+        numbers = self._computing(
+            tasks_of("acceptance", self._candidates, new, self._measured, self._on_progress)
+        )
         for (name, mixture), found in zip(new.items(), numbers, strict=True):
             self._points[name] = Point(
                 mixture=mixture,
@@ -151,16 +153,13 @@ class Measured:
                 change=decode(PairedChange, {k: found[k] for k in found if k not in _BESIDE}),
             )
 
-    def _task(self, name: str, mixture: Mixture) -> Task:
-        identity = recipe_sha256(self._candidates.plan(mixture).recipe)
-        return Task(identity=f"acceptance {identity}", compute=lambda: self._numbers(name, mixture))
-
-    def _numbers(self, name: str, mixture: Mixture) -> Numbers:
-        self._on_progress(name)
+    def _measured(self, drafts: Sequence[LoadedDraft]) -> list[Numbers]:
         candidates, k = self._candidates, self._candidates.num_draft_tokens
-        with candidates.loaded(mixture) as draft:
-            (replay,) = replay_drafts([draft], self._traces, num_draft_tokens=k)
-            overlap = overlap_of(draft, candidates.reference, self._traces, k)
+        replays = replay_drafts(drafts, self._traces, num_draft_tokens=k)
+        overlaps = overlaps_of(drafts, candidates.reference, self._traces, k)
+        return [self._numbers(*each) for each in zip(replays, overlaps, strict=True)]
+
+    def _numbers(self, replay: DraftReplay, overlap: float) -> Numbers:
         pairs = distinct_prompts(recorded_pairs(self._baseline, replay))
         change = change_of(pairs, CONFIDENCE)
         if change is None:
@@ -173,6 +172,33 @@ class Measured:
         return {"overlap": overlap, "acceptance_length": length, **encode(change)}
 
 
+def tasks_of(
+    what: str,
+    candidates: Candidates,
+    mixtures: Mapping[str, Mixture],
+    of_drafts: Callable[[Sequence[LoadedDraft]], list[Numbers]],
+    on_progress: Callable[[str], None],
+) -> Tasks:
+    """Something to measure of the drafts of mixtures, which are known by their recipes.
+
+    Args:
+        what: is measured.
+        candidates: makes the drafts.
+        mixtures: by what they are called.
+        of_drafts: measures it.
+        on_progress: called with what is measured next.
+    """
+    recipes = (candidates.plan(mixture).recipe for mixture in mixtures.values())
+    names = list(mixtures)
+
+    def compute(positions: Sequence[int]) -> list[Numbers]:
+        own = {names[i]: mixtures[names[i]] for i in positions}
+        return candidates.measured(own, of_drafts, on_progress)
+
+    identities = tuple(f"{what} {recipe_sha256(recipe)}" for recipe in recipes)
+    return Tasks(identities=identities, compute=compute)
+
+
 def marked(points: Sequence[Point]) -> list[Point]:
     """Fewest bytes first, of equal bytes the better one; `best` is said of each."""
     by_size = sorted(points, key=lambda point: (point.nbytes, -point.overlap))
@@ -183,22 +209,27 @@ def marked(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def overlap_of(
-    draft: LoadedDraft, reference: LoadedDraft, traces: TraceFolder, num_draft_tokens: int
-) -> float:
-    """Mean over rows and depths of the sum of the smaller probabilities."""
+def overlaps_of(
+    drafts: Sequence[LoadedDraft],
+    reference: LoadedDraft,
+    traces: TraceFolder,
+    num_draft_tokens: int,
+) -> list[float]:
+    """Mean over rows and depths of the sum of the smaller probabilities, of each draft."""
     per_row = 1 if reference.geometry.block_size is None else 1 + num_draft_tokens
     every = [(x, validation_rows(x, num_draft_tokens, per_row)) for x in traces.manifest.prompts]
     prompts, rows = zip(*((entry, own) for entry, own in every if own), strict=True)
     reader = SequenceReader(reference, traces)
-    total = Agreement(rows=0, accepted=0, accepted_reference=0, overlap=0.0)
-    for batch in run_together(prompts, rows, max_tokens=MAX_TOKENS):
+    nothing = Agreement(rows=0, accepted=0, accepted_reference=0, overlap=0.0)
+    totals = [nothing] * len(drafts)
+    most = MAX_TOKENS if all(draft.rounds_alone for draft in drafts) else 1  # one prompt at least
+    for batch in run_together(prompts, rows, max_tokens=most):
         with checked_at_the_end():
-            found = agreement(
-                draft.forward,
+            found = agreements(
+                [draft.forward for draft in drafts],
                 reference.forward,
                 reader.read([prompts[i] for i in batch], [rows[i] for i in batch]),
                 num_draft_tokens=num_draft_tokens,
             )
-        total = sum(found, total)
-    return total.overlap / (total.rows * num_draft_tokens)
+        totals = [sum(own, total) for own, total in zip(found, totals, strict=True)]
+    return [total.overlap / (total.rows * num_draft_tokens) for total in totals]

@@ -1,7 +1,6 @@
 """`tune_draft`: costs unit by unit, the mixtures that they lead to, one of them chosen."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from typing_extensions import override
 from ...calibration.passes.draft_inputs import check_trace_fits
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts import Draft
+from ...quantize.stored.loading import LoadedDraft
 from ...recipes import Recipe, to_mapping
 from ...recipes.algorithm import ALGORITHMS, Algorithm
 from ...recipes.brief import Brief, megabytes
-from ...recipes.schema import recipe_sha256
 from ..counting.draft_replay import DraftReplay
 from ..counting.replay_cache import Elsewhere, ReplayCache
 from ..counting.trace_replay import replay_drafts
@@ -31,9 +30,9 @@ from .measured_mixtures import (
     Numbers,
     Point,
     Refused,
-    Task,
     compute_here,
-    overlap_of,
+    overlaps_of,
+    tasks_of,
 )
 from .search import Costs, UnitCost, greedy_path, narrowed_mixtures, uniform_mixtures
 
@@ -267,28 +266,22 @@ def _costs(
             else:
                 refused.append(Refused(what=f"{unit} as {option}", why=why))
 
-    def overlap(unit: Unit, option: Option) -> Numbers:
-        on_progress(f"{unit} as {option}")
-        with candidates.loaded(alone[unit, option]) as draft:
-            k = candidates.num_draft_tokens
-            return {"overlap": overlap_of(draft, candidates.reference, traces, k)}
-
     narrow = [each for each in alone if each[1] is not kept]
-    tasks = [
-        Task(
-            identity=f"overlap {recipe_sha256(candidates.plan(alone[each]).recipe)}",
-            compute=functools.partial(overlap, *each),
-        )
-        for each in narrow
-    ]
-    overlaps = dict(zip(narrow, [found["overlap"] for found in computing(tasks)], strict=True))
+    named = {f"{unit} as {option}": alone[unit, option] for unit, option in narrow}
+
+    def overlaps(drafts: Sequence[LoadedDraft]) -> list[Numbers]:
+        found = overlaps_of(drafts, candidates.reference, traces, candidates.num_draft_tokens)
+        return [{"overlap": overlap} for overlap in found]
+
+    numbers = computing(tasks_of("overlap", candidates, named, overlaps, on_progress))
+    found = dict(zip(narrow, numbers, strict=True))
     costs: dict[Unit, dict[Option, UnitCost]] = {unit: {} for unit in units}
     for (unit, option), narrowed in alone.items():
         if option is kept:
             cost = UnitCost(nbytes=kept_bytes_of(candidates.draft, unit), divergence=0.0)
         else:
             nbytes = bytes_of(candidates.plan(narrowed), unit)
-            cost = UnitCost(nbytes=nbytes, divergence=1 - overlaps[unit, option])
+            cost = UnitCost(nbytes=nbytes, divergence=1 - found[unit, option]["overlap"])
         costs[unit][option] = cost
     return costs, refused
 
