@@ -195,6 +195,31 @@ def test_a_report_keeps_its_bins_and_no_edited_one_is_believed() -> None:
         parse_report(json.dumps(plain), "r.json")
 
 
+def test_prompts_that_no_bin_counts_are_named_and_those_without_steps_are_none() -> None:
+    rows, others = [tenth(spread(600)), tenth(noisy(0, 40))], [spread(600), noisy(0, 4)]
+    short = [[*one[:-1], NOTHING] for one in (*others, *rows)]
+    report = judge(long_replay(short[0], short[2]), long_replay(short[1], short[3]), RELEASE)
+    assert report.num_short_prompts == 1
+    ((_, read),) = parse_report(text_of(report), "r.json").comparisons
+    assert [*read.warnings] == [*report.warnings]
+    assert not any("no context bin" in warning for warning in report.warnings)
+
+    for reach in (40, 0):  # with a second bin, and with all known steps in one
+        both = [
+            long_replay(one, tenth(two, reach)) for one, two in zip(others, others, strict=True)
+        ]
+        both = [
+            dataclasses.replace(
+                one,
+                prompts=(*(dataclasses.replace(p, contexts=None) for p in one.prompts[:3]),
+                         *one.prompts[3:]),
+            )
+            for one in both
+        ]  # fmt: skip
+        (said,) = [one for one in judge(*both, RELEASE).warnings if "no context bin" in one]
+        assert said.startswith("no context bin counts 3 of the 40 prompts: where their verify")
+
+
 def test_every_form_of_a_report_shows_the_bins() -> None:
     made = document(judged(120))
     for text in (page(made), markdown(made), junit(made)):
