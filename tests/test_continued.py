@@ -104,6 +104,20 @@ def test_words_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "out").exists()
 
 
+def test_a_text_that_is_cut_needs_its_beginning_beside_it(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target has 512 positions: 48 and 4 tokens, and 462 more, are two too many."""
+    record(prompts, tmp_path / "first", 4)
+    cut = ("--continue", "--too-long", "truncate", "--num-prompts", "1")
+    more = record(tmp_path / "first", tmp_path / "more", 462, *cut)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a text that is cut no longer begins as its conversation did" in said
+    (found,) = more.manifest.prompts
+    assert found.prompt_length == 50
+    assert not any(one.conversation_known for one in recorded_prompts(more))  # gate refuses that
+
+
 def test_an_answer_that_is_given_goes_on(target: Path, tmp_path: Path) -> None:
     encoder = PromptEncoder(target, continues=True)
     user = {"role": "user", "content": "def f():"}
