@@ -17,6 +17,7 @@ from draftquant.scripts.cli import main
 from said_traces import VOCAB, write_said
 from test_conversations import target as chat_target
 from test_dumps import PAIR, TARGET
+from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 target = chat_target
@@ -103,6 +104,20 @@ def test_words_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "out").exists()
 
 
+def test_a_text_that_is_cut_needs_its_beginning_beside_it(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target has 512 positions: 48 and 4 tokens, and 462 more, are two too many."""
+    record(prompts, tmp_path / "first", 4)
+    cut = ("--continue", "--too-long", "truncate", "--num-prompts", "1")
+    more = record(tmp_path / "first", tmp_path / "more", 462, *cut)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a text that is cut no longer begins as its conversation did" in said
+    (found,) = more.manifest.prompts
+    assert found.prompt_length == 50
+    assert not any(one.conversation_known for one in recorded_prompts(more))  # gate refuses that
+
+
 def test_an_answer_that_is_given_goes_on(target: Path, tmp_path: Path) -> None:
     encoder = PromptEncoder(target, continues=True)
     user = {"role": "user", "content": "def f():"}
@@ -116,6 +131,30 @@ def test_an_answer_that_is_given_goes_on(target: Path, tmp_path: Path) -> None:
     for messages in ([user], [user, {"role": "assistant", "content": " "}]):
         with pytest.raises(LineProblem, match="expected the beginning of an assistant's answer"):
             encoder.messages(messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages[:-1] %}{{ m.content }}{% endfor %}", "chat template fails: contin"),
+        (
+            "{% for m in messages %}{{ m.content }}|{{ m.content }}{% endfor %}",
+            "writes no answer so that it can go on",
+        ),
+    ],
+)
+def test_a_template_in_which_no_answer_can_go_on(
+    target: Path, tmp_path: Path, template: str, message: str
+) -> None:
+    """transformers marks the answer's end with a word, which would be left in the second one."""
+    of_target = AutoTokenizer.from_pretrained(target)
+    of_target.chat_template = template
+    of_target.save_pretrained(tmp_path)
+    user, begun = ({"role": role, "content": "def f():"} for role in ("user", "assistant"))
+    with pytest.raises(LineProblem, match=message) as caught:
+        PromptEncoder(tmp_path, continues=True).messages([user, begun])
+    assert "give the prompts as text" in caught.value.fix
+    assert "\n" not in str(caught.value)
 
 
 def test_what_ends_a_text(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from draftquant.validate.report.markdown_report import markdown
 from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
 from handmade_reports import document, text_of
 
-Rows = Sequence[tuple[int, ...]]
+Rows = Sequence[tuple[float, ...]]
 NOTHING = (0, 0)
 
 
@@ -138,7 +138,35 @@ def test_a_bin_of_few_prompts_is_named_and_one_that_certainly_lost_is_no_pass() 
     lost = judged(150, reach=20)
     assert lost.context_bins[1].certainly_lost
     assert lost.verdict == "INCONCLUSIVE"
-    assert "a context bin with fewer than 30 prompts lost more than 3.00%" in lost.reason
+    assert "a context bin with fewer than 30 prompts in effect lost more than 3.00%" in lost.reason
+
+
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_a_prompt_that_hardly_reaches_a_bin_has_a_part_of_a_step_there(share: float) -> None:
+    """Expected and weighted steps: one row behind an edge is reached with some probability."""
+
+    def parts(rows: Rows) -> Rows:
+        return [tuple(count / 60 * share for count in row) for row in tenth(rows)]
+
+    short = spread(600)
+    report = judge(
+        long_replay(short, parts(spread(600))),
+        long_replay(noisy(0, 4), parts(noisy(120, 40))),
+        RELEASE,
+    )
+    (_, found), whole = report.context_bins, judged(120).context_bins[1]
+    assert (found.num_prompts, found.outcome) == (40, "FAIL")
+    assert found.change is not None
+    assert whole.change is not None
+    assert found.change.relative_bounds == pytest.approx(whole.change.relative_bounds)
+    ((_, read),) = parse_report(text_of(report), "r.json").comparisons
+    assert read.context_bins == report.context_bins
+
+
+def test_a_thousandth_of_a_step_says_nothing() -> None:
+    rows = [(1e-4, 1e-4)] * 40
+    report = judge(long_replay(spread(600), rows), long_replay(noisy(0, 4), rows), RELEASE)
+    assert report.context_bins == ()
 
 
 def test_every_part_passes_where_that_is_asked() -> None:
@@ -165,6 +193,31 @@ def test_a_report_keeps_its_bins_and_no_edited_one_is_believed() -> None:
     plain["context_bins"][1]["outcome"] = "PASS"
     with pytest.raises(DraftQuantError, match=r"context_bins\[1\].outcome: expected 'FAIL'"):
         parse_report(json.dumps(plain), "r.json")
+
+
+def test_prompts_that_no_bin_counts_are_named_and_those_without_steps_are_none() -> None:
+    rows, others = [tenth(spread(600)), tenth(noisy(0, 40))], [spread(600), noisy(0, 4)]
+    short = [[*one[:-1], NOTHING] for one in (*others, *rows)]
+    report = judge(long_replay(short[0], short[2]), long_replay(short[1], short[3]), RELEASE)
+    assert report.num_short_prompts == 1
+    ((_, read),) = parse_report(text_of(report), "r.json").comparisons
+    assert [*read.warnings] == [*report.warnings]
+    assert not any("no context bin" in warning for warning in report.warnings)
+
+    for reach in (40, 0):  # with a second bin, and with all known steps in one
+        both = [
+            long_replay(one, tenth(two, reach)) for one, two in zip(others, others, strict=True)
+        ]
+        both = [
+            dataclasses.replace(
+                one,
+                prompts=(*(dataclasses.replace(p, contexts=None) for p in one.prompts[:3]),
+                         *one.prompts[3:]),
+            )
+            for one in both
+        ]  # fmt: skip
+        (said,) = [one for one in judge(*both, RELEASE).warnings if "no context bin" in one]
+        assert said.startswith("no context bin counts 3 of the 40 prompts: where their verify")
 
 
 def test_every_form_of_a_report_shows_the_bins() -> None:

@@ -110,12 +110,36 @@ def test_unequal_token_totals_enter_the_ratio() -> None:
     assert change.standard_error == pytest.approx(0.0, abs=1e-15)
 
 
+def test_parts_of_steps_are_weights_alone() -> None:
+    """Expected steps may be less than one in every prompt."""
+    pairs = [
+        (counts(6, 4), counts(7, 3)),
+        (counts(5, 5), counts(6, 4)),
+        (counts(2, 8), counts(2, 8)),
+    ]
+    whole, parts = (
+        paired_change(
+            *(
+                [
+                    AcceptanceCounts(histogram=tuple(n * share for n in one.histogram))
+                    for one in side
+                ]
+                for side in zip(*pairs, strict=True)
+            ),
+            confidence=0.95,
+        )
+        for share in (1.0, 0.01)
+    )
+    assert parts.relative_bounds == pytest.approx(whole.relative_bounds, rel=1e-9)
+    assert parts.effective_num_prompts == pytest.approx(whole.effective_num_prompts)
+
+
 @pytest.mark.parametrize(
     ("baseline", "candidate", "message"),
     [
         ([counts(1, 1)], [counts(1, 1)], "two or more pairs"),
         ([counts(1, 1)] * 3, [counts(1, 1)] * 2, "got 3 and 2"),
-        ([counts(1, 1), counts(0, 0)], [counts(1, 1)] * 2, "at least one verify step"),
+        ([counts(1, 1), counts(0, 0)], [counts(1, 1)] * 2, "verify steps in every prompt"),
     ],
 )
 def test_what_has_no_change(

@@ -82,7 +82,7 @@ def test_forms_of_others(
         ({"turns": ["a"], "prompt": "a"}, "expected one form of prompt, got prompt, turns"),
         ({"turns": ["a"], "token_ids": [1]}, "expected one form of prompt"),
         ({"conversations": []}, "objects with role and content"),
-        ({"conversations": [{"from": "human"}]}, "objects with from and value"),
+        ({"conversations": [{"from": "human"}]}, "an object with from and value"),
         ({"conversations": [{"role": "assistant", "content": "a"}]}, "the user has no turn"),
         ({"turns": ["a"], "level": 3}, "forms: token_ids, text, messages, turns, conv"),
         ({"query": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt, instr"),

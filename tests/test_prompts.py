@@ -144,7 +144,21 @@ def test_line_separators_inside_strings_end_no_line(tmp_path: Path) -> None:
         ({"id": "x", "text": "a", "messages": []}, "one of token_ids, text, messages"),
         ({"id": "x", "messages": [{"role": "user"}]}, "role and content"),
         ({"id": "x", "messages": [call("{")]}, "the arguments of 'd': not JSON"),
+        (
+            {"id": "x", "messages": [call([1])]},
+            r"an object or its JSON, got \[1\]",
+        ),
+        ({"id": "x", "messages": [call(0)]}, "expected an object or its JSON, got 0"),
         ({"id": "x", "messages": [{"role": "a", "content": "", "tool_calls": 3}]}, "a function"),
+        ({"id": "x", "messages": [{"role": "a", "content": "", "tool_calls": {}}]}, "a function"),
+        (
+            {"id": "x", "messages": [call("{}"), {"role": "a", "content": [1]}]},
+            r"messages\[1\]: expe",
+        ),
+        (
+            {"id": "x", "conversations": [{"from": "gpt", "value": None, "tool_calls": [1]}]},
+            "from and value, both of them text",
+        ),
         ({"id": "x", "text": "a", "tools": TOOLS}, "tools: they are for messages"),
         ({"id": "x", "messages": [call("{}")], "tools": []}, "tools: expected a list of objects"),
         ({"id": "x", "text": "a"}, "need the target's tokenizer"),
@@ -189,7 +203,9 @@ def test_a_target_without_tokenizer_or_template(tmp_path: Path, target: Path) ->
 
 def test_a_template_or_tokenizer_that_fails(tmp_path: Path, target: Path) -> None:
     path = write(tmp_path, {"id": "a", "messages": [{"role": "user", "content": "c"}]})
-    for template in ("{{ raise_exception('roles must alternate') }}", "{{ messages + 1 }}", "{{"):
+    recursive = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"
+    fails = "{{ raise_exception('roles must alternate') }}"
+    for template in (fails, "{{ messages + 1 }}", "{{ 5 | dictsort }}", recursive, "{{"):
         for file in target.glob("chat_template*"):
             file.write_text(template, encoding="utf-8")
         with pytest.raises(PromptError, match="the target's chat template fails: "):

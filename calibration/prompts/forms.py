@@ -162,22 +162,31 @@ def _conversations(value: Mapping[str, Any]) -> Read:
 
 
 def _messages(given: object, key: str, role: str, content: str) -> list[Message]:
-    good = isinstance(given, list) and given and all(
-        isinstance(m, dict) and isinstance(m.get(role), str)
-        and (isinstance(m.get(content), str) or (m.get(content) is None and m.get("tool_calls")))
-        for m in given
-    )  # fmt: skip
-    if not good:
+    if not isinstance(given, list) or not given:
         raise LineProblem(f"{key}: expected a list of objects with {role} and {content}")
-    assert isinstance(given, list)
+    for i, message in enumerate(given):
+        if not _is_message(message, role, content):
+            what = f"expected an object with {role} and {content}, both of them text"
+            raise LineProblem(f"{key}[{i}]: {what}, got {short(message)}")
     if role == "role":
         return [
             _with_arguments(m, key)
-            if m.get("tool_calls")
+            if _has_calls(m)
             else {name: own for name, own in m.items() if name != "tool_calls"}
             for m in given
         ]
     return [{"role": _ROLES.get(m[role], m[role]), "content": m[content]} for m in given]
+
+
+def _is_message(message: object, role: str, content: str) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get(role), str):
+        return False
+    said = message.get(content)
+    return isinstance(said, str) or (said is None and role == "role" and _has_calls(message))
+
+
+def _has_calls(message: Mapping[str, Any]) -> bool:
+    return message.get("tool_calls") not in (None, [])
 
 
 def _with_arguments(message: Mapping[str, Any], key: str) -> Message:
@@ -193,13 +202,15 @@ def _with_arguments(message: Mapping[str, Any], key: str) -> Message:
         if not isinstance(call, dict) or not isinstance(own, dict) or not named:
             what = f"{key}: tool_calls: expected a list of objects, each with a function"
             raise LineProblem(what)
-        arguments = own.get("arguments") or {}
+        where = f"{key}: tool_calls: the arguments of {short(own['name'])}"
+        arguments = own.get("arguments")
         try:
-            read = parse_object(arguments) if isinstance(arguments, str) else arguments
+            read = parse_object(arguments or "{}") if isinstance(arguments, str) else arguments
         except JsonProblem as exc:
-            what = f"{key}: tool_calls: the arguments of {short(own['name'])}: {exc}"
-            raise LineProblem(what) from exc
-        called.append({**call, "function": {**own, "arguments": read}})
+            raise LineProblem(f"{where}: {exc}") from exc
+        if not isinstance(read, Mapping | None):
+            raise LineProblem(f"{where}: expected an object or its JSON, got {short(read)}")
+        called.append({**call, "function": {**own, "arguments": read or {}}})
     content = message.get("content")
     return {**message, "content": "" if content is None else content, "tool_calls": called}
 

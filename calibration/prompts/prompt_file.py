@@ -180,23 +180,34 @@ class PromptEncoder:
         if not tokenizer.chat_template:
             what = f"{key}: the target's tokenizer has no chat template"
             raise LineProblem(what, f"give the prompts as text: {EXAMPLE}")
-        from jinja2 import TemplateError
-
         try:
-            rendered = tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=not self._continues,
-                continue_final_message=self._continues,
-                tokenize=False,
-            )
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
-            raise LineProblem(f"{key}: the target's chat template fails: {exc}") from exc
+            rendered = whole = self._rendered(messages, tools, continues=self._continues)
+            if self._continues:
+                whole = self._rendered(messages, tools, continues=False)
+        except Exception as exc:  # of the target's own code
+            what = f"{key}: the target's chat template fails: {_first_line(exc)}"
+            raise LineProblem(what, f"give the prompts as text: {EXAMPLE}") from exc
+        if not whole.startswith(rendered):
+            what = f"{key}: the target's chat template writes no answer so that it can go on"
+            raise LineProblem(what, f"give the prompts as text: {EXAMPLE}")
         template = tokenizer.get_chat_template()
         self.template_sha256 = hashlib.sha256(template.encode()).hexdigest()
         # The template writes the special tokens itself.
         ids: Sequence[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return ids
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, continues: bool
+    ) -> str:
+        """What the template writes; where an answer goes on, up to the end of that answer."""
+        text: str = self._loaded().apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            add_generation_prompt=not self._continues,
+            continue_final_message=continues,
+            tokenize=False,
+        )
+        return text
 
     def answer(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
@@ -214,10 +225,15 @@ class PromptEncoder:
                     self._target, local_files_only=True, trust_remote_code=False
                 )
             except Exception as exc:
-                first = (str(exc).strip() or repr(exc)).splitlines()[0]
-                raise PromptError(self._target, f"no tokenizer can be loaded: {first}",
-                                  fix="give prompts as token_ids") from exc  # fmt: skip
+                what = f"no tokenizer can be loaded: {_first_line(exc)}"
+                fix = "give prompts as token_ids"
+                raise PromptError(self._target, what, fix=fix) from exc
         return self._tokenizer
+
+
+def _first_line(exc: Exception) -> str:
+    """Of somebody else's message; some hold whole prompts."""
+    return (str(exc).strip() or repr(exc)).splitlines()[0]
 
 
 def _check_answer(last: Message, key: str) -> None:

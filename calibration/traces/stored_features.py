@@ -156,7 +156,9 @@ def _frame(zstandard: Any, frame: memoryview, nbytes: int, where: object) -> Ten
     try:
         declared = zstandard.get_frame_parameters(frame).content_size
         if declared != nbytes:
-            what = f"a zstd frame declares {declared:,} bytes, expected {nbytes:,}"
+            unknown = declared == zstandard.CONTENTSIZE_UNKNOWN
+            said = "does not declare its size" if unknown else f"declares {declared:,} bytes"
+            what = f"a zstd frame {said}, expected {nbytes:,}"
             raise TraceError(where, what, fix=_AGAIN)
         content = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as exc:

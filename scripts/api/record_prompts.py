@@ -32,6 +32,11 @@ def prompts_to_record(settings: RecordSettings) -> "FittedPrompts":
             f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
             f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
         )
+        if long.truncated and settings.continued and any(one.conversation_sha256 for one in read):
+            settings.listener.warning(
+                f"{settings.prompts}: a text that is cut no longer begins as its conversation did:"
+                " gate judges it only in one folder with the traces that began it (traces merge)"
+            )
     return dataclasses.replace(fitted, dataset=found.dataset)
 
 

@@ -13,6 +13,9 @@ from typing import Protocol
 from .acceptance_counts import AcceptanceCounts, pooled
 from .context_bins import ContextCounts
 
+_NEGLIGIBLE = 1e-3
+"""Expected or weighted verify steps: fewer of a prompt in a context bin say nothing of that bin."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCounts:
@@ -138,11 +141,14 @@ def recorded_pairs(baseline: DraftCounts, candidate: DraftCounts) -> list[Record
 
 
 def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[RecordedPair]:
-    """The steps of one context bin, of the prompts that have any there under both drafts."""
+    """The steps of one context bin, of the prompts that have any there under both drafts.
+
+    Where they are expected or weighted, a prompt that hardly reaches the bin has a part of a step.
+    """
     found = []
     for pair in recorded:
         baseline, candidate = (one.contexts and one.contexts.counts[number] for one in pair)
-        if baseline and candidate and baseline.num_steps and candidate.num_steps:
+        if baseline and candidate and min(baseline.num_steps, candidate.num_steps) > _NEGLIGIBLE:
             own = (replace(pair[0], counts=baseline), replace(pair[1], counts=candidate))
             found.append(own)
     return found

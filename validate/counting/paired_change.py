@@ -114,7 +114,8 @@ def paired_change(
     (`bench_gate` has the figures).
 
     Args:
-        baseline: counts per prompt, each with at least one step.
+        baseline: counts per prompt, each with steps; expected or weighted ones may be parts of one
+            step.
         candidate: counts of the same prompts in the same order.
         confidence: of each one-sided bound, in (0.5, 1).
 
@@ -126,8 +127,8 @@ def paired_change(
         raise ValueError(f"expected two or more pairs, got {count} and {len(candidate)}")
     tokens_b, steps_b = _tokens_and_steps(baseline)
     tokens_q, steps_q = _tokens_and_steps(candidate)
-    if min(steps_b.min(), steps_q.min()) < 1:
-        raise ValueError("expected at least one verify step in every prompt")
+    if min(steps_b.min(), steps_q.min()) <= 0:
+        raise ValueError("expected verify steps in every prompt")
     found = jackknife_bounds(tokens_b, steps_b, tokens_q, steps_q, confidence=confidence)
     deviation = float(found.standard_deviation)
     return PairedChange(

@@ -213,12 +213,13 @@ def _a_small_part_lost(evidence: Evidence) -> Decision | None:
     if not lost:
         return None
     least = evidence.policy.min_category_prompts
+    few = f"{least} prompts{' in effect' if any(one.is_context_bin for one in lost) else ''}"
     number = f"fresh prompts, with at least {least} of {names(lost)}"
     return Decision(
         "INCONCLUSIVE",
-        f"The draft passes as a whole, but {number_of(lost)} with fewer than {least} prompts lost"
-        f" more than {_categories_limit(evidence)}, more than chance explains among so many small"
-        f" parts: {findings(lost)}.",
+        f"The draft passes as a whole, but {number_of(lost)} with fewer than {few} lost more than"
+        f" {_categories_limit(evidence)}, more than chance explains among so many small parts:"
+        f" {findings(lost)}.",
         lines(
             fresh_prompts(number, evidence.wording),
             calibrate_on(lost),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ...calibration.traces.suggested_clusters import suggested_clusters
 from ..confidence.head_calibration import CalibrationChange
+from ..counting.draft_counts import recorded_pairs
 from .categories import MIN_PROMPTS_TO_SUSPECT, CategoryFigures, ContextBinFigures
 from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
@@ -61,9 +62,7 @@ def report_warnings(
     yield from _unjudged(parts.categories, least)
     yield from _unjudged_bins(parts.context_bins, least)
     yield from _falls_with_context(parts.context_bins)
-    placeless = sum(prompt.contexts is None for prompt in evidence.baseline.prompts)
-    if parts.context_bins and placeless:
-        yield f"{placeless} prompts do not tell where their verify steps began: no bin counts them"
+    yield from _placeless(evidence)
     for found in parts.all:
         if found.outcome == "INCONCLUSIVE" and _lost_too_much(found):
             kind = "" if found.is_context_bin else "category "
@@ -129,6 +128,19 @@ def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
                 f" {best.baseline_mean_acceptance_length:.2f} in {best.category!r}: the draft was"
                 " probably not trained at that length, whatever quantization does"
             )
+
+
+def _placeless(evidence: Evidence) -> Iterator[str]:
+    """Prompts that no bin counts, where bins count others."""
+    if not evidence.prompts:  # nothing was compared
+        return
+    recorded = recorded_pairs(evidence.baseline, evidence.candidate)
+    placeless = sum(None in (own.contexts, other.contexts) for own, other in recorded)
+    if 0 < placeless < len(recorded):
+        yield (
+            f"no context bin counts {placeless} of the {len(recorded)} prompts: where their verify"
+            " steps began is not known"
+        )
 
 
 def _lost_too_much(found: CategoryFigures) -> bool:
