@@ -29,6 +29,7 @@ def _said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join((found.out + found.err).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [
@@ -127,6 +128,7 @@ def test_two_targets_of_one_server_need_a_name(
         assert _watch(file, server.url, "--until-alarm", "--model", "n") == 1
 
 
+@pytest.mark.slow
 def test_a_server_with_fewer_draft_tokens_is_refused(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +143,7 @@ def test_labels_are_as_they_were_before_the_page_wrote_them() -> None:
     assert labels == {"b": 'say "x\\n"\nand }', "c": "é"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--server", "--prometheus"])
 def test_an_address_that_is_none_is_bad_input(
     file: Path, option: str, capsys: pytest.CaptureFixture[str]
@@ -149,6 +152,7 @@ def test_an_address_that_is_none_is_bad_input(
     assert f"{option}: expected an address, got 'chat.example'" in _said(capsys)
 
 
+@pytest.mark.slow
 def test_a_refusal_of_the_server_is_bad_input(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +162,7 @@ def test_a_refusal_of_the_server_is_bad_input(
         assert "set DRAFTQUANT_SERVER_KEY" in _said(capsys)
 
 
+@pytest.mark.slow
 def test_warnings_of_a_prometheus_are_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     partial = json.loads(prometheus_answer(FALLEN[1])) | {"warnings": ["store X is down"]}
     with counting(prometheus_answer(BEGIN), json.dumps(partial)) as server:
@@ -204,7 +209,7 @@ def _key(*keys: str, to: Any) -> Callable[[dict[str, Any]], object]:
     return edit
 
 
-@pytest.mark.some(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
@@ -235,7 +240,7 @@ def test_a_state_that_cannot_be_is_refused(
     assert said in _said(capsys)
 
 
-@pytest.mark.some(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
@@ -264,6 +269,7 @@ def test_a_state_of_a_canary_that_cannot_be_is_refused(
     assert said in _said(capsys)
 
 
+@pytest.mark.slow
 def test_a_webhook_that_never_ends_its_answer_holds_no_watch(file: Path) -> None:
     """The status says all; the rest of the answer is not waited for."""
     began = time.process_time()
@@ -274,6 +280,7 @@ def test_a_webhook_that_never_ends_its_answer_holds_no_watch(file: Path) -> None
     assert time.process_time() - began < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["/v1", "/v1/", "/"])
 def test_one_server_is_no_canary_however_it_is_written(
     file: Path, other: str, capsys: pytest.CaptureFixture[str]
@@ -292,6 +299,7 @@ def test_one_server_under_two_names_is_found_by_its_counters(
     assert "it is the same server, or answers copies of its requests" in _said(capsys)
 
 
+@pytest.mark.slow
 def test_a_counter_that_is_none_ends_no_canary(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,8 +60,8 @@ def read_state(path: Path, of: Mapping[str, str]) -> Drift | None:
 
 def _check(path: Path, drift: Drift, categories: str) -> None:
     """Refuse evidence of other categories, or not of as many bets as there are."""
-    if (own := _listed(drift.tallies)) != categories:
-        raise WatchError(path, f"expected evidence of {categories}, got {own}", fix=OTHER)
+    if (names := _listed(drift.tallies)) != categories:
+        raise WatchError(path, f"expected evidence of {categories}, got {names}", fix=OTHER)
     for name, tally in drift.tallies.items():
         own = tally.evidence
         if {len(own.log_sums), len(own.log_best), len(own.since)} != {len(LOSSES)}:
