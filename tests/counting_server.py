@@ -1,6 +1,7 @@
 """A server that has nothing but counters of verify steps, as an engine shows them."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ class Counting:
     Attributes:
         page: what is answered. pages: what is answered before that, one after the other.
         status: of the answer.
+        endless: the answer to what is posted never ends.
         asked: paths. posted: bodies.
     """
 
     page: str = ""
     pages: list[str] = field(default_factory=list)
     status: int = 200
+    endless: bool = False
     asked: list[str] = field(default_factory=list)
     posted: list[str] = field(default_factory=list)
     url: str = ""
@@ -49,6 +52,12 @@ def counting(*pages: str) -> Iterator[Counting]:
             server.posted.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
             self.send_response(server.status)
             self.end_headers()
+            try:
+                while server.endless:
+                    self.wfile.write(b" ")
+                    time.sleep(0.1)
+            except OSError:  # nobody listens any more
+                pass
 
         def log_message(self, *_: object) -> None:
             """Quietly."""

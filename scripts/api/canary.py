@@ -92,7 +92,7 @@ class CanarySettings(Settings):
 
     def check(self) -> None:
         """Two servers, and a reading to compare with."""
-        if self.candidate.rstrip("/") == self.server.rstrip("/"):
+        if _root(self.candidate) == _root(self.server):
             raise WatchError("--candidate", "is the same server as --server",
                              fix="give the address of the other one")  # fmt: skip
         if self.once and self.state is None:
@@ -100,6 +100,11 @@ class CanarySettings(Settings):
                 "--once", "needs --state: counters say nothing without an earlier reading",
                 fix="add --state canary.json, and run it again and again",
             )  # fmt: skip
+
+
+def _root(url: str) -> str:
+    """The address of a server, however it is written."""
+    return url.lower().rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -146,9 +151,10 @@ def canary(settings: CanarySettings) -> CanaryReport:
     Raises:
         GoldenError: golden acceptance cannot be read, or does not say how much its requests differ.
         MeasureError: a server has no counters of verify steps.
-        WatchError: the state is of another canary, or the servers have different K.
+        ServerError: an address is none, or a server refuses to show them.
+        WatchError: the state is of another canary, or the servers have different K, or are one.
     """
-    from ...calibration.errors import ServerError
+    from ...calibration.errors import NoAnswerError
     from ...quantize.files.report_files import check_place
     from ...validate.golden.golden_file import read_golden
     from ...validate.monitoring.canary import Rule
@@ -167,8 +173,8 @@ def canary(settings: CanarySettings) -> CanaryReport:
     seen = _Seen(settings.listener)
     try:
         asyncio.run(_compare(settings, engine, golden, rule, seen))
-    except ServerError as exc:
-        seen.problem = str(exc)
+    except NoAnswerError as exc:
+        seen.problem = f"{exc.where}: {exc.what}"
     return seen.report()
 
 
@@ -185,10 +191,13 @@ async def _compare(
     key = os.environ.get(KEY_VARIABLE) or None
     patience = Patience(attempts=3, first_pause=0.5, seconds=10)
 
-    def client(url: str) -> ServerClient:
-        return ServerClient(url, key=key, most_in_flight=1, patience=patience)
+    def client(option: str, url: str) -> ServerClient:
+        return ServerClient(url, key=key, most_in_flight=1, patience=patience, option=option)
 
-    async with client(settings.server) as first, client(settings.candidate) as second:
+    async with (
+        client("--server", settings.server) as first,
+        client("--candidate", settings.candidate) as second,
+    ):
         servers = Servers(
             baseline=ServerPage(client=first, name=engine, model=settings.model),
             candidate=ServerPage(client=second, name=engine, model=settings.model),

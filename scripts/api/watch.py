@@ -178,11 +178,12 @@ def watch(settings: WatchSettings) -> WatchReport:
         GoldenError: golden acceptance cannot be read, lacks the category, or does not say how much
             its requests differ.
         MeasureError: the server has no counters of verify steps.
-        WatchError: the state is of another watch, or the server drafts more tokens than golden.
+        ServerError: the address is none, or the server refuses to show them.
+        WatchError: the state is of another watch, or the server has another K than golden.
     """
     import asyncio
 
-    from ...calibration.errors import ServerError
+    from ...calibration.errors import NoAnswerError
     from ...quantize.files.report_files import check_place
     from ...validate.golden.golden_file import read_golden
     from ...validate.measure.protocols.engine_counters import ENGINE_COUNTERS
@@ -211,8 +212,8 @@ def watch(settings: WatchSettings) -> WatchReport:
     seen.begin(detectors)
     try:
         asyncio.run(_watch(settings, engine, golden, detectors, seen))
-    except ServerError as exc:
-        seen.problem = str(exc)
+    except NoAnswerError as exc:
+        seen.problem = f"{exc.where}: {exc.what}"
     return _report(seen)
 
 
@@ -245,7 +246,10 @@ async def _watch(
     patience = Patience(attempts=3, first_pause=0.5, seconds=10)
     url = settings.server or settings.prometheus
     assert url is not None  # see `one_of`
-    async with ServerClient(url, key=key, most_in_flight=1, patience=patience) as client:
+    option = "--server" if settings.prometheus is None else "--prometheus"
+    async with ServerClient(
+        url, key=key, most_in_flight=1, patience=patience, option=option
+    ) as client:
         source: Source = ServerPage(client=client, name=engine, model=settings.model)
         if settings.prometheus is not None:
             source = PrometheusServer(
@@ -270,6 +274,8 @@ def _report(seen: "Seen") -> WatchReport:
     outcome: Outcome = "NO ALARM" if seen.verify_steps else "NOT ENOUGH"
     if seen.readings and not seen.verify_steps:
         seen.problem = "no verify step was counted between the readings"
+        if seen.warned:
+            seen.problem += ", or none that can be judged: see the warnings"
     return WatchReport(
         outcome="ALARM" if seen.alarms else outcome,
         readings=seen.readings,

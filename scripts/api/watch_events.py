@@ -24,6 +24,7 @@ class Seen:
     readings: int = 0
     verify_steps: int = 0
     missed_readings: int = 0
+    warned: bool = False
     alarms: list[Mapping[str, Any]] = field(default_factory=list)
     categories: "Mapping[str, Standing]" = field(default_factory=dict)
     problem: str = (
@@ -35,7 +36,7 @@ class Seen:
         for name, limit in detectors.limits.items():
             self.listener.note(
                 f"{name or 'all'}: golden {limit.golden:.4f}; alarms below {limit.lowest:.4f}"
-                f" ({limit.drop:.2%} lower: the tolerated drop, and golden's own 95% bound)"
+                f" ({limit.drop:.2%} lower: the tolerated drop, and golden's own 95% interval)"
             )
 
     def reading(self, found: "Reading") -> None:
@@ -44,6 +45,7 @@ class Seen:
         self.verify_steps += found.verify_steps
         self.categories = found.categories
         for problem in found.problems:
+            self.warned = True
             self.listener.warning(problem)
         rows = [_row(name, one) for name, one in found.categories.items()]
         self.listener.event({"event": "reading", "time": _time(found.time), "categories": rows})
@@ -88,7 +90,7 @@ def _alarm(golden: "Golden", name: str, one: "Standing", now: float) -> dict[str
         "draft": golden.draft,
         "target": golden.target,
         "category": name,
-        "since": _time(now - one.fall.seconds),
+        "since": _time(max(0.0, now - one.fall.seconds)),
         "verify_steps": round(one.fall.verify_steps),
         "acceptance_length": mean,
         "golden": one.golden,

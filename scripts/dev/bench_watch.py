@@ -2,9 +2,9 @@
 
     python -m draftquant.scripts.dev.bench_watch G.json [G.json ...] [--runs 2000] [--seed 0]
 
-For each golden acceptance: traffic is drawn from its prompts, 32 requests at a time. It is held
-against 100 golden acceptances of so many prompts drawn from the same ones, in turn, so that
-golden's error is part of what is simulated. Days have 4,000 requests and 48 readings.
+For each golden acceptance: traffic is drawn from its prompts, 32 requests at a time. Each run holds
+it against another golden acceptance, of so many prompts drawn from the same ones, so that golden's
+error is part of what is simulated. Days have 4,000 requests and 48 readings.
 """
 
 import argparse
@@ -26,8 +26,6 @@ Rows = dict[str, tuple[float, ...]]
 MAX_DROP, ALPHA = 0.01, 0.01
 REQUESTS, READINGS = 4000, 48
 """Of a day."""
-GOLDENS = 100
-"""Golden acceptances, each of which several runs are held against."""
 MOST_DAYS = 10
 """After which a fall counts as not found."""
 
@@ -53,9 +51,8 @@ def false_alarms(traffic: Traffic, prompts: int, runs: int, seed: int) -> Rows:
     ):  # fmt: skip
         rng, found = np.random.default_rng([seed, prompts, readings, len(name)]), 0
         own = runs if readings == READINGS else runs // 4
-        limits = _limits(traffic, rng, prompts)
-        for run in range(own):
-            limit = limits[run % GOLDENS]
+        for _ in range(own):
+            limit = _limit(traffic, rng, prompts)
             at = {"loss of 1%": mean * (1 - MAX_DROP), "mean at the limit": limit.lowest}
             kept = traffic.kept(at.get(name, mean))
             day = traffic.readings(rng, REQUESTS, readings, kept)
@@ -72,9 +69,8 @@ def detections(traffic: Traffic, prompts: int, runs: int, seed: int) -> Rows:
     for loss in (0.03, 0.05, 0.1):
         rng, requests = np.random.default_rng([seed, prompts, round(1000 * loss)]), []
         kept, early = traffic.kept(mean * (1 - loss)), 0
-        limits = _limits(traffic, rng, prompts)
-        for run in range(runs):
-            limit = limits[run % GOLDENS]
+        for _ in range(runs):
+            limit = _limit(traffic, rng, prompts)
             before = traffic.readings(rng, REQUESTS // 2, READINGS // 2)
             evidence = Evidence.beginning(len(limit.bets))
             evidence, alarm = alarm_at(evidence, limit, before, DAY / READINGS)
@@ -89,9 +85,9 @@ def detections(traffic: Traffic, prompts: int, runs: int, seed: int) -> Rows:
     return rows
 
 
-def _limits(traffic: Traffic, rng: np.random.Generator, prompts: int) -> list[Limit]:
+def _limit(traffic: Traffic, rng: np.random.Generator, prompts: int) -> Limit:
     """Of golden acceptance of so many prompts, each time of others."""
-    return [limit_of(traffic.sample(rng, prompts), MAX_DROP) for _ in range(GOLDENS)]
+    return limit_of(traffic.sample(rng, prompts), MAX_DROP)
 
 
 def _found(

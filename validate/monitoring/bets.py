@@ -22,9 +22,10 @@ from ..golden.golden import GoldenCategory, GoldenPrompt
 
 LOSSES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 """Relative losses beyond the limit, each of which one bet finds fastest."""
-ACCURACY = 1.6448536269514722
-"""Standard errors of golden's mean that count as its inaccuracy: the one-sided 95 % bound, which is
-the confidence of the gate's policies."""
+ACCURACY = 1.959963984540054
+"""Standard errors of golden's mean that count as its inaccuracy: to the lower end of its 95 %
+interval, beyond which one golden acceptance in forty is. With the one-sided bound (1.645, one in
+twenty) a loss of just the tolerated drop alarmed on more than 1 % of days (`bench_watch`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class Limit:
     Attributes:
         golden: mean acceptance length.
         standard_error: of it.
-        lowest: mean acceptance length at the limit: golden's 95 % lower bound less the drop that is
-            tolerated.
+        lowest: mean acceptance length at the limit: the lower end of golden's 95 % interval, less
+            the drop that is tolerated.
         variance: of the mean over verify steps, times their number; requests (clusters of golden)
             are independent, their steps are not.
         bets: of equal weight.

@@ -166,6 +166,11 @@ class Rule:
             confidence=confidence,
         )
 
+    @property
+    def fewest_steps(self) -> float:
+        """Verify steps of each server before any verdict."""
+        return FEWEST_REQUESTS * self.request_steps
+
     def block(self, before: Comparison) -> Comparison:
         """Compare what waits, if both servers counted enough of it."""
         ours, theirs = before.candidate, before.baseline
@@ -213,7 +218,7 @@ class Rule:
         loss = self._log_evidence(-weighted, information)
         steps = min(found.baseline.verify_steps, found.candidate.verify_steps)
         needed = -math.log(1 - self.confidence)
-        if steps < FEWEST_REQUESTS * self.request_steps or max(gain, loss) < needed:
+        if steps < self.fewest_steps or max(gain, loss) < needed:
             return "INCONCLUSIVE", gain, loss
         return ("PASS" if gain > loss else "FAIL"), gain, loss
 

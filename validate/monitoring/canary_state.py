@@ -9,9 +9,10 @@ from typing import Literal
 
 from ...quantize.files.report_files import write_reports
 from ...recipes.decode import encode
+from ..errors import WatchError
 from .canary import Rule
 from .canary_watching import Canary, Servers
-from .state_file import read_state_of
+from .state_file import OTHER, read_state_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,13 @@ class KeptCanary:
             WatchError: it cannot be read, is something else, or of another canary.
         """
         state = read_state_of(CanaryState, "canary", self.path, self.of)
-        return None if state is None else state.canary
+        if state is None:
+            return None
+        found = state.canary.comparison
+        if (found.blocks > 0) != (found.information > 0):
+            what = f"{found.blocks} blocks cannot know {found.information:g}"
+            raise WatchError(self.path, what, fix=OTHER)
+        return state.canary
 
 
 def canary_identity(

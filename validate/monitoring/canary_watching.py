@@ -111,7 +111,7 @@ async def keep_comparing(
 
     Raises:
         ServerError, MeasureError: the first reading of a server fails; later ones are missed.
-        WatchError: the servers draft different numbers of tokens, or more than golden.
+        WatchError: the servers draft different numbers of tokens, or more than golden, or are one.
     """
     began, first, canary = clock.now(), True, canary or Canary()
     judged = rule.judge(canary.comparison)
@@ -132,7 +132,7 @@ async def keep_comparing(
                 listening.missed(page)
                 continue
             canary = _after(canary, source is servers.candidate, source, page, rule, problems)
-        _check_alike(canary, servers)
+        _check_two(canary, servers, rule)
         compared = rule.block(canary.comparison)
         warned = _warned(canary)
         canary = dataclasses.replace(
@@ -155,8 +155,11 @@ async def keep_comparing(
 
 
 async def _page(source: Source) -> Counters | DraftQuantError:
+    """A page of which every counter can be judged, or why there is none."""
     try:
-        return await source.read()
+        page = await source.read()
+        where_they_stand(page, source.engine, source.where)
+        return page
     except (ServerError, MeasureError) as exc:
         return exc
 
@@ -168,7 +171,7 @@ def _after(
     name = "candidate" if candidate else "baseline"
     before, comparison = (canary.candidate if candidate else canary.baseline), canary.comparison
     engine, where = source.engine, source.where
-    shown = _positions(page, source)
+    shown = engine.positions(page)
     if shown > rule.num_draft_tokens:
         raise WatchError(
             where,
@@ -183,7 +186,7 @@ def _after(
         first: dict[str, Any] = {name: stands}
         return dataclasses.replace(canary, **first)
     since = counted_since(before.sources, page, engine, where)
-    problems += [f"{where}: counts from 0 again: {one}" for one in since.restarted]
+    problems += since.fallen
     own = engine.read(since.increments)
     drafted = before.drafted
     if own is not None and own.accepted > own.verify_steps * rule.num_draft_tokens:
@@ -203,18 +206,18 @@ def _after(
     return dataclasses.replace(canary, comparison=comparison, **changed)
 
 
-def _positions(page: Counters, source: Source) -> int:
-    """K as the counters of accepted tokens show it; 0 where they show none."""
-    counter, label = source.engine.accepted_at, source.engine.position_label
-    if counter is None:
-        return 0
-    found = page.by_label(counter.name, label)
-    return max((int(one) + 1 for one in found if one.isdecimal()), default=0)
-
-
-def _check_alike(canary: Canary, servers: Servers) -> None:
+def _check_two(canary: Canary, servers: Servers, rule: Rule) -> None:
+    """Refuse one server under two addresses, and two that draft different numbers of tokens."""
+    fewest = min(canary.comparison.candidate.verify_steps, canary.comparison.baseline.verify_steps)
+    if fewest >= rule.fewest_steps and canary.baseline.sources == canary.candidate.sources:
+        raise WatchError(
+            servers.candidate.where,
+            f"has just the counters of {servers.baseline.where}, after {round(fewest):,} verify"
+            " steps: it is the same server, or answers copies of its requests with the same draft",
+            fix="give the address of a server with another draft as --candidate",
+        )
     ours, theirs = canary.candidate.positions, canary.baseline.positions
-    if ours and theirs and ours != theirs:
+    if servers.candidate.engine.every_position and ours and theirs and ours != theirs:
         raise WatchError(
             servers.candidate.where,
             f"drafts K = {ours} tokens per verify step, and {servers.baseline.where} K = {theirs}:"

@@ -186,11 +186,11 @@ class Detectors:
 
         Raises:
             MeasureError: a counter is negative or no number.
-            WatchError: the server drafts more tokens per step than golden.
+            WatchError: the server has another K than golden.
         """
         counted = counted_since(drift.sources, page, self.engine, where)
         self.check_positions(page, where)
-        problems = [f"{where}: counts from 0 again: {one}" for one in counted.restarted]
+        problems = [*page.warnings, *counted.fallen]
         steps, seconds = self._steps(counted.increments, problems), max(0.0, now - drift.read_at)
         tallies, standings = {}, {}
         for name, limit in self.limits.items():
@@ -199,7 +199,7 @@ class Detectors:
             )
             tallies[name] = tally
         return (
-            Drift(read_at=drift.read_at + seconds, sources=counted.sources, tallies=tallies),
+            Drift(read_at=now, sources=counted.sources, tallies=tallies),
             Reading(time=now, categories=standings, problems=tuple(problems)),
         )
 
@@ -210,7 +210,10 @@ class Detectors:
         evidence = after(
             tally.evidence, limit, verify_steps=steps, accepted=accepted, seconds=seconds
         )
-        alarms = evidence.log_mean >= math.log(self.alarm_at)
+        alarms = bool(steps) and evidence.log_mean >= math.log(self.alarm_at)
+        fall = evidence.fall
+        if not fall.verify_steps:  # no single beginning speaks for one, but all of them together
+            fall = Fall(seconds=seconds, verify_steps=steps, accepted=accepted)
         tally = Tally(
             evidence=Evidence.beginning(len(limit.bets), again=True) if alarms else evidence,
             verify_steps=tally.verify_steps + steps,
@@ -227,7 +230,7 @@ class Detectors:
             limit=limit.lowest,
             evidence=math.exp(min(evidence.log_mean, 700.0)),
             alarm_at=self.alarm_at,
-            fall=evidence.fall if alarms else None,
+            fall=fall if alarms else None,
         )
 
     def _steps(self, increments: Counters, problems: list[str]) -> Mapping[str, ServerSteps]:
@@ -256,23 +259,18 @@ class Detectors:
         return found
 
     def check_positions(self, page: Counters, where: str) -> None:
-        """Refuse a server that drafts more tokens per step than golden.
+        """Refuse a server that drafts more tokens per step than golden, or is seen to draft less.
 
         Raises:
             WatchError: it does.
         """
-        counter = self.engine.accepted_at
-        if counter is None:
-            return
-        found = page.by_label(counter.name, self.engine.position_label)
-        beyond = [
-            int(one) for one in found if one.isdecimal() and int(one) >= self.num_draft_tokens
-        ]
-        if beyond:
+        shown = self.engine.positions(page)
+        fewer = self.engine.every_position and 0 < shown < self.num_draft_tokens
+        if fewer or shown > self.num_draft_tokens:
             raise WatchError(
                 where,
-                f"drafts K = {max(beyond) + 1} tokens per verify step; golden acceptance is of"
+                f"drafts K = {shown} tokens per verify step; golden acceptance is of"
                 f" K = {self.num_draft_tokens}",
-                fix="write golden acceptance with the K that is served, such as replay -k"
-                f" {max(beyond) + 1} --golden",
+                fix=f"write golden acceptance with the K that is served, such as replay -k {shown}"
+                " --golden",
             )

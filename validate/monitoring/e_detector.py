@@ -10,7 +10,8 @@ any stopping time is at most the sum of the weights w until then.
 The weights are alpha-spending over time: one half for a change before the first reading, and one
 half a day after it. An alarm at M >= 1 / alpha, after which M begins at 0, therefore comes at most
 alpha x (1 + days) / 2 times in the mean: at most alpha in the first day and in every further one,
-whatever the times between readings are.
+whatever the times between readings are. A reading without verify steps spends nothing, and one
+after a longer pause (or a clock that was set) what a day spends.
 """
 
 import math
@@ -95,7 +96,8 @@ def after(
         seconds: since the reading before, at least 0.
     """
     won = _logs(limit, verify_steps, accepted)
-    spent = math.log(max(_SPENT * seconds / DAY, math.exp(_NOTHING)))
+    days = min(seconds / DAY, 1.0) if verify_steps else 0.0
+    spent = math.log(max(_SPENT * days, math.exp(_NOTHING)))
     sums = np.maximum(np.logaddexp(evidence.log_sums, spent) + won, _NOTHING)
     return Evidence(
         log_sums=tuple(sums.tolist()),

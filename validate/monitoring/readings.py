@@ -48,7 +48,7 @@ class ServerPage:
     Attributes:
         client: of the server.
         name: of the engine.
-        model: name of the served target; None = all that it serves.
+        model: name of the served target; None = the only one.
     """
 
     client: ServerClient
@@ -77,7 +77,8 @@ def with_verify_steps(page: Counters, name: EngineName, model: str | None, where
     """What the page says of one target.
 
     Raises:
-        MeasureError: it counts no verify step, or not of this target.
+        MeasureError: it counts no verify step, or not of this target, or of several if none is
+            named.
     """
     engine = ENGINE_COUNTERS[name]
     if not page.samples.get(engine.verify_steps.name):
@@ -86,12 +87,17 @@ def with_verify_steps(page: Counters, name: EngineName, model: str | None, where
             f"has no counter {engine.verify_steps.name}: it is not {name}, or it drafts nothing",
             fix=f"{_SWITCHED_ON[name]}; or give the --engine that runs there",
         )
+    values = _values(page, engine.verify_steps.name, engine.model_label)
+    served = ", ".join(values) or "none"
+    if model is None and len(values) > 1:
+        raise MeasureError(where, f"counts verify steps of {len(values)} targets, and golden"
+                           f" acceptance is of one: {served}",
+                           fix="give one of these names as --model")  # fmt: skip
     if model is None:
         return page
     found = of_label(page, engine, engine.model_label, model)
     if not found.samples.get(engine.verify_steps.name):
-        served = ", ".join(_values(page, engine.verify_steps.name, engine.model_label))
-        raise MeasureError(where, f"counts no verify step of {model!r}, but of {served or 'none'}",
+        raise MeasureError(where, f"counts no verify step of {model!r}, but of {served}",
                            fix="give one of these names as --model")  # fmt: skip
     return found
 
@@ -104,7 +110,8 @@ def of_label(page: Counters, engine: EngineCounters, label: str, value: str) -> 
                 (own, n) for own, n in page.samples.get(name, ()) if own.get(label) == value
             )
             for name in engine.names
-        }
+        },
+        warnings=page.warnings,
     )
 
 
@@ -135,7 +142,7 @@ class PrometheusServer:
     Attributes:
         client: of the Prometheus.
         name: of the engine.
-        model: name of the served target; None = all.
+        model: name of the served target; None = the only one.
         selector: labels that all series must have, in PromQL: `job="vllm",zone=~"a|b"`; "" = none.
     """
 
@@ -163,7 +170,10 @@ class PrometheusServer:
         found: dict[str, list[tuple[dict[str, str], float]]] = {}
         for name, labels, value in _vector(answer, self.where):
             found.setdefault(name, []).append((labels, value))
-        page = Counters({name: tuple(own) for name, own in found.items()})
+        page = Counters(
+            {name: tuple(own) for name, own in found.items()},
+            warnings=tuple(_warnings(answer, self.where)),
+        )
         return with_verify_steps(page, self.name, self.model, self.where)
 
 
@@ -205,6 +215,16 @@ def _vector(answer: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[s
             raise _no_vector(where, value) from exc
         own = {str(key): str(text) for key, text in labels.items()}
         yield own.pop("__name__", ""), own, number
+
+
+def _warnings(answer: Mapping[str, Any], where: str) -> Iterator[str]:
+    """What the Prometheus could not see, such as a store that is down ("partial response")."""
+    found = answer.get("warnings")
+    for one in found if isinstance(found, list) else ():
+        yield (
+            f"{where}: the Prometheus warns of {short(one)}: what this reading lacks is made up for"
+            " by a later one"
+        )
 
 
 def _no_vector(where: str, got: object) -> MeasureError:

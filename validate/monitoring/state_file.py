@@ -1,6 +1,6 @@
 """State files of watches and canaries: read whole, and only by what wrote them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -9,6 +9,9 @@ from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import WatchError
 
+_SIGNED = frozenset({"log_sums", "weighted"})
+"""Keys of numbers that may be below 0; all others are counts, times and the like."""
+_MOST = 2.0**53
 OTHER = "give a file that does not exist yet, or remove this one to begin anew"
 
 
@@ -42,6 +45,9 @@ def read_state_of(kind: type[S], what: str, path: Path, of: Mapping[str, str]) -
             raise WatchError(path, f"is no state of a {what}: expected format {form!r}, got"
                              f" {short(found.get('format'))}", fix=OTHER)  # fmt: skip
         state: S = decode(kind, found)
+        for key, number in _numbers(found):
+            if not (-_MOST if key in _SIGNED else 0) <= number <= _MOST:
+                raise WatchError(path, f"{key}: {number:g} cannot be", fix=OTHER)
     except FileNotFoundError:
         return None
     except OSError as exc:
@@ -57,3 +63,15 @@ def read_state_of(kind: type[S], what: str, path: Path, of: Mapping[str, str]) -
                 fix=OTHER,
             )
     return state
+
+
+def _numbers(found: object, key: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of a document, with the key that it stands under."""
+    if isinstance(found, int | float):
+        yield key, found
+    elif isinstance(found, Mapping):
+        for name, one in found.items():
+            yield from _numbers(one, name)
+    elif isinstance(found, list):
+        for one in found:
+            yield from _numbers(one, key)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -54,16 +54,22 @@ def read_state(path: Path, of: Mapping[str, str]) -> Drift | None:
     state = read_state_of(WatchState, "watch", path, of)
     if state is None:
         return None
-    _check(path, state.drift)
+    _check(path, state.drift, of["categories"])
     return state.drift
 
 
-def _check(path: Path, drift: Drift) -> None:
-    """Refuse evidence that is not of as many bets as there are."""
+def _check(path: Path, drift: Drift, categories: str) -> None:
+    """Refuse evidence of other categories, or not of as many bets as there are."""
+    if (names := _listed(drift.tallies)) != categories:
+        raise WatchError(path, f"expected evidence of {categories}, got {names}", fix=OTHER)
     for name, tally in drift.tallies.items():
         own = tally.evidence
         if {len(own.log_sums), len(own.log_best), len(own.since)} != {len(LOSSES)}:
             raise WatchError(path, f"category {name!r}: expected {len(LOSSES)} bets", fix=OTHER)
+
+
+def _listed(categories: Iterable[str]) -> str:
+    return ", ".join(name or "all" for name in categories)
 
 
 def identity(golden: str, where: str, model: str | None, detectors: Detectors) -> dict[str, str]:
@@ -79,7 +85,7 @@ def identity(golden: str, where: str, model: str | None, detectors: Detectors) -
         "golden_sha256": hashlib.sha256(golden.encode()).hexdigest(),
         "counters": where,
         "model": model or "all",
-        "categories": ", ".join(name or "all" for name in detectors.limits),
+        "categories": _listed(detectors.limits),
         "category_label": detectors.category_label or "none",
         "limits": ", ".join(f"{one.lowest:.9g}" for one in detectors.limits.values()),
         "alpha": f"{detectors.alpha:.9g}",

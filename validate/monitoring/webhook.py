@@ -66,11 +66,10 @@ class Webhook:
             if attempt:
                 wait(2.0**attempt)
             try:
-                answer = httpx2.post(self.url, json=dict(body), timeout=_SECONDS)
+                with httpx2.stream("POST", self.url, json=dict(body), timeout=_SECONDS) as answer:
+                    if answer.is_success:  # what else it says may never end
+                        return None
+                    problem = f"status {answer.status_code}"
             except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
                 problem = type(exc).__name__
-                continue
-            if answer.is_success:
-                return None
-            problem = f"status {answer.status_code}"
         return f"the webhook at {self.host} did not take the alarm, {_ATTEMPTS} attempts: {problem}"

@@ -16,13 +16,21 @@ _SAMPLE = re.compile(
 NOTHING: Mapping[str, str] = MappingProxyType({})
 _LONGEST_LINE = 10_000  # a search for labels takes the square of it
 _LABEL = re.compile(r'\s*(\w+)="((?:[^"\\]|\\.)*)"\s*,?')
+_ESCAPED = re.compile(r"\\(.)")
+"""In a label's value: backslash, quotation mark, and n for the end of a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Samples by name, each with its labels."""
+    """Samples by name, each with its labels.
+
+    Attributes:
+        samples: in the order of the page.
+        warnings: what who gathered them says of what may be missing.
+    """
 
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]]
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str, where: str) -> "Counters":
@@ -44,7 +52,8 @@ class Counters:
             if match is None or value is None:
                 raise MeasureError(where, f"expected counters of Prometheus, got {short(line)}",
                                    fix="give the address of an engine's server")  # fmt: skip
-            labels = dict(_LABEL.findall(match["labels"] or ""))
+            found = _LABEL.findall(match["labels"] or "")
+            labels = {name: _ESCAPED.sub(_unescaped, value) for name, value in found}
             samples[match["name"]].append((labels, value))
         return cls({name: tuple(found) for name, found in samples.items()})
 
@@ -63,6 +72,10 @@ class Counters:
         return {key: _whole(found) for key, found in values.items()}
 
 
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
+
 def _number(text: str) -> float | None:
     try:
         return float(text)
@@ -72,4 +85,4 @@ def _number(text: str) -> float | None:
 
 def _whole(values: Iterable[float]) -> int:
     """Counters are whole; what is no number counts nothing."""
-    return round(sum(value for value in values if math.isfinite(value)))
+    return sum(round(value) for value in values if math.isfinite(value))

@@ -8,14 +8,16 @@ SGLang counts verify steps and generated tokens of finished requests, nothing by
 token of a request comes from its prefill, every other one from a verify step, so that tokens less
 requests over verify steps is its mean acceptance length, but for tokens of the last step beyond the
 end of the text. Its gauge `sglang:spec_accept_length` is of an interval of its log: it cannot be
-added up, and keeps its last value while nothing runs.
+added up, and keeps its last value while nothing runs. Its tokens and requests have the label
+`is_streaming`, each value of which appears with the first such request; its verify steps do not.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ..measurement import EngineName
+from ..measurement import MOST_DRAFT_TOKENS, EngineName
 from .counters import Counters
 
 
@@ -55,9 +57,12 @@ class EngineCounters:
         verify_steps: counter of them.
         accepted_at: counter of accepted draft tokens by position; None = the engine has none.
         position_label: of `accepted_at`; "0" is the first draft token.
+        every_position: `accepted_at` has all K positions from the start, also where nothing was
+            accepted yet.
         accepted, emitted, first_tokens: accepted draft tokens are `accepted`; where that is None,
             they are `emitted` less `first_tokens` less `verify_steps`.
         drafted: draft tokens that were proposed; None = the engine has no such counter.
+        stream_label: by which one server divides some of its counters; "" = none.
         model_label: says which target is served.
     """
 
@@ -65,11 +70,19 @@ class EngineCounters:
     verify_steps: Series
     accepted_at: Series | None = None
     position_label: str = ""
+    every_position: bool = False
     accepted: Series | None = None
     emitted: Series | None = None
     first_tokens: Series | None = None
     drafted: Series | None = None
+    stream_label: str = ""
     model_label: str = "model_name"
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of what a server that has counted a verify step has counted too."""
+        every = (self.accepted, self.emitted, self.first_tokens)
+        return tuple(one.name for one in every if one is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,11 +101,19 @@ class EngineCounters:
         at = None
         if self.accepted_at is not None:
             found = counters.by_label(self.accepted_at.name, self.position_label)
-            last = max((int(key) for key in found if key.isdecimal()), default=-1)
-            at = tuple(found.get(str(i), 0) for i in range(last + 1))
+            shown = min(self.positions(counters), MOST_DRAFT_TOKENS)
+            at = tuple(found.get(str(i), 0) for i in range(shown))
         return ServerSteps(
             verify_steps=steps, accepted=self._accepted(counters, steps, at), accepted_at=at
         )
+
+    def positions(self, counters: Counters) -> int:
+        """K as the counters by position show it; 0 where they show none."""
+        if self.accepted_at is None:
+            return 0
+        samples = counters.samples.get(self.accepted_at.name, ())
+        shown = (labels.get(self.position_label, "") for labels, _ in samples)
+        return max((int(one) + 1 for one in shown if _POSITION.fullmatch(one)), default=0)
 
     def _accepted(self, counters: Counters, steps: int, accepted_at: tuple[int, ...] | None) -> int:
         if self.accepted is not None:
@@ -109,6 +130,7 @@ ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
         verify_steps=Series(name="vllm:spec_decode_num_drafts_total"),
         accepted_at=Series(name="vllm:spec_decode_num_accepted_tokens_per_pos_total"),
         position_label="position",
+        every_position=True,
         accepted=Series(name="vllm:spec_decode_num_accepted_tokens_total"),
         drafted=Series(name="vllm:spec_decode_num_draft_tokens_total"),
     ),
@@ -117,6 +139,7 @@ ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
         verify_steps=Series(name="sglang:spec_verify_calls_total"),
         emitted=Series(name="sglang:generation_tokens_total"),
         first_tokens=Series(name="sglang:num_requests_total"),
+        stream_label="is_streaming",
     ),
     "tensorrt-llm": EngineCounters(
         path="/prometheus/metrics",
@@ -129,3 +152,4 @@ ENGINE_COUNTERS: Mapping[EngineName, EngineCounters] = {
     ),
 }
 """A step of TensorRT-LLM drafts its first position whenever it drafts."""
+_POSITION = re.compile("[0-9]{1,9}")
