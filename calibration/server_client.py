@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx2
@@ -104,14 +103,9 @@ class ServerClient:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        key: str | None,
-        most_in_flight: int,
-        patience: Patience,
+        self, url: str, *, key: str | None, most_in_flight: int, patience: Patience,
         option: str = "--server",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
         if not re.match(r"https?://[^/]", url):
@@ -134,12 +128,7 @@ class ServerClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _exc: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def close(self) -> None:

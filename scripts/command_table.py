@@ -33,7 +33,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "gate": "may the quantized draft replace the BF16 one?",
         "compare": "several drafts on the same prompts: which one for your traffic?",
         "parity": "does speculation, or a quantized draft, change the output?",
-        "shards": "divide record, replay, gate, compare or tune over machines, and merge",
+        "shards": "divide a run over machines, and merge the results",
         "accept": "may this draft be released? every check in order, and one page",
     },
     "serve": {

@@ -163,8 +163,8 @@ class ShardsRun(Brief):
 
     Attributes:
         folder: of the plan.
-        computed: numbers of the shards of which this run computed something.
-        present: numbers of those of which nothing was left to compute.
+        computed: numbers of the shards that this run computed, or a part of them.
+        present: numbers of the shards that had all their results already.
     """
 
     folder: Path
