@@ -1,15 +1,17 @@
-"""`compare` at fleet size: what a draft costs among few and among many, beside one at a time.
+"""`compare` and `tune` at fleet size: what a draft costs among few and among many.
 
     python -m draftquant.scripts.dev.bench_fleet WORKDIR DRAFT TRACES [--drafts 200] [--json]
 
 Makes drafts in WORKDIR whose weights differ from DRAFT's by a little noise each, so that all have
 other tensors, and compares a few, some and all of them with DRAFT: whole commands, each with a new
 empty cache. The first row is
-`replay DRAFT OTHER` of one of them, which computes what DRAFT proposes as well.
+`replay DRAFT OTHER` of one of them, which computes what DRAFT proposes as well. The last row is
+`tune` of DRAFT with two recipes: it makes a draft for each measurement.
 CPU seconds are of all cores together; memory is the resident peak.
 """
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from ...validate.tuning.draft_mixture import KEPT
 from ..console import print_table, table
 from .command_lines import benchmark_parser, run_benchmark
 from .measured_process import Taken, measured
@@ -75,7 +78,17 @@ def _measure(options: argparse.Namespace) -> list[Row]:
         rows.append(
             _row("compare", number, _run(options, "compare", options.draft, *made[:number], *files))
         )
-    return rows
+    return [*rows, _tuned(options)]
+
+
+def _tuned(options: argparse.Namespace) -> Row:
+    """A search among the mixtures of two formats."""
+    how = ("--engine", "vllm", "--arch", "b200", "--fix-config", "--max-drop", "0.9", "--json")
+    formats = ("--recipe", "int4-channel", "fp8-ptpc", "--out", options.workdir / "tuned.yaml")
+    taken = _run(options, "tune", options.draft, *how, *formats)
+    found = json.loads(taken.stdout)
+    alone = sum(name != KEPT for each in found["costs"].values() for name in each)
+    return _row("tune", alone + len(found["points"]), taken)
 
 
 def _run(options: argparse.Namespace, *words: object) -> Taken:
@@ -98,7 +111,7 @@ def _row(command: str, drafts: int, taken: Taken) -> Row:
 
 def _print(_options: argparse.Namespace, rows: Sequence[Row]) -> None:
     columns = ("drafts", "CPU s", "CPU s a draft", "peak MB")
-    found = table("compare at fleet size", "command", *columns, right=columns)
+    found = table("fleets", "command", *columns, right=columns)
     for row in rows:
         each = row.cpu_seconds / row.drafts
         peak = f"{row.peak_bytes / 1e6:,.0f}"
