@@ -16,7 +16,7 @@ from draftquant.scripts.dev import bench_fleet
 from draftquant.scripts.dev.bench_fleet import make
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
-NUM_PROMPTS = 4
+NUM_PROMPTS = 8  # as many as tune wants
 
 
 def estimate(*own: int, available: int) -> MemoryEstimate:
