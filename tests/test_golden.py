@@ -89,6 +89,11 @@ def _figures(**changes: Any) -> dict[str, Any]:
     return {**found, "a": {**found["a"], **changes}}
 
 
+def test_categories_may_stand_in_any_order(tmp_path: Path) -> None:
+    around = dict(reversed(_figures().items()))
+    assert read_golden(written(tmp_path / "G.json", categories=around)) == golden()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -188,10 +188,10 @@ class Golden(Brief):
 
     def _figures_problem(self) -> str:
         computed = categories_of(self.prompts)
-        if list(computed) != list(self.categories):
+        if computed.keys() != self.categories.keys():
             return f"categories: the prompts are of {', '.join(filter(None, computed)) or 'none'}"
         by_bin = context_bins_of(self.prompts, self.context_edges)
-        if list(by_bin) != list(self.context_bins):
+        if by_bin.keys() != self.context_bins.keys():
             return f"context_bins: the prompts have steps in {', '.join(by_bin) or 'none'}"
         return _differing("categories", self.categories, computed) or _differing(
             "context_bins", self.context_bins, by_bin
