@@ -173,6 +173,9 @@ def test_an_option_that_says_nothing_is_refused(
 ) -> None:
     with pytest.raises(GoldenError, match=r"is for --for .* alone"):
         GoldenSettings(path, to=to, **given).check()
+    for model in ("", "a\n", "\udc80"):
+        with pytest.raises(GoldenError, match="--model: expected a name"):
+            GoldenSettings(path, to="prometheus", model=model).check()
 
 
 def test_the_command_prints_writes_and_refuses(

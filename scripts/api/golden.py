@@ -94,6 +94,9 @@ class GoldenSettings(Settings):
                 option = f"--{name.replace('_', '-')}"
                 raise GoldenError(option, f"is for --for {' and '.join(forms)} alone",
                                   fix="leave it out, or ask for what takes it")  # fmt: skip
+        if self.model is not None and not (self.model and self.model.isprintable()):
+            raise GoldenError("--model", f"expected a name, got {self.model!r}",
+                              fix="give the name under which the target is served")  # fmt: skip
         if self.to is None and self.out is not None:
             raise GoldenError("--out", "needs --for, which says what to write",
                               fix="add --for prometheus, for example")  # fmt: skip
