@@ -89,6 +89,11 @@ def _figures(**changes: Any) -> dict[str, Any]:
     return {**found, "a": {**found["a"], **changes}}
 
 
+def test_categories_may_stand_in_any_order(tmp_path: Path) -> None:
+    around = dict(reversed(_figures().items()))
+    assert read_golden(written(tmp_path / "G.json", categories=around)) == golden()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -102,6 +107,8 @@ def _figures(**changes: Any) -> dict[str, Any]:
         ({"num_draft_tokens": 3}, "expected 4 counts of verify steps"),
         ({"num_draft_tokens": 0}, "num_draft_tokens: expected 1 to"),
         ({"prompts": []}, "empty list"),
+        ({"draft_sha256": "5" * 63}, "draft_sha256: expected 64 hex digits"),
+        ({"prompts_sha256": ""}, "prompts_sha256: expected 64 hex digits"),
         ({"temperature": -1}, "temperature: expected at least 0"),
         ({"schema_version": 2}, "schema_version: expected 1"),
         ({"format": "draftquant gate"}, "expected format 'draftquant golden'"),

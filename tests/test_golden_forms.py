@@ -17,6 +17,7 @@ import yaml
 from draftquant.quantize.errors import OutputError
 from draftquant.scripts.api.gate import GateSettings, _golden_file
 from draftquant.scripts.api.gate_measured import Measured
+from draftquant.scripts.api.golden import Form, GoldenSettings
 from draftquant.scripts.api.listener import Listener
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GoldenError
@@ -73,8 +74,9 @@ def test_the_others_get_the_mean_each_as_it_counts() -> None:
 
 
 def test_inferencex_has_target_mode_and_length() -> None:
-    text = inferencex(golden().categories["b"], target="org/M", thinking=True)
-    assert yaml.safe_load(text) == {"org/M": {"thinking_on": {2: 2.4}}}
+    for target in ("org/M", 'a"b: \n#', "\U0001f600\x7f", "yes"):
+        text = inferencex(golden().categories["b"], target=target, thinking=True)
+        assert yaml.safe_load(text) == {target: {"thinking_on": {2: 2.4}}}
 
 
 def test_no_name_ends_a_comment_or_is_a_template() -> None:
@@ -82,7 +84,9 @@ def test_no_name_ends_a_comment_or_is_a_template() -> None:
     text = prometheus_rules(evil, "", Queries(engine="vllm"), ALARM)
     (group,) = yaml.safe_load(text)["groups"]
     assert '{{ "x"' not in group["rules"][3]["annotations"]["description"]
-    assert len(group["rules"]) == 6
+    odd = dataclasses.replace(golden(), draft='{{{ "x" }}}')
+    (group,) = yaml.safe_load(prometheus_rules(odd, "", Queries(engine="vllm"), ALARM))["groups"]
+    assert "{{" not in group["rules"][3]["annotations"]["description"]
 
 
 def _rules(engine: EngineName, model: str | None = None) -> dict[str, dict[str, Any]]:
@@ -110,6 +114,7 @@ def test_counters_are_those_of_the_engine_and_of_the_model_that_is_named() -> No
         'sum by (model_name) (increase(vllm:spec_decode_num_drafts_total{model_name="a\\"b"}[1h]))'
     )
     assert "draftquant:accepted_at" in vllm
+    assert '"\U0001f600"' in Queries.of("vllm", "\U0001f600").selector  # not as two halves
     assert "draftquant:accepted_at" not in sglang  # SGLang counts no positions
     assert sglang["draftquant:acceptance_length"]["expr"].startswith(
         "(sum by (model_name) (increase(sglang:generation_tokens_total[1h])) - sum by"
@@ -131,7 +136,7 @@ def test_the_dashboard_shows_golden_beside_what_is_counted(engine: EngineName) -
     assert ("Accepted at each position" in panels) == (engine != "sglang")
 
 
-@pytest.mark.parametrize("window", ["", "1", "h", "0m", "1h[", "1.5h"])
+@pytest.mark.parametrize("window", ["", "1", "h", "0m", "1h[", "1.5h", "1m1h", "5m5m", "99999w"])
 def test_a_window_is_a_time(window: str) -> None:
     with pytest.raises(GoldenError, match="--window"):
         check_window(window)
@@ -141,7 +146,36 @@ def test_a_window_is_a_time(window: str) -> None:
 @pytest.mark.parametrize("drop", [0, 1, -0.1, math.nan])
 def test_a_drop_is_a_share(drop: float) -> None:
     with pytest.raises(GoldenError, match="--max-drop"):
-        Alarm(max_drop=drop, window="1h").check()
+        Alarm(max_drop=drop, window="1h").check(golden().all)
+
+
+def test_a_drop_that_no_draft_can_reach_is_refused() -> None:
+    Alarm(max_drop=0.48, window="1h").check(golden().all)
+    with pytest.raises(GoldenError, match=r"never fire[^~]*give a drop below 0.4872"):
+        Alarm(max_drop=0.49, window="1h").check(golden().all)
+    nothing = golden_of_replay(replay([(5, 0, 0), (4, 0, 0)]), draft_sha256=None)
+    with pytest.raises(GoldenError, match="monitor a draft that accepts"):
+        ALARM.check(nothing.all)
+
+
+@pytest.mark.parametrize(
+    ("to", "given"),
+    [
+        ("grafana", {"model": "m"}),
+        ("vllm", {"max_drop": 0.1}),
+        ("grafana", {"window": "2h"}),
+        (None, {"engine": "vllm"}),
+        ("sglang", {"thinking": "on"}),
+    ],
+)
+def test_an_option_that_says_nothing_is_refused(
+    path: Path, to: Form | None, given: dict[str, Any]
+) -> None:
+    with pytest.raises(GoldenError, match=r"is for --for .* alone"):
+        GoldenSettings(path, to=to, **given).check()
+    for model in ("", "a\n", "\udc80"):
+        with pytest.raises(GoldenError, match="--model: expected a name"):
+            GoldenSettings(path, to="prometheus", model=model).check()
 
 
 def test_the_command_prints_writes_and_refuses(

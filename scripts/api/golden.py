@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from ...validate.golden.golden import Golden
 
 Form = Literal["vllm", "sglang", "tensorrt-llm", "inferencex", "prometheus", "grafana"]
-_MONITORED = ("prometheus", "grafana")
+_MONITORED: tuple[Form, ...] = ("prometheus", "grafana")
+_TAKEN_BY: Mapping[str, tuple[Form, ...]] = {
+    "engine": _MONITORED,
+    "model": ("prometheus",),  # a dashboard lets its reader choose among the served targets
+    "max_drop": _MONITORED,
+    "window": ("prometheus",),
+    "thinking": ("inferencex",),
+}
+"""Options that say something of these forms alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,15 @@ class GoldenSettings(Settings):
                 "--thinking", "is needed for InferenceX, whose curves are of one mode",
                 fix="give --thinking on or --thinking off",
             )  # fmt: skip
+        for name, forms in _TAKEN_BY.items():
+            given = getattr(self, name) != self.__dataclass_fields__[name].default
+            if given and self.to not in forms:
+                option = f"--{name.replace('_', '-')}"
+                raise GoldenError(option, f"is for --for {' and '.join(forms)} alone",
+                                  fix="leave it out, or ask for what takes it")  # fmt: skip
+        if self.model is not None and not (self.model and self.model.isprintable()):
+            raise GoldenError("--model", f"expected a name, got {self.model!r}",
+                              fix="give the name under which the target is served")  # fmt: skip
         if self.to is None and self.out is not None:
             raise GoldenError("--out", "needs --for, which says what to write",
                               fix="add --for prometheus, for example")  # fmt: skip
@@ -165,6 +182,6 @@ def _monitored(settings: GoldenSettings, golden: "Golden", category: str) -> str
     check_window(settings.window)
     queries = Queries.of(engine, settings.model)
     alarm = Alarm(max_drop=settings.max_drop, window=settings.window)
-    alarm.check()
+    alarm.check(golden.categories[category])
     write = prometheus_rules if settings.to == "prometheus" else grafana_dashboard
     return write(golden, category, queries, alarm)

@@ -13,7 +13,15 @@ from typing import Any
 from ...recipes.errors import short
 from ...recipes.strict_json import parse_json
 from ..errors import MeasureError
-from ..measure.protocols.answer_fields import AnswerProblem, Fields, object_, objects, text, whole
+from ..measure.protocols.answer_fields import (
+    AnswerProblem,
+    Fields,
+    checked_draft_tokens,
+    object_,
+    objects,
+    text,
+    whole,
+)
 from .foreign_files import check_sums, lines_of, object_in, optional, reading, string
 from .foreign_measurement import ForeignMeasurement, ForeignRequest, asked
 
@@ -49,9 +57,11 @@ def read(path: Path) -> ForeignMeasurement:
                 continue
             if line.get("error") is not None:
                 raise AnswerProblem(f"error: the request failed: {short(line['error'])}")
+            if meta.get("was_cancelled"):
+                raise AnswerProblem("was_cancelled: the request was cancelled, its output is cut")
             told = object_(line, "spec_decode_acceptance")
             engine = text(told, "engine")
-            most = whole(told, "num_spec_tokens", least=1)
+            most = checked_draft_tokens(whole(told, "num_spec_tokens"), "num_spec_tokens")
             sizes.add(most)
             key = _key(meta)
             if key not in sent:
@@ -145,10 +155,9 @@ def _choice(answer: Any) -> str:
     if not isinstance(answer, Mapping) or not answer.get("choices"):
         return ""
     choice = objects(answer, "choices")[0]
-    inner = choice.get("delta") or choice.get("message")
-    return str(
-        (choice if inner is None else inner).get("text" if inner is None else "content") or ""
-    )
+    key = next((key for key in ("delta", "message") if choice.get(key)), None)
+    said = choice.get("text") if key is None else object_(choice, key).get("content")
+    return str(said or "")
 
 
 def _asked(payload: Fields) -> tuple[str, Mapping[str, object]]:
@@ -167,5 +176,6 @@ def _model(summary: Fields) -> str:
     config = summary.get("input_config")
     models = config.get("models") if isinstance(config, Mapping) else None
     items = models.get("items") if isinstance(models, Mapping) else None
-    names = [one.get("name") for one in items or () if isinstance(one, Mapping)]
+    known = items if isinstance(items, list) else []
+    names = [one.get("name") for one in known if isinstance(one, Mapping)]
     return ", ".join(str(name) for name in names if name)

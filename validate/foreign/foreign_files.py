@@ -137,6 +137,6 @@ def check_sums(metrics: Fields, histogram: tuple[int, ...]) -> None:
 
 def _text(line: bytes) -> str:
     try:
-        return line.decode("utf-8")
+        return line.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise JsonProblem(f"not UTF-8: {exc.reason} at byte {exc.start}") from exc

@@ -4,8 +4,10 @@ A verdict needs, of every request, which prompt it was and how many draft tokens
 steps accepted, so that prompts can be paired and bounds are over prompts. An average has neither.
 """
 
+import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -29,6 +31,7 @@ class ForeignRequest:
         num_output_tokens: None = the tool does not keep it.
         output: text; None = the tool does not keep it.
         histogram: [K + 1] verify steps by number of accepted draft tokens.
+        cluster: see `PromptCounts`.
     """
 
     id: str
@@ -38,6 +41,7 @@ class ForeignRequest:
     num_output_tokens: int | None
     output: str | None
     histogram: tuple[int, ...]
+    cluster: str = ""
 
     @property
     def counts(self) -> AcceptanceCounts:
@@ -52,6 +56,7 @@ class ForeignRequest:
             category=self.category,
             prompt_sha256=self.prompt_sha256,
             counts=self.counts,
+            cluster=self.cluster,
         )
 
 
@@ -138,6 +143,28 @@ def asked(payload: Mapping[str, object]) -> tuple[str, Mapping[str, object]] | N
         if key not in _PROMPTS and key not in _NOT_THE_PROMPT and value is not None
     }
     return sha256_of(prompt), rest
+
+
+def with_copies_together(
+    requests: Sequence[ForeignRequest], num_prompt_tokens: Sequence[int | None]
+) -> tuple[ForeignRequest, ...]:
+    """Requests whose prompts are not known: prompts of one length with one output are one cluster.
+
+    Args:
+        requests: in any order.
+        num_prompt_tokens: of each; None = its prompt is known.
+    """
+    both = list(zip(requests, num_prompt_tokens, strict=True))
+    alike = Counter((one.output, length) for one, length in both)
+    first: dict[tuple[str | None, int | None], str] = {}
+    return tuple(
+        one
+        if length is None or one.output is None or alike[one.output, length] == 1
+        else dataclasses.replace(
+            one, cluster=first.setdefault((one.output, length), one.prompt_sha256)
+        )
+        for one, length in both
+    )
 
 
 def numbered(requests: Sequence[ForeignRequest]) -> dict[tuple[str, int], ForeignRequest]:

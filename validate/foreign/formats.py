@@ -1,6 +1,7 @@
 """Which tool wrote a file is known by its content; the table of those that are read."""
 
 import importlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,14 +159,15 @@ def _first(path: Path) -> object:
     """The first line, parsed; the whole document where it has several lines; None = neither."""
     try:
         with open_stream(path) as stream:
-            line = stream.readline(MOST_BYTES + 1)
+            lines = iter(lambda: stream.readline(MOST_BYTES + 1), b"")
+            line = next((one for one in lines if one.removeprefix(BOM_UTF8).strip()), b"")
             rest = stream.read(1)
     except OSError:
         return None  # who reads it says why
     try:
-        return parse_json(line.decode("utf-8"))
+        return parse_json(line.decode("utf-8-sig"))
     except (UnicodeDecodeError, JsonProblem):
-        if not rest or line.strip() not in (b"{", b"["):
+        if not rest or line.removeprefix(BOM_UTF8).strip() not in (b"{", b"["):
             return None
         return _whole(path)
 

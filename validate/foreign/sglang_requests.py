@@ -14,7 +14,14 @@ from pathlib import Path
 from ...recipes.errors import short
 from ...recipes.strict_json import parse_object
 from ..errors import MeasureError
-from ..measure.protocols.answer_fields import AnswerProblem, Fields, text, whole, wholes
+from ..measure.protocols.answer_fields import (
+    AnswerProblem,
+    Fields,
+    checked_draft_tokens,
+    text,
+    whole,
+    wholes,
+)
 from .foreign_files import lines_of, optional, reading, string
 from .foreign_measurement import ForeignMeasurement, ForeignRequest, sha256_of
 
@@ -67,6 +74,10 @@ def _told(where: str, line: Fields) -> tuple[ForeignRequest, int]:
         prompt = {key: asked[key] for key in ("text", "input_ids") if asked.get(key) is not None}
         if not prompt:
             raise AnswerProblem("request_parameters: expected text or input_ids, got neither")
+        if _is_aborted(line.get("finish_reason")):
+            raise AnswerProblem(
+                f"finish_reason: the request failed: {short(line['finish_reason'])}"
+            )
         digest = sha256_of(prompt)
         num_tokens = whole(line, "completion_tokens")
         histogram, most = _histogram(line, num_tokens)
@@ -81,6 +92,10 @@ def _told(where: str, line: Fields) -> tuple[ForeignRequest, int]:
             histogram=histogram,
         )
         return request, most
+
+
+def _is_aborted(finish_reason: object) -> bool:
+    return isinstance(finish_reason, Mapping) and finish_reason.get("type") == "abort"
 
 
 def _histogram(line: Fields, num_tokens: int) -> tuple[tuple[int, ...], int]:
@@ -103,7 +118,7 @@ def _histogram(line: Fields, num_tokens: int) -> tuple[tuple[int, ...], int]:
             f"spec_num_proposed_drafts: {proposed} of {steps} verify steps: K changes, which no"
             " verdict compares (--speculative-adaptive)"
         )
-    return counts, proposed // steps
+    return counts, checked_draft_tokens(proposed // steps, "spec_num_proposed_drafts")
 
 
 def _output(line: Fields) -> str | None:

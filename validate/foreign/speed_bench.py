@@ -12,7 +12,14 @@ from pathlib import Path
 
 from ...recipes.errors import short
 from ..errors import MeasureError
-from ..measure.protocols.answer_fields import AnswerProblem, Fields, objects, whole, wholes
+from ..measure.protocols.answer_fields import (
+    AnswerProblem,
+    Fields,
+    checked_draft_tokens,
+    objects,
+    whole,
+    wholes,
+)
 from .foreign_files import lines_of, object_in, optional, reading, string
 from .foreign_measurement import ForeignMeasurement, ForeignRequest, sha256_of
 
@@ -43,7 +50,7 @@ def read(path: Path) -> ForeignMeasurement:
         )
     configuration = object_in(beside)
     with reading(str(beside), _NEWER):
-        most = whole(configuration, "draft_length", least=1)
+        most = checked_draft_tokens(whole(configuration, "draft_length"), "draft_length")
     requests = []
     for where, line in lines_of(path):
         with reading(where, _NEWER):
@@ -57,7 +64,7 @@ def read(path: Path) -> ForeignMeasurement:
         model=Path(str(configuration.get("model_dir") or "")).name,
         num_draft_tokens=most,
         settings=settings,
-        paired_by="question_id and the turns of the prompt",
+        paired_by="the turns of the prompt",
         last_step_left_out=True,
         to_keep_outputs="specdec_bench always does",
         requests=tuple(requests),
@@ -81,7 +88,7 @@ def _request(line: Fields, most: int) -> ForeignRequest:
     return ForeignRequest(
         id=str(name),
         category=optional(line, "category", string) or "all",
-        prompt_sha256=sha256_of([name, line.get("system_prompt"), _texts(line)]),
+        prompt_sha256=sha256_of([line.get("system_prompt"), _texts(line)]),
         num_output_tokens=_num_tokens(line),
         output="\0".join(turns),
         histogram=tuple(lengths.count(j + 1) for j in range(most + 1)),
@@ -91,7 +98,8 @@ def _request(line: Fields, most: int) -> ForeignRequest:
 def _num_tokens(line: Fields) -> int | None:
     """Of a single turn, where token ids are kept."""
     ids = line.get("output_token_ids")
-    turns = ids[0].get("turns") if isinstance(ids, list) and len(ids) == 1 else None
+    alone = ids[0] if isinstance(ids, list) and len(ids) == 1 else None
+    turns = alone.get("turns") if isinstance(alone, Mapping) else None
     known = isinstance(turns, list) and len(turns) == 1 and isinstance(turns[0], list)
     return len(turns[0]) if known and turns is not None else None
 

@@ -11,9 +11,16 @@ from pathlib import Path
 
 from ...recipes.errors import short
 from ..errors import MeasureError
+from ..measure.measurement import MOST_DRAFT_TOKENS
 from ..measure.protocols.answer_fields import AnswerProblem, Fields, number, object_, objects, whole
 from .foreign_files import object_in, optional, reading, string, whole_document
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, narrowest, sha256_of
+from .foreign_measurement import (
+    ForeignMeasurement,
+    ForeignRequest,
+    narrowest,
+    sha256_of,
+    with_copies_together,
+)
 
 _BOTH = (
     "run trtllm-bench throughput (or latency) with --request_json NAME.json and --report_json"
@@ -36,7 +43,11 @@ def read(path: Path) -> ForeignMeasurement:
     """
     with reading(str(path), _BOTH):
         found = objects({"requests": whole_document(path)}, "requests")
-        places = sorted(range(len(found)), key=lambda place: whole(found[place], "id"))
+        ids = [whole(one, "id") for one in found]
+        if len(set(ids)) < len(ids):
+            twice = next(one for one in ids if ids.count(one) > 1)
+            raise AnswerProblem(f"id: expected another one for each request, got {twice} twice")
+        places = sorted(range(len(found)), key=ids.__getitem__)
     report_path = path.with_name(f"{path.name.removesuffix('.json')}.report.json")
     if not report_path.exists():
         raise MeasureError(report_path, "is not there: K is known by it alone", fix=_BOTH)
@@ -45,10 +56,11 @@ def read(path: Path) -> ForeignMeasurement:
         most = _num_draft_tokens(report, found)
         engine = object_(report, "engine")
         dataset = object_({"dataset": {}, **report}, "dataset")
-    requests = []
+    requests, lengths = [], []
     for order, place in enumerate(places):
         with reading(f"{path}: [{place}]", _BOTH):
             requests.append(_request(found[place], order, most))
+            lengths.append(whole(found[place], "num_input_tokens"))
     return ForeignMeasurement(
         name=path.name,
         tool="trtllm-bench",
@@ -60,7 +72,7 @@ def read(path: Path) -> ForeignMeasurement:
         paired_by="order in which they were sent, the prompt's length, and the text of the output",
         told_positions=False,
         to_keep_outputs="trtllm-bench always does",
-        requests=tuple(requests),
+        requests=with_copies_together(requests, lengths),
     )
 
 
@@ -75,12 +87,13 @@ def _num_draft_tokens(report: Fields, found: tuple[Fields, ...]) -> int:
         )
     steps = sum(whole(one, "decode_iteration") + 1 for one in found)
     exact = number(drafted.get("average"), "average") * len(found) / steps
-    if not 0.999 <= exact / max(1, round(exact)) <= 1.001:
+    most = round(min(max(exact, 1), MOST_DRAFT_TOKENS))
+    if not 0.999 <= exact / most <= 1.001:
         raise AnswerProblem(
             f"num_draft_tokens_percentiles.average: K would be {exact:.3f}: the report is of"
             " another run"
         )
-    return round(exact)
+    return most
 
 
 def _request(fields: Fields, order: int, most: int) -> ForeignRequest:

@@ -17,7 +17,13 @@ from pathlib import Path
 from ...recipes.errors import short
 from ..measure.protocols.answer_fields import AnswerProblem, Fields, whole, wholes
 from .foreign_files import object_in, reading, string
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, narrowest, sha256_of
+from .foreign_measurement import (
+    ForeignMeasurement,
+    ForeignRequest,
+    narrowest,
+    sha256_of,
+    with_copies_together,
+)
 
 _DETAILED = "run vllm bench serve with --save-result --save-detailed"
 _TOLD = (
@@ -77,7 +83,7 @@ def read(path: Path) -> ForeignMeasurement:
         paired_by="place in the run, the prompt's length, and the text of the output",
         told_positions=False,
         to_keep_outputs=_DETAILED,
-        requests=tuple(requests),
+        requests=with_copies_together(requests, prompts),
     )  # fmt: skip
 
 

@@ -20,12 +20,13 @@ from ..measure.protocols.answer_fields import (
     wholes,
 )
 from .foreign_files import lines_of, optional, reading, string, vllm_verify_steps
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, sha256_of
+from .foreign_measurement import ForeignMeasurement, ForeignRequest, sha256_of, with_copies_together
 
 _METRICS = (
     "start vLLM (0.29 or later) with --per-request-spec-decode-metrics detailed, ask without"
     " streaming, with return_token_ids: true, and write each answer as one line"
 )
+_CUT = ("abort", "error")
 _OBJECTS = ("text_completion", "chat.completion")
 
 
@@ -42,7 +43,7 @@ def read(path: Path) -> ForeignMeasurement:
     Raises:
         MeasureError: an answer is none, has no verify steps, or does not name its prompt.
     """
-    requests, sizes, versions, models = [], set(), set(), set()
+    requests, lengths, sizes, versions, models = [], [], set(), set(), set()
     for where, line in lines_of(path):
         with reading(where, _METRICS):
             answer = _answer(line)
@@ -53,13 +54,20 @@ def read(path: Path) -> ForeignMeasurement:
             choices = objects(answer, "choices")
             if len(choices) != 1:
                 raise AnswerProblem(f"choices: expected one (n = 1), got {len(choices)}")
+            if choices[0].get("finish_reason") in _CUT:
+                what = choices[0]["finish_reason"]
+                raise AnswerProblem(f"finish_reason: the request failed or was cancelled: {what}")
             name, digest = _prompt(line, answer, choices[0])
+            usage = object_(answer, "usage")
+            lengths.append(
+                optional(usage, "prompt_tokens", whole) if digest == sha256_of(name) else None
+            )
             requests.append(
                 ForeignRequest(
                     id=name,
                     category="all",
                     prompt_sha256=digest,
-                    num_output_tokens=whole(object_(answer, "usage"), "completion_tokens"),
+                    num_output_tokens=whole(usage, "completion_tokens"),
                     output=_output(choices[0]),
                     histogram=histogram,
                 )
@@ -79,16 +87,22 @@ def read(path: Path) -> ForeignMeasurement:
         num_draft_tokens=sizes.pop(),
         paired_by="the prompt's token ids, or custom_id",
         to_keep_outputs="write the answers whole",
-        requests=tuple(requests),
+        requests=with_copies_together(requests, lengths),
     )
 
 
 def _answer(line: Fields) -> Fields:
-    if "custom_id" not in line:
-        return line
-    if line.get("error") is not None:
-        raise AnswerProblem(f"error: the request failed: {short(line['error'])}")
-    return object_(object_(line, "response"), "body")
+    answer = line
+    if "custom_id" in line:
+        _check_succeeded(line)
+        answer = object_(object_(line, "response"), "body")
+    _check_succeeded(answer)
+    return answer
+
+
+def _check_succeeded(fields: Fields) -> None:
+    if fields.get("error") is not None:
+        raise AnswerProblem(f"error: the request failed: {short(fields['error'])}")
 
 
 def _prompt(line: Fields, answer: Fields, choice: Fields) -> tuple[str, str]:

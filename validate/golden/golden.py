@@ -7,6 +7,7 @@ of each category. The figures stand there for tools that only read; what is read
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,6 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from ...recipes.brief import Brief
+from ...recipes.errors import short
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
 from ..counting.context_bins import ContextBins
 from ..counting.draft_counts import PromptCounts
@@ -29,6 +31,7 @@ Source = Literal["replay", "vllm", "sglang", "tensorrt-llm"]
 ALL = ""
 """The category of all prompts together."""
 _ROUNDING = 1e-9
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,10 @@ class Golden(Brief):
             return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}"
         if self.temperature is not None and self.temperature < 0:
             return f"temperature: expected at least 0, got {self.temperature}"
+        for key in ("draft_sha256", "prompts_sha256"):
+            digest = getattr(self, key)
+            if digest is not None and not _SHA256.fullmatch(digest):
+                return f"{key}: expected 64 hex digits, got {short(digest)}"
         if not self.prompts:
             return "prompts: empty list"
         columns = self.num_draft_tokens + 1
@@ -188,10 +195,10 @@ class Golden(Brief):
 
     def _figures_problem(self) -> str:
         computed = categories_of(self.prompts)
-        if list(computed) != list(self.categories):
+        if computed.keys() != self.categories.keys():
             return f"categories: the prompts are of {', '.join(filter(None, computed)) or 'none'}"
         by_bin = context_bins_of(self.prompts, self.context_edges)
-        if list(by_bin) != list(self.context_bins):
+        if by_bin.keys() != self.context_bins.keys():
             return f"context_bins: the prompts have steps in {', '.join(by_bin) or 'none'}"
         return _differing("categories", self.categories, computed) or _differing(
             "context_bins", self.context_bins, by_bin

@@ -7,6 +7,7 @@ test whose false alarms are bounded over all looks.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,13 +48,22 @@ class Alarm:
         """The mean acceptance length that must not be fallen below."""
         return golden.mean_acceptance_length * (1 - self.max_drop)
 
-    def check(self) -> None:
-        """Refuse what is no drop.
+    def check(self, golden: GoldenCategory) -> None:
+        """Refuse what is no drop of what these prompts accept.
 
         Raises:
-            GoldenError: it is not above 0 and below 1.
+            GoldenError: it is not above 0 and below 1, or no draft can accept less than the limit.
         """
         SHARE.check(GoldenError, "--max-drop", self.max_drop, fix="for example 0.03, which is 3 %")
+        if (limit := self.limit(golden)) <= 1:
+            most = 1 - 1 / golden.mean_acceptance_length
+            raise GoldenError(
+                "--max-drop",
+                f"golden acceptance length {golden.mean_acceptance_length:.4f} less"
+                f" {self.max_drop:.1%} is {limit:.4f}, and no draft falls below 1: the alert would"
+                " never fire",
+                fix=f"give a drop below {most:.4f}" if most > 0 else "monitor a draft that accepts",
+            )
 
 
 def prometheus_rules(golden: Golden, category: str, queries: Queries, alarm: Alarm) -> str:
@@ -135,7 +145,7 @@ def _alert(
 
 def _plain(text: str) -> str:
     """A name without what Prometheus would take for a template."""
-    return text.replace("{{", "{ {").replace("}}", "} }")
+    return re.sub(r"\{(?=\{)", "{ ", re.sub(r"\}(?=\})", "} ", text))
 
 
 def _heading(golden: Golden, own: GoldenCategory, category: str) -> str:

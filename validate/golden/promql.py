@@ -16,7 +16,9 @@ GENERATED = {
 """Counters of the tokens that were written, drafted or not."""
 
 
-_WINDOW = re.compile(r"([0-9]+[smhdw])+")
+_WINDOW = re.compile("".join(rf"([0-9]{{1,{digits}}}{unit})?" for unit, digits in
+                             (("w", 4), ("d", 4), ("h", 5), ("m", 5), ("s", 5))))  # fmt: skip
+"""Each unit once, the largest first, and below the 292 years that Prometheus can hold."""
 
 
 def check_window(window: str) -> None:
@@ -26,8 +28,11 @@ def check_window(window: str) -> None:
         GoldenError: it is none.
     """
     if not _WINDOW.fullmatch(window) or not re.search("[1-9]", window):
-        raise GoldenError("--window", f"expected a time such as 30m or 1h, got {window!r}",
-                          fix="give a number and s, m, h, d or w")  # fmt: skip
+        raise GoldenError(
+            "--window",
+            f"expected a time such as 30m or 1h, got {window!r}",
+            fix="give numbers with w, d, h, m or s, once each, in this order",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,10 @@ class Queries:
     def of(cls, engine: EngineName, model: str | None) -> "Queries":
         """Over the counters of one served target, or of all; a name is quoted as PromQL does."""
         label = ENGINE_COUNTERS[engine].model_label
-        return cls(engine=engine, selector=f"{label}={json.dumps(model)}" if model else "")
+        return cls(
+            engine=engine,
+            selector=f"{label}={json.dumps(model, ensure_ascii=False)}" if model else "",
+        )
 
     @property
     def counters(self) -> EngineCounters:

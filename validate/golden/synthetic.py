@@ -23,6 +23,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import yaml
+
 from ..measure.measurement import EngineName
 from .golden import GoldenCategory
 
@@ -109,4 +111,5 @@ def inferencex(golden: GoldenCategory, *, target: str, thinking: bool) -> str:
     """
     mode = "thinking_on" if thinking else "thinking_off"
     number = f"{golden.mean_acceptance_length:.2f}"
-    return f"{json.dumps(target)}:\n  {mode}:\n    {len(golden.accepted_at)}: {number}\n"
+    key = yaml.safe_dump(target, default_style='"', allow_unicode=True, width=math.inf).rstrip()
+    return f"{key}:\n  {mode}:\n    {len(golden.accepted_at)}: {number}\n"

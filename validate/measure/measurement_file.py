@@ -19,7 +19,10 @@ from .measurement_checks import prompts_sha256, record_problem, setup_problem
 
 _LONGEST_LINE = 64 * 2**20  # bytes; 100,000 tokens with log-probabilities have 6 MB
 _MOST_BYTES = 2 * 2**30  # 10,000 prompts of 2,000 tokens with log-probabilities have 1.2 GB
-_OURS = "give what `draftquant measure` wrote, or measure again"
+_OURS = (
+    "give what `draftquant measure` wrote, or measure again; docs/foreign-numbers.md says which"
+    " files of other tools are read"
+)
 
 
 def read_measurement(path: Path) -> Measurement:

@@ -65,10 +65,7 @@ def judge_foreign(
     for one in (baseline, candidate):
         if not any(sum(request.histogram) for request in one.requests):
             raise GateError(one.name, "has no verify step", fix="measure a server that drafts")
-    incomparable = incomparability(baseline, candidate) or _unaccounted(baseline, candidate)
-    if not incomparable and not _is_sampled(baseline) and _have_outputs(baseline, candidate):
-        parted, common = _parting(baseline, candidate)
-        incomparable = other_target(parted, common)
+    incomparable = incomparability(baseline, candidate)
     if not incomparable and not background.unrelated and _same(baseline, candidate):
         raise GateError(
             candidate.name,
@@ -101,12 +98,23 @@ def paired(first: ForeignMeasurement, second: ForeignMeasurement) -> ForeignMeas
     own, other = numbered(first.requests), numbered(second.requests)
     if own.keys() != other.keys():
         return second
-    requests = [dataclasses.replace(other[key], id=one.id) for key, one in own.items()]
+    requests = [
+        dataclasses.replace(other[key], id=one.id, cluster=one.cluster) for key, one in own.items()
+    ]
     return dataclasses.replace(second, requests=tuple(requests))
 
 
 def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
-    """In what two paired runs differ so that no draft is judged by them; empty if in nothing."""
+    """Why no draft is judged by two paired runs; empty if nothing speaks against it."""
+    return (
+        _unlike(baseline, candidate)
+        or _unaccounted(baseline, candidate)
+        or _other_target(baseline, candidate)
+    )
+
+
+def _unlike(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
+    """In what two runs differ that must be equal; empty if in nothing."""
     both = (baseline, candidate)
     sizes = [one.num_draft_tokens for one in both]
     if sizes[0] != sizes[1]:
@@ -155,6 +163,13 @@ def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) ->
     return unaccounted([baseline.name, candidate.name], shares)
 
 
+def _other_target(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
+    """That greedy outputs part far too often for one target, as far as outputs are known."""
+    if _is_sampled(baseline) or not _have_outputs(baseline, candidate):
+        return ""
+    return other_target(*_parting(baseline, candidate))
+
+
 def not_compared(
     baseline: ForeignMeasurement, candidate: ForeignMeasurement
 ) -> Iterator[tuple[str, str]]:
@@ -170,6 +185,12 @@ def not_compared(
                     f"the temperature ({one.name} does not say it, and has no texts that show it)",
                     "Send the temperature with every request, and measure again.",
                 )
+        elif _is_sampled(one) and not one.model:
+            yield (
+                f"whether both servers ran one target ({one.name} does not name it, and texts that"
+                " were sampled do not show it)",
+                "Measure at temperature 0, or with a tool that names the model of the server.",
+            )
         if not _have_lengths(one):
             yield (
                 "whether verify steps account for the outputs"
