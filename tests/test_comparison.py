@@ -494,6 +494,16 @@ def test_measurements_that_cannot_be_compared(tmp_path: Path) -> None:
     hot = write_measurement(tmp_path / "b.jsonl", 0, temperature=1.0)
     with pytest.raises(CompareError, match=r"temperature: 0, 1\.0"):
         counted_files(one, hot)
+    with pytest.raises(GateError, match="is the same measurement"):
+        counted_files(one, one)
+    silent = write_measurement(tmp_path / "d.jsonl", 0)
+    *setup, last = silent.read_text(encoding="utf-8").splitlines()
+    found = json.loads(last)
+    found["accepted"] = [step for step in found["accepted"] if step]
+    found["histogram"][0] = 0
+    silent.write_text("\n".join([*setup, json.dumps(found), ""]), encoding="utf-8")
+    with pytest.raises(CompareError, match=r"d\.jsonl are no verify steps"):
+        counted_files(one, silent)
     report = report_file(tmp_path / "c.json", 3, sha256="2" * 64)
     with pytest.raises(CompareError, match=r"is a report, and .*a\.jsonl is a measurement"):
         counted_files(one, report)

@@ -14,12 +14,13 @@ from ..foreign.foreign_measurement import ForeignMeasurement
 from ..foreign.formats import foreign_format, read_foreign
 from ..judging.judgement import GateReport
 from ..judging.retuned_gate import RetunedRecord
-from ..measure.measurement import Measurement, differences
+from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document, read_report
 from ..served.common_rounds import whole_counts
 from ..served.foreign_gate import incomparability, not_compared, paired, warnings_of
 from ..served.joint_report import JointReport
+from ..served.measurement_pair import pair_measurements
 from .counted_drafts import Contestant, CountedDrafts, count_drafts
 from .replay_file import ReplayedDraft, read_replays
 
@@ -234,13 +235,11 @@ def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
     first = measurements[0]
     depth = num_draft_tokens_of(first)
     for other in measurements[1:]:
-        unequal = differences(first.setup, other.setup)
-        if depth != num_draft_tokens_of(other):
-            unequal = (*unequal, f"K: {depth}, {num_draft_tokens_of(other)}")
-        if unequal:
+        num_draft_tokens_of(other)
+        if unequal := pair_measurements(first, other).incomparable:
             raise CompareError(
                 other.name,
-                f"cannot be compared with {first.name}: {'; '.join(unequal)}",
+                f"cannot be compared with {first.name}: {unequal}",
                 fix="measure all drafts with the same settings",
             )
     server = first.setup.server
