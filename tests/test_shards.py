@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import yaml
 from draftquant.scripts.api.division import Division, Measuring
 from draftquant.scripts.api.listener import SILENT
 from draftquant.scripts.cli import main
+from draftquant.scripts.shards import ray_tasks
 from draftquant.scripts.shards.divided_run import first_asked
 from draftquant.scripts.shards.divisions import DividedError, Merging, Working
 from draftquant.scripts.shards.packed_folder import (
@@ -118,7 +120,7 @@ def test_a_part_that_was_edited_is_refused(folder: ShardFolder) -> None:
     "text",
     ['{"shards": 0, "commands": [["a"]]}', '{"shards": 1, "commands": []}', "[]", "{",
      '{"shards": 1, "commands": [[]]}', '{"shards": 3, "commands": [["a"], ["b"]]}',
-     '{"shards": 2, "commands": [["a"]]}'],
+     '{"shards": 2, "commands": [["a"]]}', '{"shards": 3, "commands": [["clean", "."]]}'],
 )  # fmt: skip
 def test_a_plan_that_is_none_is_refused(folder: ShardFolder, text: str) -> None:
     (folder.folder / "plan.json").write_text(text)
@@ -133,6 +135,46 @@ def test_a_wave_that_is_none_is_refused(folder: ShardFolder, text: str) -> None:
     (folder.folder / "waves" / "0-0.json").write_text(text)
     with pytest.raises(ShardError, match="fix: plan again into a new folder"):
         ShardFolder.open(folder.folder)
+
+
+def test_a_search_ends_where_its_plan_does(folder: ShardFolder) -> None:
+    with pytest.raises(ShardError, match="was planned with other inputs"):
+        Merging(folder, 0).end()  # there is one more wave
+
+
+class RayOfOneProcess:
+    """Tasks that have a result when they are waited for."""
+
+    def put(self, packed: object) -> object:
+        return packed
+
+    def remote(self, **_resources: int) -> Callable[[object], SimpleNamespace]:
+        return lambda _run: SimpleNamespace(
+            remote=lambda _packed, _number, addresses, *_others: tuple(addresses)
+        )
+
+    def wait(self, tasks: list[object]) -> tuple[list[object], list[object]]:
+        return tasks[:1], tasks[1:]
+
+    def get(self, task: Sequence[str]) -> dict[str, dict[str, bytes]]:
+        return {address: {"result.json": b"{}"} for address in task}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_searches_that_wait_for_one_part_go_on_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Also where the first wave had all results before, and nobody planned the next."""
+    both = [asked(RUN, words=("tune", name), last=False) for name in "AB"]
+    folder = ShardFolder.create(tmp_path / "jobs", 3, both)
+    for i in range(3 * whole):
+        publish(folder, i)
+    ends = lambda command, *_: folder.plan_wave("AB".index(command[1]), 1, (), last=True)  # noqa: E731
+    monkeypatch.setattr(ray_tasks, "run_divided", ends)
+    resources = ray_tasks.Resources(num_cpus=1, num_gpus=0)
+    ray_tasks._Cluster(RayOfOneProcess(), folder, resources, lambda *_: None).compute(range(3))
+    assert [len(folder.waiting(range(3), run)) for run in folder.runs] == [0, 0]
+    assert [folder.waves(run)[-1].last for run in folder.runs] == [True, True]
 
 
 def test_a_wave_is_planned_once_by_whoever_comes_first(folder: ShardFolder) -> None:
@@ -211,6 +253,7 @@ def test_a_search_goes_on_by_the_results_of_all(
     alone = [1.0]
     for _ in range(3):
         alone += [x / 3 for x in alone]
+    assert [wave.last for wave in jobs.waves(0)] == [False] * 3 + [True]  # none goes on with it
     assert search(Merging(jobs, 0)) == alone
     path = next((jobs.folder / "results").glob("*/numbers.json"))
     path.write_text('{"numbers": [{"found": true}]}')
@@ -313,6 +356,30 @@ def test_files_of_commands_that_are_none(
     assert not (tmp_path / "jobs").exists()
 
 
+@pytest.mark.parametrize("option", ["--report", "--html", "--overwrite --report"])
+def test_two_commands_that_write_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """With --overwrite the second report would replace the first without a word."""
+    file, out = tmp_path / "commands.txt", tmp_path / "out"
+    lines = [f"gate A {name} --traces T {option} {path}" for name, path in
+             (("B", out), ("C", tmp_path / "." / "x" / ".." / "out"))]  # fmt: skip
+    file.write_text("\n".join(lines))
+    given = ["--shards", "2", "--out", str(tmp_path / "jobs"), "--commands", str(file)]
+    assert main(["shards", "plan", *given]) == 2
+    assert "out: is written by command 2, and by command 1 already" in capsys.readouterr().err
+
+
+def test_what_needs_no_traces_is_not_run_by_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Path(__file__).parent / "no-such-report.json"
+    command = ["compare", str(report), str(report), "--report", str(tmp_path / "out.json")]
+    given = ["shards", "plan", "--shards", "2", "--out", str(tmp_path / "jobs"), "--"]
+    assert main([*given, *command]) == 2
+    assert "so there is nothing to divide" in capsys.readouterr().err
+
+
 def test_a_command_or_a_file_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["shards", "plan", "--shards", "2", "--out", str(tmp_path / "jobs")]
     assert main(given) == 2
@@ -343,6 +410,14 @@ def test_a_task_of_slurm_runs_its_shard(folder: ShardFolder, tmp_path: Path, i: 
     del env["SLURM_ARRAY_TASK_ID"]
     assert subprocess.run(["bash", tmp_path / "job.sh"], env=env, check=False,
                           stderr=subprocess.DEVNULL).returncode != 0  # fmt: skip
+
+
+def test_a_folder_whose_name_has_two_lines(tmp_path: Path) -> None:
+    folder = ShardFolder.create(tmp_path / "a\necho b", 2, [asked(RUN)])
+    text = script("slurm", folder, tmp_path, 1)
+    run = ["bash", "-c", f"exec() {{ :; }}; {text}"]
+    env = {**os.environ, "SLURM_ARRAY_TASK_ID": "0"}
+    assert subprocess.run(run, env=env, capture_output=True, check=True).stdout == b""
 
 
 def test_a_pod_of_kubernetes_runs_its_shard(folder: ShardFolder, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def shards_plan(settings: ShardsPlanSettings) -> ShardsPlan:
     """
     from ...quantize.files.staging import check_output
     from ..shards.command_file import read_commands
-    from ..shards.divided_run import first_asked
+    from ..shards.divided_run import check_outputs, first_asked
     from ..shards.schedulers import script
     from ..shards.shard_folder import ShardFolder
 
@@ -107,6 +107,7 @@ def shards_plan(settings: ShardsPlanSettings) -> ShardsPlan:
     check_output(out)
     given = settings.commands
     commands = (tuple(settings.words),) if given is None else read_commands(Path(given))
+    check_outputs(commands, settings.listener)
     asked = [first_asked(command, settings.listener) for command in commands]
     folder = ShardFolder.create(out, settings.shards, asked)
     text = None

@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 import importlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...quantize.files.command_line import command_line
@@ -13,11 +14,11 @@ from ..api.listener import Listener
 from ..api.option import spelling
 from ..api.settings import Settings
 from .divisions import DividedError, Planning
-from .parts import ShardError
+from .parts import DIVISIBLE, ShardError
 from .shard_folder import FirstAsked
 
-DIVISIBLE = ("record", "replay", "gate", "compare", "tune")
-"""Verbs that ask a division for what they compute."""
+_OUTPUTS = ("out", "report", "html", "markdown", "junit", "golden", "plot")
+"""Settings that name a file or folder to write."""
 
 
 def first_asked(command: Sequence[str], listener: Listener) -> FirstAsked:
@@ -28,7 +29,9 @@ def first_asked(command: Sequence[str], listener: Listener) -> FirstAsked:
         DraftQuantError: as of the verb, of its settings and inputs.
     """
     planning = Planning()
-    run_divided(command, listener, planning)
+    # Without traces it would run to its end here, and write its files.
+    if getattr(_settings(command, listener), "traces", command) is not None:
+        run_divided(command, listener, planning)
     if planning.found is None:
         raise ShardError(
             f"draftquant {command[0]}",
@@ -37,6 +40,27 @@ def first_asked(command: Sequence[str], listener: Listener) -> FirstAsked:
         )
     found = planning.found
     return FirstAsked(command=tuple(command), divisible=found.divisible, last=found.last)
+
+
+def check_outputs(commands: Iterable[Sequence[str]], listener: Listener) -> None:
+    """Refuse commands of which one would write what another one has written.
+
+    Raises:
+        ShardError: two name the same file.
+        DraftQuantError: see `run_divided`.
+    """
+    found: dict[str, int] = {}
+    for number, command in enumerate(commands, 1):
+        settings = _settings(command, listener)
+        given = [path for name in _OUTPUTS if (path := getattr(settings, name, None)) is not None]
+        for path in given:
+            first = found.setdefault(os.path.realpath(path), number)
+            if first != number:
+                raise ShardError(
+                    path,
+                    f"is written by command {number}, and by command {first} already",
+                    fix="give each command files of its own",
+                )
 
 
 def run_divided(command: Sequence[str], listener: Listener, division: Division) -> Any:

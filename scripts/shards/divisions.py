@@ -177,6 +177,16 @@ class _Planned(_Dividing):
         check_wave(asked.divisible, wave, self._folder.folder)
         return wave
 
+    @override
+    def end(self) -> None:
+        """A last wave without parts says that the search has ended: no run goes on with it."""
+        known = self._folder.waves(self._run)
+        wave = known[self._next] if self._next < len(known) else None
+        if wave is None:
+            self._folder.plan_wave(self._run, self._next, (), last=True)
+        else:
+            check_wave((), wave, self._folder.folder)
+
 
 class Working(_Planned):
     """Computes some shards, and publishes their results.
@@ -224,6 +234,7 @@ class Working(_Planned):
     @override
     def end(self) -> None:
         """All is computed; the result is for `Merging` to write."""
+        super().end()
         raise DividedError
 
 
@@ -235,10 +246,6 @@ class Merging(_Planned):
         wave = self._wave(asked)
         self._folder.check_whole(self._run)
         return asked.join(wave)
-
-    @override
-    def end(self) -> None:
-        """The verb goes on by itself."""
 
 
 def check_wave(divisible: Sequence[Divisible], wave: Wave, where: Path) -> None:

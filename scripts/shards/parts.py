@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ...recipes.decode import encode
 from ...recipes.errors import DraftQuantError
 
+DIVISIBLE = ("record", "replay", "gate", "compare", "tune")
+"""Verbs that ask a division for what they compute."""
+
 _CODE = ("recipes", "quantize", "calibration", "validate")
 """Folders whose modules decide about a result."""
 

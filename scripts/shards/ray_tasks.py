@@ -68,7 +68,12 @@ def run_on_ray(
     except ray.exceptions.RayTaskError as exc:
         if isinstance(exc.cause, DraftQuantError):
             raise exc.cause from exc
-        raise
+        raise ShardError(
+            f"--ray {address}",
+            f"a node cannot compute a shard: {type(exc.cause).__name__}: {exc.cause}",
+            fix="install this draftquant on all nodes, and let them see the command's files and"
+            f" {Path.cwd()}",
+        ) from exc
     except ray.exceptions.RayError as exc:
         raise ShardError(
             f"--ray {address}",
@@ -93,45 +98,49 @@ class _Cluster:
         self._remote = ray.remote(
             num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, max_retries=RETRIES
         )(_run)
-        self._tasks: dict[Any, tuple[int, int, list[Part]]] = {}
+        self._tasks: dict[Any, tuple[int, list[Part]]] = {}
 
     def compute(self, numbers: Collection[int]) -> None:
         for run in self._folder.runs:
+            self._plan_next(run)
             self._submit(run, numbers)
         while self._tasks:
             (first, *_), _ = self._ray.wait(list(self._tasks))
-            run, number, parts = self._tasks.pop(first)
+            number, parts = self._tasks.pop(first)
             results = self._ray.get(first)
             for part in parts:
                 late = publish_packed(self._folder, part, results[part.address])
                 self._on_done(number, part, late)
-            self._go_on(run, numbers)
+            for run in self._folder.runs:  # other commands may have waited for the same part
+                if self._plan_next(run):
+                    self._submit(run, numbers)
 
     def _submit(self, run: int, numbers: Collection[int]) -> None:
         """A task for each shard, of those parts that no other task computes."""
         import torch
 
-        in_flight = {part.address for _, _, parts in self._tasks.values() for part in parts}
+        in_flight = {part.address for _, parts in self._tasks.values() for part in parts}
         waiting: dict[int, list[Part]] = {}
         for number, part in self._folder.waiting(numbers, run):
             if part.address not in in_flight:
                 waiting.setdefault(number, []).append(part)
+        if not waiting:
+            return
         packed = self._ray.put(packed_folder(self._folder, run))
         here, threads = Path.cwd(), torch.get_num_threads()
         for number, parts in waiting.items():
             addresses = [part.address for part in parts]
             task = self._remote.remote(packed, run, addresses, here, threads)
-            self._tasks[task] = run, number, parts
+            self._tasks[task] = number, parts
 
-    def _go_on(self, run: int, numbers: Collection[int]) -> None:
-        """Plan and submit the next wave of a search, where the one before is whole."""
-        waves = self._folder.waves(run)
-        if waves[-1].last or self._folder.waiting(range(self._folder.num_shards), run):
-            return
+    def _plan_next(self, run: int) -> bool:
+        """Plan the next wave of a search, where the one before is whole; whether it was."""
+        every = range(self._folder.num_shards)
+        if self._folder.waves(run)[-1].last or self._folder.waiting(every, run):
+            return False
         nothing = Working(self._folder, run, lambda _number, _part: False, self._on_done)
         run_divided(self._folder.commands[run], SILENT, nothing)
-        if len(self._folder.waves(run)) > len(waves):
-            self._submit(run, numbers)
+        return True
 
 
 def _run(

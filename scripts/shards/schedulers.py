@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import yaml
 
+from ...recipes.errors import visible
+
 if TYPE_CHECKING:
     from .shard_folder import ShardFolder
 
@@ -51,7 +53,7 @@ def _slurm(folder: "ShardFolder", here: Path, num_threads: int) -> str:
         f"#SBATCH --cpus-per-task={num_threads}\n"
         "#SBATCH --requeue\n"
         "# Add what your cluster asks for: --partition, --time, --mem, --gpus.\n"
-        f"# Afterwards: {merge}\n"
+        f"# Afterwards: {visible(merge)}\n"
         f"{_AGAIN}"
         "set -eu\n" + _run(folder, here, num_threads, "SLURM_ARRAY_TASK_ID")
     )

@@ -27,7 +27,7 @@ from ...quantize.files.staging import staged_file, staged_output, sync, write_te
 from ...recipes.decode import encode
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
-from .parts import Divisible, Part, ShardError
+from .parts import DIVISIBLE, Divisible, Part, ShardError
 
 PLAN_FILE, RESULT_FILE = "plan.json", "result.json"
 PARTS, WAVES, RESULTS = "parts", "waves", "results"
@@ -132,8 +132,11 @@ class ShardFolder:
             ShardError: there is none, or a part is not the one that its address names.
         """
         plan: _Plan = _read(_Plan, folder / PLAN_FILE, _AGAIN)
-        if plan.shards < 1 or not all(plan.commands) or not plan.commands:
-            raise ShardError(folder / PLAN_FILE, "expected shards and commands", fix=_AGAIN)
+        verbs = [" ".join(command[:1]) for command in plan.commands]
+        if plan.shards < 1 or not verbs or not set(verbs) <= set(DIVISIBLE):
+            what = f"expected shards, and commands of {', '.join(DIVISIBLE)}; got"
+            what += f" {plan.shards} shards, and commands of {', '.join(verbs) or 'nothing'}"
+            raise ShardError(folder / PLAN_FILE, what, fix=_AGAIN)
         opened = cls(folder=folder, num_shards=plan.shards, commands=plan.commands)
         for run in opened.runs:
             if not opened.waves(run):
