@@ -29,6 +29,7 @@ from draftquant.scripts.shards.packed_folder import (
 )
 from draftquant.scripts.shards.part_files import read_numbers, write_numbers
 from draftquant.scripts.shards.parts import Divisible, Part, ShardError
+from draftquant.scripts.shards.ray_tasks import Resources
 from draftquant.scripts.shards.schedulers import script
 from draftquant.scripts.shards.shard_folder import FirstAsked, ShardFolder
 from draftquant.validate.tuning.measured_mixtures import Tasks
@@ -444,6 +445,17 @@ def test_resources_are_asked_of_ray(
     given = ["shards", "run", str(folder.folder), "--all", "--shard-gpus", "1"]
     assert main(given) == 2
     assert "--shard-gpus: is asked of Ray" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("has", "alive", "fits"),
+    [({"CPU": 4.0, "GPU": 1.0}, True, True), ({"CPU": 4.0}, True, False),
+     ({"CPU": 2.0, "GPU": 8.0}, True, False), ({"CPU": 4.0, "GPU": 1.0}, False, False)],
+)  # fmt: skip
+def test_nodes_that_are_large_enough(has: dict[str, float], alive: bool, fits: bool) -> None:
+    resources = Resources(num_cpus=4, num_gpus=1)
+    assert resources.fit({"Resources": has, "Alive": alive}) is fits
+    assert str(resources) == "4 CPUs and 1 GPUs"
 
 
 def test_without_ray(

@@ -216,7 +216,7 @@ def shards_run(settings: ShardsRunSettings) -> ShardsRun:
         from ..shards.ray_tasks import Resources, run_on_ray
 
         resources = Resources(num_cpus=settings.shard_cpus, num_gpus=settings.shard_gpus)
-        run_on_ray(folder, numbers, settings.ray, resources, tell)
+        run_on_ray(folder, numbers, settings.ray, resources, tell, settings.listener.warning)
     else:
         for run in folder.runs:
             if folder.waiting(numbers, run) or not folder.waves(run)[-1].last:

@@ -8,7 +8,7 @@ OMP_NUM_THREADS of a worker by its CPUs; `ray.put`, for what several tasks read.
 
 import os
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,14 @@ class Resources:
     num_cpus: int
     num_gpus: int
 
+    def __str__(self) -> str:
+        return f"{self.num_cpus} CPUs and {self.num_gpus} GPUs"
+
+    def fit(self, node: Mapping[str, Any]) -> bool:
+        """Whether a node, as `ray.nodes` describes it, has so many."""
+        has = node["Resources"] if node["Alive"] else {}
+        return bool(has.get("CPU", 0) >= self.num_cpus and has.get("GPU", 0) >= self.num_gpus)
+
 
 def run_on_ray(
     folder: ShardFolder,
@@ -39,6 +47,7 @@ def run_on_ray(
     address: str,
     resources: Resources,
     on_done: Callable[[int, Part, bool], None],
+    warn: Callable[[str], None],
 ) -> None:
     """Compute shards on a cluster.
 
@@ -48,6 +57,7 @@ def run_on_ray(
         address: of the cluster, see `ray.init`.
         resources: of each shard.
         on_done: see `Working`.
+        warn: is told that no node is large enough now; one may join.
 
     Raises:
         ShardError: Ray is not installed, no cluster answers, or a worker died again and again.
@@ -64,6 +74,8 @@ def run_on_ray(
         fix = "give the address of a cluster, or local"
         raise ShardError(f"--ray {address}", f"no cluster: {exc}", fix=fix) from exc
     try:
+        if not any(map(resources.fit, ray.nodes())):
+            warn(f"no node of the cluster has {resources}: the shards wait until one joins")
         _Cluster(ray, folder, resources, on_done).compute(numbers)
     except ray.exceptions.RayTaskError as exc:
         if isinstance(exc.cause, DraftQuantError):
