@@ -98,8 +98,7 @@ def shards_plan(settings: ShardsPlanSettings) -> ShardsPlan:
             are asked for, or an input cannot be read.
     """
     from ...quantize.files.staging import check_output
-    from ..shards.command_file import read_commands
-    from ..shards.divided_run import check_outputs, first_asked
+    from ..shards.divided_run import check_outputs, first_asked, read_commands
     from ..shards.schedulers import script
     from ..shards.shard_folder import ShardFolder
 

@@ -1,14 +1,17 @@
-"""A command line, parsed and run up to where its prompts are divided."""
+"""Command lines, read of a file, parsed and run up to where their prompts are divided."""
 
 import argparse
 import dataclasses
 import importlib
 import os
+import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...quantize.files.command_line import command_line
 from ...recipes.errors import visible
+from ...recipes.regular_file import read_text
 from ..api.division import Division, dividing
 from ..api.listener import Listener
 from ..api.option import spelling
@@ -19,6 +22,33 @@ from .shard_folder import FirstAsked
 
 _OUTPUTS = ("out", "report", "html", "markdown", "junit", "golden", "plot")
 """Settings that name a file or folder to write."""
+
+
+def read_commands(path: Path) -> tuple[tuple[str, ...], ...]:
+    """The words of each line of a file, quoted as a shell quotes; behind a # is a comment.
+
+    Raises:
+        ShardError: it cannot be read, or holds no command, or one twice.
+    """
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ShardError(path, f"cannot be read: {exc}", fix="give a text file") from exc
+    found: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            words = tuple(shlex.split(line, comments=True))
+        except ValueError as exc:
+            raise ShardError(f"{path}:{number}", str(exc), fix="close the quotation") from exc
+        words = words[1:] if words[:1] == ("draftquant",) else words
+        if words in found:
+            what = f"is the command of line {found[words]} again"
+            raise ShardError(f"{path}:{number}", what, fix="remove one of them")
+        if words:
+            found[words] = number
+    if not found:
+        raise ShardError(path, "holds no command", fix="gate A B --traces T --report R.json")
+    return tuple(found)
 
 
 def first_asked(command: Sequence[str], listener: Listener) -> FirstAsked:
