@@ -60,6 +60,11 @@ class DraftQuantWarning(UserWarning):
     """A warning of a function of `draftquant.api`: what the command line prints as a warning."""
 
 
+def first_line(exc: BaseException) -> str:
+    """Of somebody else's message, which may be long and hold what was given; never empty."""
+    return (str(exc).strip() or repr(exc)).splitlines()[0]
+
+
 def short(value: object) -> str:
     """The `repr` of a value that a file holds, for a message: of bounded length, on one line."""
     return _REPR.repr(value)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.files.hub_id import is_hub_id
+from ...recipes.errors import first_line
 from ...recipes.install_line import install_line
 from ..errors import PromptError
 from ..traces.dataset_source import DatasetSource
@@ -163,7 +164,7 @@ def _errors_of(datasets: Any, reference: str) -> Iterator[None]:
     try:
         yield
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as exc:
-        first = (str(exc).strip() or repr(exc)).splitlines()[0]
+        first = first_line(exc)
         raise PromptError(
             reference,
             f"the package datasets cannot read it: {first}",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import reason, short
+from ...recipes.errors import first_line, reason, short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import LineProblem, PromptError
@@ -185,7 +185,7 @@ class PromptEncoder:
             if self._continues:
                 whole = self._rendered(messages, tools, continues=False)
         except Exception as exc:  # of the target's own code
-            what = f"{key}: the target's chat template fails: {_first_line(exc)}"
+            what = f"{key}: the target's chat template fails: {first_line(exc)}"
             raise LineProblem(what, f"give the prompts as text: {EXAMPLE}") from exc
         if not whole.startswith(rendered):
             what = f"{key}: the target's chat template writes no answer so that it can go on"
@@ -225,15 +225,10 @@ class PromptEncoder:
                     self._target, local_files_only=True, trust_remote_code=False
                 )
             except Exception as exc:
-                what = f"no tokenizer can be loaded: {_first_line(exc)}"
+                what = f"no tokenizer can be loaded: {first_line(exc)}"
                 fix = "give prompts as token_ids"
                 raise PromptError(self._target, what, fix=fix) from exc
         return self._tokenizer
-
-
-def _first_line(exc: Exception) -> str:
-    """Of somebody else's message; some hold whole prompts."""
-    return (str(exc).strip() or repr(exc)).splitlines()[0]
 
 
 def _check_answer(last: Message, key: str) -> None:

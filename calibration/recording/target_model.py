@@ -16,6 +16,7 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
 from ...quantize.stored.loading import CPU
+from ...recipes.errors import first_line
 from ...recipes.install_line import install_line
 from ..errors import TraceError
 from .target_shape import TargetShape
@@ -145,7 +146,7 @@ def _check_config(target: Path) -> None:
 
 
 def _cannot_load(target: Path, exc: Exception) -> TraceError:
-    first = (str(exc).strip() or repr(exc)).splitlines()[0]
+    first = first_line(exc)
     return TraceError(
         target,
         f"transformers cannot load this target: {first}",

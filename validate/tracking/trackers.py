@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...recipes.errors import short
+from ...recipes.errors import first_line, short
 from ...recipes.install_line import install_line
 from ..errors import TrackingError
 from .mlflow_tracker import check_mlflow, log_to_mlflow
@@ -44,7 +44,7 @@ class Tracker:
         try:
             return _LOG[self.name](run, self.place)
         except Exception as exc:  # whatever the tracker says is the answer
-            first = _ACCOUNT.sub("//", (str(exc).strip() or repr(exc)).splitlines()[0])
+            first = _ACCOUNT.sub("//", first_line(exc))
             written = ", ".join(map(str, run.files))
             raise TrackingError(
                 f"--log-to {self.name}",
