@@ -43,7 +43,3 @@ class ForwardError(DraftQuantError):
 
 class EstimateError(DraftQuantError):
     """Speed cannot be estimated: of an unknown GPU, of such a target, or of such a number."""
-
-
-class HubError(DraftQuantError):
-    """The Hub cannot be reached, refuses, or holds something else than what is to be uploaded."""

@@ -47,7 +47,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "verify": "re-read a quantized draft with an independent decoder",
         "report": "turn the gate's report into a page, Markdown or JUnit test cases",
         "card": "write a quantized draft's README.md for the Hub",
-        "push": "verify a quantized draft and upload it to the Hub",
     },
     "housekeeping": {
         "clean": "remove what killed runs left beside outputs",

@@ -45,10 +45,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant graft ./target-fp8 ./target-bf16 --subtree model.layers.61"
         " --out ./target-fp8-mtp",
     ),
-    "verify": (
-        "draftquant verify ./draft-fp8 --against ./draft",
-        "draftquant verify ./draft-fp8 --verify-signature ./key.pub",
-    ),
+    "verify": ("draftquant verify ./draft-fp8 --against ./draft",),
     "dequantize": ("draftquant dequantize ./draft-fp8 --out ./draft-plain",),
     "unpickle": ("draftquant unpickle ./draft-bin --out ./draft",),
     "transcode": (
@@ -122,7 +119,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "report": ("draftquant report gate.json --html gate.html",),
     "compare": ("draftquant compare ./draft ./draft-fp8 ./draft-int4 --traces ./gate-traces",),
     "card": ("draftquant card ./draft-fp8 --gate gate.json",),
-    "push": ("draftquant push ./draft-fp8 my-team/draft-fp8",),
     "parity": ("draftquant parity draft ./draft ./draft-fp8 --traces ./gate-traces",),
     "parity divergence": ("draftquant parity divergence plain.jsonl bf16.jsonl fp8.jsonl",),
     "parity tasks": ("draftquant parity tasks ./scores-bf16 ./scores-fp8",),

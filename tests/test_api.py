@@ -30,7 +30,7 @@ from draftquant.validate.judging.judgement import GateReport
 from test_packaging import ROOT, project
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
-FUNCTIONS = ("record", "quantize", "verify", "check", "replay", "gate", "card", "push")
+FUNCTIONS = ("record", "quantize", "verify", "check", "replay", "gate", "card")
 """In an order in which each finds what those before it wrote."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -502,7 +502,6 @@ def test_no_file_blocks_or_fills_the_memory(
     (folder / "README.md").unlink()
     make(folder / "README.md")
     with bounded(megabytes=100):
-        for arguments in (gate, ["card", str(folder), *OUR_CARD],
-                          ["push", str(folder), "a/b", "--unverified", "--dry-run"]):  # fmt: skip
+        for arguments in (gate, ["card", str(folder), *OUR_CARD]):
             assert main(arguments) == 2
             assert "\n  fix: " in capsys.readouterr().err

@@ -24,9 +24,9 @@ SAID = (
      "(replay(), with and without rope_theta=10000)"),
     ("gate", "or two, --measured A B; or all", "or two, measured=[A, B]; or all"),
     ("plan", "--algorithm awq, backend torch", 'plan(algorithm="awq"), backend torch'),
-    ("push", "draftquant card /a/b --out /a/README.md --overwrite (with --gate G.json if you have)",
+    ("plan", "draftquant card /a/b --out /a/README.md --overwrite (with --gate G.json if you have)",
      'card("/a/b", out="/a/README.md", overwrite=True) (with gate="G.json" if you have)'),
-    ("push", "sign again: draftquant verify --sign", "sign again: verify(sign=...)"),
+    ("card", "look again: draftquant verify --target", "look again: verify(target=...)"),
     ("quantize", "draftquant unpickle draft --out SAFE", 'unpickle("draft", out=SAFE)'),
     ("quantize", "--fix-config corrects it there", "fix_config=True corrects it there"),
     ("quantize", "pass --traces, or --input-scale 1.0", "pass traces=, or input_scale=1.0"),
@@ -38,7 +38,7 @@ SAID = (
      "'parity_run_tasks()' and record of it"),
     ("gate", "give BF16 QUANT --traces T too", "give baseline= candidate= traces=T too"),
     ("gate", "the BF16 draft", "the BF16 draft"),
-    ("push", "REPO", "push(repository=)"),
+    ("card", "FOLDER", "card(folder=)"),
 )  # fmt: skip
 
 
@@ -99,8 +99,7 @@ def test_no_option_of_ours_is_left_in_any_message() -> None:
         (lambda: dq.recipes_list(family="gpt"), r"recipes_list\(family=\)"),
         (lambda: dq.tune(PAIR / "draft", "t", "o.yaml", engine="vllm", arch="h200", budget=0),
          r"tune\(budget=\)"),
-        (lambda: dq.verify("x"), r"verify\(\): "),
-        (lambda: dq.verify("x", sign="key"), r"verify\(sign="),
+        (lambda: dq.verify("x"), r"verify\(against=\)"),
         (lambda: dq.traces_split("t", ["a", "b"], fraction=2), r"traces_split\(fraction=\)"),
         (lambda: dq.parity_sampled("a", "b", "p"), r"parity_sampled\(target=\)"),
         (lambda: dq.reconcile("m", "t", "d", max_gap=-1), r"reconcile"),

@@ -321,9 +321,6 @@ COMMANDS = (
         Row("--foreign", "", "foreign"),
         Row("--layer", "a/b", "settings.layer", "a/b", "scripts.commands.verify.verify.run"),
         Row("--target", "M", "target", Path("M")),
-        Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.api.verify.sign_folder"),
-        Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
-            "scripts.api.verify.verify_signature", without=("--against",)),
     ), {
         "quantize.verify.folder_verification.verify": MagicMock(ok=True),
         "scripts.api.verify.resolve_draft": MagicMock(hub_id=None),
@@ -738,22 +735,6 @@ COMMANDS = (
         Row("--overwrite", "", "", True, "scripts.api.card.replace_text",
             "--out FOLDER/README.md"),
     ), {"validate.card.model_card.model_card": "text"}),
-    Command("push FOLDER REPO --against DRAFT", "scripts.api.push.upload", (
-        Row("FOLDER", "other", "folder", Path("other")),
-        Row("REPO", "a/b", "repository", "a/b"),
-        Row("--against", "a/b", "settings.against", "a/b", "scripts.api.push.compared"),
-        Row("--unverified", "", "settings.unverified", True, "scripts.api.push._check_verifies"),
-        Row("--target", "M", "settings.target", Path("M"), "scripts.api.push.compared"),
-        Row("--public", "", "private", False),
-        Row("--revision", "b", "revision", "b"),
-        Row("--overwrite", "", "overwrite"),
-        Row("--dry-run", "", "settings.dry_run", True, "scripts.api.push._check_verifies"),
-    ), {
-        "scripts.api.push.is_hub_id": True,
-        **stubs("scripts.api.push.Checkpoint.open", "scripts.api.push.upload_files",
-                "scripts.api.push.compared",
-                "scripts.api.push._check_card", "scripts.api.push._engines"),
-    }),
     Command("parity divergence PLAIN SPECULATIVE",
             "validate.parity.divergence_findings.divergence_findings",
             (

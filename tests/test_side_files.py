@@ -213,6 +213,21 @@ def test_what_travels_has_the_bytes_of_the_source(file: str, draft: Path) -> Non
     assert main(["verify", str(out), "--against", str(draft)]) == 0
 
 
+def test_a_signature_belongs_to_one_folder(draft: Path) -> None:
+    """What `model_signing` writes beside the files: no stray, and of no output made from them."""
+    (draft / "model.sig").write_text("{}", encoding="utf-8")
+    assert "model.sig" not in side_files(draft)
+    assert quantized(draft) == 0
+    out, plain = draft.parent / "out", draft.parent / "plain"
+    assert not (out / "model.sig").exists()
+    (out / "model.sig").write_text("{}", encoding="utf-8")
+    assert main(["verify", str(out), "--against", str(draft)]) == 0
+    assert main(["dequantize", str(out), "--out", str(plain)]) == 0
+    assert not (plain / "model.sig").exists()
+    assert main(["clean", str(out), "--older-than", "0"]) == 0
+    assert (out / "model.sig").exists()
+
+
 @pytest.mark.parametrize("command", ["dequantize", "check"])
 def test_of_a_quantized_folder_neither(
     command: str, draft: Path, capsys: pytest.CaptureFixture[str]

@@ -51,7 +51,7 @@ def split_front(card: str) -> tuple[str, str]:
     return (f"{_FENCE}{inner}{fence}\n", text.lstrip("\n")) if fence else ("", card)
 
 
-def front_keys(card: str) -> Mapping[str, Any]:
+def _front_keys(card: str) -> Mapping[str, Any]:
     """The keys of a front matter; none of one that is no YAML, or longer than any that is."""
     front, _ = split_front(card)
     if not front or len(front) > _MOST_FRONT:
@@ -91,7 +91,7 @@ def inherited(card: str) -> dict[str, Any]:
     Values that are not short words, or lists of them, are left out, and so is all of a front matter
     that is no YAML.
     """
-    found = front_keys(card)
+    found = _front_keys(card)
     kept = {key: found[key] for key in _INHERITED if key in found}
     return {key: value for key, value in kept.items() if _is_word(value) or _are_words(value)}
 

@@ -75,9 +75,4 @@ def _named(argument: str) -> str:
     name = argument
     if "/" in argument and (Path(argument).exists() or not is_hub_id(argument)):
         name = Path(argument).name
-    return without_tokens(name)
-
-
-def without_tokens(text: str) -> str:
-    """Text in which no token of the Hub is left."""
-    return _TOKEN.sub("hf_...", text)
+    return _TOKEN.sub("hf_...", name)

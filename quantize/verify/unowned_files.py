@@ -1,25 +1,15 @@
 """The files of an output: each belongs to somebody, the source's with the source's bytes."""
 
-import fnmatch
 from collections.abc import Collection
 from pathlib import Path
 
 from ...recipes.regular_file import open_stream
 from ..files.card_text import CARD_FILE
 from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.files_of_folder import MASK_EMBEDDING_FILE, SIGNATURE_FILE, entries, looks_like_weights
+from ..files.files_of_folder import SIGNATURE_FILE, entries, looks_like_weights
 from ..files.provenance import QuantizedProvenance
 from .verify_report import Fault
 
-_OF_DRAFTS = (  # what transformers and engines read by its name, and what says whose a draft is
-    "LICENCE*", "LICENSE*", "NOTICE*", "THIRD_PARTY_NOTICES*", "*.tiktoken", "added_tokens.json",
-    "chat_template.*", "configuration.json", "configuration_*.py", "generation_config.json",
-    "hf_quant_config.json", "merges.txt", "modeling_*.py", "preprocessor_config.json",
-    "processing_*.py", "processor_config.json", "quantize_config.json", "recipe.yaml",
-    "special_tokens_map.json", "spiece.model", "tekken.json", "tokenization_*.py",
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
-    MASK_EMBEDDING_FILE,
-)  # fmt: skip
 ONLY_OURS = frozenset({PROVENANCE_FILE})
 """Of a source that was cut: it says nothing true of what is made of it."""
 _SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_map.json",
@@ -100,21 +90,6 @@ def unowned_faults(
             got = "a file of neither the source nor the layout"
             faults[file] = Fault(where=file, expected="no such file", got=got)
     return [faults[file] for file in sorted(faults)]
-
-
-def unknown_files(output: Checkpoint, files: Collection[str]) -> list[str]:
-    """Of files of a folder, those that belong to nobody as far as names say, without a source.
-
-    Args:
-        output: the folder.
-        files: relative; `unowned_faults` asks the same of all of them, beside the source's.
-    """
-    owned = {CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_OF_THE_HUB}
-    return sorted(
-        file
-        for file in set(files) - owned
-        if "/" in file or not any(fnmatch.fnmatchcase(file, each) for each in _OF_DRAFTS)
-    )
 
 
 def own_files(side_file: str | None) -> tuple[str, ...]:

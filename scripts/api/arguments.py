@@ -36,7 +36,6 @@ def share(text: str) -> float:
 
 Draft = Annotated[Reference, Argument("draft: a folder or a Hub id (owner/name)", "DRAFT")]
 Quantized = Annotated[Reference, Argument("quantized draft: a folder or a Hub id", "QUANT")]
-QuantizedFolder = Annotated[AnyPath, Argument("the folder that 'quantize' wrote", "FOLDER")]
 Subtree = Annotated[
     str | None,
     Option(

@@ -8,8 +8,8 @@ from typing import Annotated
 from ...quantize.errors import OutputError
 from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
-from .arguments import AnyPath, QuantizedFolder
-from .option import Option
+from .arguments import AnyPath
+from .option import Argument, Option
 from .references import optional_path
 from .settings import Settings
 from .verb import verb
@@ -19,7 +19,7 @@ from .verb import verb
 class CardSettings(Settings):
     """Of which folder, and what the card is to say that the folder does not."""
 
-    folder: QuantizedFolder
+    folder: Annotated[AnyPath, Argument("the folder that 'quantize' wrote", "FOLDER")]
     _: KW_ONLY
     gate: Annotated[
         AnyPath | None, Option("JSON report of this draft, written by 'gate --report'", "G.json")

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from .golden import GoldenText as GoldenText
     from .inspect import Inspection as Inspection
     from .plan import PlanReport as PlanReport
-    from .push import PushReport as PushReport
     from .recipes import ListedRecipe as ListedRecipe
     from .report import WrittenReport as WrittenReport
     from .shards import ShardsPlan as ShardsPlan
@@ -72,7 +71,6 @@ _HOMES = {
     "Measurement": "validate.measure.measurement",
     "MergeReport": "calibration.traces.sets",
     "PlanReport": "scripts.api.plan",
-    "PushReport": "scripts.api.push",
     "QuantizeReport": "quantize.quantize_draft",
     "Reconciliation": "validate.served.reconciliation",
     "RetuneReport": "calibration.rounding.retune_draft",

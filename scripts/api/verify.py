@@ -1,6 +1,5 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
@@ -9,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import override
 
-from ...quantize.errors import CheckpointError, OutputError
+from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
-from ...quantize.files.model_signature import SignatureReport, Signed, sign_folder, verify_signature
 from ...recipes.brief import Brief
 from . import arguments
 from .option import Option
@@ -28,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings(Settings):
-    """Of which folder, against which source, and whose signature."""
+    """Of which folder, and against which source."""
 
     output: arguments.Quantized
     against: Annotated[
-        Reference | None, Option("the draft that it was made from: BF16, or what was cut", "DRAFT")
-    ] = None
+        Reference, Option("the draft that it was made from: BF16, or what was cut", "DRAFT")
+    ]
     _: KW_ONLY
     subtree: arguments.Subtree = None
     foreign: Annotated[
@@ -58,38 +56,6 @@ class VerifySettings(Settings):
             "TARGET",
         ),
     ] = None
-    sign: Annotated[
-        arguments.AnyPath | None,
-        Option(
-            "private key (PEM); if verification succeeds, QUANT is signed in the file model.sig",
-            "KEY",
-        ),
-    ] = None
-    verify_signature: Annotated[
-        arguments.AnyPath | None,
-        Option(
-            "public key (PEM); verify that its holder signed QUANT as it is (needs no --against)",
-            "KEY",
-        ),
-    ] = None
-
-    @override
-    def check(self) -> None:
-        if self.against is None and self.sign:
-            raise CheckpointError("--sign", "missing: --against; only what verifies is signed",
-                                  fix="add --against DRAFT, its BF16 source")  # fmt: skip
-        if self.against is None and not self.verify_signature:
-            fix = (
-                "draftquant verify ./draft-fp8 --against ./draft; or --verify-signature KEY for who"
-                " published it"
-            )
-            raise CheckpointError("draftquant verify", "missing: --against", fix=fix)
-        if self.sign and self.verify_signature:
-            raise CheckpointError(
-                "--sign",
-                "not allowed with argument --verify-signature",
-                fix="verify it with the public key after it is signed",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -97,48 +63,36 @@ class Verification(Brief):
     """What verifying a folder found.
 
     Attributes:
-        comparison: how the folder compares with its source; None where no source was given.
+        comparison: how the folder compares with its source; None of a target's folder.
         graft: the same of a target's folder with a layer in it.
-        signature: who signed the folder; None where no key was given.
-        signed: what was signed in this run; None where no key was given, or where a byte is wrong.
     """
 
     comparison: "VerifyReport | None"
     graft: "GraftVerification | None" = None
-    signature: SignatureReport | None = None
-    signed: Signed | None = None
 
     @property
     def ok(self) -> bool:
-        """Every byte is right, and so is the signature, as far as they were asked for."""
-        return all(each.ok for each in self._found)
+        """Every byte is right."""
+        return self._found.ok
 
     @property
-    def _found(self) -> "tuple[VerifyReport | GraftVerification | SignatureReport, ...]":
-        asked = (self.comparison, self.graft, self.signature)
-        return tuple(each for each in asked if each is not None)
+    def _found(self) -> "VerifyReport | GraftVerification":
+        found = self.comparison or self.graft
+        assert found is not None  # one of the two was compared
+        return found
 
     @property
     def faults(self) -> tuple[str, ...]:
         """All that is wrong."""
-        return tuple(str(fault) for each in self._found for fault in each.faults)
+        return tuple(str(fault) for fault in self._found.faults)
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
-        own = {"ok": self.ok}
-        found = {"signature": self.signature, "signed": self.signed}
-        if (compared := self.comparison or self.graft) is not None:
-            own = {**compared.to_mapping(), "ok": self.ok}
-        return own | {key: each and dataclasses.asdict(each) for key, each in found.items()}
+        return self._found.to_mapping()
 
     @override
     def brief(self) -> Mapping[str, object]:
-        if (compared := self.comparison or self.graft) is not None:
-            own = dict(compared.brief())
-        else:
-            own = {"signature": "verified" if self.ok else "WRONG signature"}
-        signed = {"signed by us": "yes" if self.signed else None}
-        return {**own, **signed, "faults": len(self.faults) or None}
+        return {**self._found.brief(), "faults": len(self.faults) or None}
 
 
 @verb(VerifySettings)
@@ -154,28 +108,16 @@ def verify(settings: VerifySettings) -> Verification:
         What was found. A wrong byte is a fault of the report, not an exception.
 
     Raises:
-        CheckpointError: the source is not an unquantized draft, the folder is not a checkpoint, a
-            file is not a key, or the package model-signing is not installed.
-        OutputError: the folder to sign is a Hub id, is signed already, or cannot be written.
+        CheckpointError: the source is not an unquantized draft, or the folder is not a checkpoint.
         DeclarationError: the folder of another tool declares a quantization that is not supported.
     """
-    report = grafted = signature = signed = None
-    if settings.verify_signature:
-        folder = resolve_draft(str(settings.output)).folder
-        signature = verify_signature(folder, Path(settings.verify_signature))
-    if settings.against is not None:
-        record = grafted_record(settings)
-        if record is not None:
-            grafted = compared_graft(settings, record, settings.against)
-        else:
-            report = compared(settings, settings.against)
-    found = Verification(comparison=report, graft=grafted, signature=signature)
-    if settings.sign and settings.against is not None and found.ok:
-        signed = _signed(settings.output, Path(settings.sign))
-    return dataclasses.replace(found, signed=signed)
+    record = _grafted_record(settings)
+    if record is not None:
+        return Verification(comparison=None, graft=_compared_graft(settings, record))
+    return Verification(comparison=_compared(settings))
 
 
-def grafted_record(settings: VerifySettings) -> "GraftedProvenance | None":
+def _grafted_record(settings: VerifySettings) -> "GraftedProvenance | None":
     """What a target's folder with a layer in it records; None of every other folder.
 
     Raises:
@@ -199,9 +141,7 @@ def grafted_record(settings: VerifySettings) -> "GraftedProvenance | None":
     return None
 
 
-def compared_graft(
-    settings: VerifySettings, record: "GraftedProvenance", against: Reference
-) -> "GraftVerification":
+def _compared_graft(settings: VerifySettings, record: "GraftedProvenance") -> "GraftVerification":
     """A target's folder with a layer in it, against the target, and the layer's own folder."""
     from ...quantize.files.digests import algorithm_of
     from ...quantize.verify import verify_graft
@@ -212,7 +152,7 @@ def compared_graft(
     with settings.listener.bar("verify", None) as bar:
         return verify_graft(
             Path(str(settings.output)),
-            Path(str(against)),
+            Path(str(settings.against)),
             record.layers,
             layer=layer,
             record=record,
@@ -221,11 +161,11 @@ def compared_graft(
         )
 
 
-def compared(settings: VerifySettings, against: Reference) -> "VerifyReport":
-    """The folder against its source, whatever else is asked."""
+def _compared(settings: VerifySettings) -> "VerifyReport":
+    """The folder against its source."""
     from ...quantize.verify import folder_verification
 
-    source = resolve_draft(str(against), settings.subtree)
+    source = resolve_draft(str(settings.against), settings.subtree)
     quantized = resolve_draft(str(settings.output))
     _check_sides(quantized, source)
     if settings.foreign:
@@ -245,15 +185,6 @@ def compared(settings: VerifySettings, against: Reference) -> "VerifyReport":
             target=optional_path(settings.target),
             subtree=source.subtree,
         )
-
-
-def _signed(output: Reference, private_key: Path) -> Signed:
-    """Write model.sig into the folder, in the format of OpenSSF model signing."""
-    source = resolve_draft(str(output))
-    if source.hub_id is not None:
-        raise OutputError(output, "is on the Hub, expected a folder to sign",
-                          fix="sign the folder, then push it")  # fmt: skip
-    return sign_folder(source.folder, private_key)
 
 
 def _check_declaration(output: DraftSource) -> None:

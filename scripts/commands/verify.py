@@ -9,7 +9,6 @@ from ..console import print_json, print_table, stdout, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...quantize.files.model_signature import SignatureReport
     from ...quantize.verify import Fault, GraftVerification
     from ...quantize.verify.folder_verification import VerifyReport
 
@@ -22,30 +21,11 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.to_mapping())
         return 0 if found.ok else 1
-    if found.signature is not None:
-        _print_signature(found.signature)
     if found.comparison is not None:
         print_verification(found.comparison)
     if found.graft is not None:
         _print_graft(found.graft)
-    if (signed := found.signed) is not None:
-        what = f": {len(signed.sha256)} files, by the key whose sha256 is {signed.key_sha256}"
-        stdout().line(("SIGNED", "bold green"), what)
     return 0 if found.ok else 1
-
-
-def _print_signature(report: "SignatureReport") -> None:
-    out = stdout()
-    if report.ok:
-        out.line(
-            ("SIGNED", "bold green"),
-            f": all {len(report.files)} files are as the holder of the key signed them, and no file"
-            f" was added; sha256 of the key {report.key_sha256}",
-        )
-        return
-    out.line(("WRONG", "bold red"), f": {len(report.faults)} fault(s) of the signature")
-    for fault in report.faults:
-        out.line(f"  {fault}")
 
 
 def _print_graft(report: "GraftVerification") -> None:

@@ -38,7 +38,6 @@ from .scripts.api.parity_run_tasks import parity_run_tasks
 from .scripts.api.parity_sampled import parity_sampled
 from .scripts.api.parity_tasks import parity_tasks
 from .scripts.api.plan import plan
-from .scripts.api.push import push
 from .scripts.api.quantize import quantize
 from .scripts.api.recipes import recipes_check, recipes_list, recipes_show
 from .scripts.api.reconcile import reconcile
@@ -85,7 +84,6 @@ if TYPE_CHECKING:
         Measurement,
         MergeReport,
         PlanReport,
-        PushReport,
         QuantizeReport,
         Reconciliation,
         RetunedReport,
@@ -130,7 +128,6 @@ VERBS = (
     "parity_sampled",
     "parity_tasks",
     "plan",
-    "push",
     "quantize",
     "recipes_check",
     "recipes_list",
@@ -185,7 +182,6 @@ __all__ = [
     "MergeReport",
     "PlanReport",
     "ProgressListener",
-    "PushReport",
     "QuantizeReport",
     "Recipe",
     "Reconciliation",
@@ -228,7 +224,6 @@ __all__ = [
     "parity_sampled",
     "parity_tasks",
     "plan",
-    "push",
     "quantize",
     "recipes_check",
     "recipes_list",
