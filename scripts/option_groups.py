@@ -39,9 +39,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "where it runs": (
         "batch_size", "device", "device_map", "dtype", "fixed_batches", "no_cache",
     ),
-    "report files": (
-        "github", "golden", "junit_inconclusive", "log_to", "markdown", "overwrite", "trend",
-    ),
+    "report files": ("github", "golden", "junit_inconclusive", "markdown", "overwrite"),
 }  # fmt: skip
 """Heading -> names of options, the most used heading first; what stands nowhere is rarely needed.
 A name that verbs use for different things has its metavar behind it.

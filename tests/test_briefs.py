@@ -130,24 +130,20 @@ def test_methods_of_a_judgement_give_the_bytes_of_the_command(
     asked = {"report": "g.json", "html": "g.html", "markdown": "g.md", "junit": "g.xml"}
     words = [
         "gate", str(PAIR / "draft"), str(work / "out"), "--traces", str(work / "traces"),
-        "--policy", "screening", "--trend", str(work / "trend.jsonl"),
+        "--policy", "screening",
     ]  # fmt: skip
     for kind, name in asked.items():
         words += [f"--{kind}", str(work / name)]
     exit_code = main(words)
     capsys.readouterr()
     with command_line(("draftquant", *words)):
-        called = dq.gate(
-            PAIR / "draft", work / "out", work / "traces", policy="screening",
-            trend=work / "trend.jsonl",
-        )  # fmt: skip
+        called = dq.gate(PAIR / "draft", work / "out", work / "traces", policy="screening")
     assert isinstance(called, dq.GateReport)
     assert called.exit_code == exit_code
     texts = (called.json(), called.html(), called.markdown(), called.junit())
     for name, text in zip(asked.values(), texts, strict=True):
         assert (work / name).read_text(encoding="utf-8") == text
-    assert "The last 1 of 1 reports" in called.markdown()
-    read = dq.report(work / "g.json", trend=work / "trend.jsonl")
+    read = dq.report(work / "g.json")
     assert (read.json(), read.html(), read.markdown()) == texts[:3]
     assert repr(read).startswith(
         f"<WrittenReport {called.verdict}; draft out; against draft; reason "

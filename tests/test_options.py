@@ -69,8 +69,8 @@ def chosen_prompts(at: str = "", spy: str = "") -> tuple[Row, ...]:
     )
 
 
-def pages(beside: str = "") -> tuple[Row, ...]:
-    """Of `Pages`; beside `--log-to` stands what is logged."""
+def pages() -> tuple[Row, ...]:
+    """Of `Pages`."""
     return (
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
@@ -84,17 +84,8 @@ def pages(beside: str = "") -> tuple[Row, ...]:
             "--junit r.xml",
         ),
         Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
-        Row("--trend", "t.jsonl", "path", Path("t.jsonl"), "scripts.api.pages.check_place"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
         Row("--golden", "g.json", "documents.*", (Path("g.json"),), PAGES),
-        Row(
-            "--log-to",
-            "mlflow:file:r",
-            "asked",
-            "mlflow:file:r",
-            "validate.tracking.trackers.find_tracker",
-            beside,
-        ),
     )
 
 
@@ -641,7 +632,7 @@ COMMANDS = (
             **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
         Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_parity"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
-        *pages("--report r.json"),
+        *pages(),
     ), {
         "scripts.api.gate._judged_drafts": TWO,
         **WRITERS,

@@ -334,25 +334,3 @@ def test_bad_input_of_compare(
     error = capsys.readouterr().err
     assert what in error
     assert "\n  fix: " in error
-
-
-def test_the_gate_adds_a_line_and_draws_the_history(
-    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The page that `report` makes of the JSON and the history is that of the gate."""
-    trend = tmp_path / "trend.jsonl"
-    kept = ["--trend", str(trend)]
-    assert main(["gate", *runs, *outputs(tmp_path), *kept]) == 0
-    assert f"{trend}: line 1: this report was added" in capsys.readouterr().err
-    (line,) = trend.read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["verdict"] == "PASS"
-    html, text = tmp_path / "g.html", tmp_path / "g.md"
-    assert "History of releases" in html.read_text(encoding="utf-8")
-    assert "The last 1 of 1 reports" in text.read_text(encoding="utf-8")
-    first = html.read_bytes(), text.read_bytes()
-    pages = ["--html", str(html), "--markdown", str(text), "--overwrite"]
-    assert main(["report", str(tmp_path / "g.json"), *kept, *pages]) == 0
-    assert (html.read_bytes(), text.read_bytes()) == first
-    assert main(["gate", *runs, *kept]) == 0
-    assert "line 1: this report stands there already" in capsys.readouterr().err
-    assert trend.read_text(encoding="utf-8") == f"{line}\n"

@@ -44,7 +44,7 @@ VALIDATE = (
     ("foreign", "launch", "parity", "tuning"),
     ("served",),
     ("report",),
-    ("acceptance", "card", "comparison", "golden", "tracking"),
+    ("acceptance", "card", "comparison", "golden"),
     ("draft_length", "monitoring", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}

@@ -35,9 +35,5 @@ class WatchError(DraftQuantError):
     """A live draft cannot be watched as asked, or a state is of another watch."""
 
 
-class TrackingError(DraftQuantError):
-    """An experiment tracker is not known, not installed, or does not take a run."""
-
-
 class CardError(DraftQuantError):
     """A model card lacks what it must say, or is given figures of another draft."""

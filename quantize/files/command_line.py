@@ -18,8 +18,6 @@ _LEFT_OUT = {
     "--markdown": "--mar",
     "--junit": "--ju",
     "--plot": "--pl",
-    "--trend": "--tre",
-    "--log-to": "--log-t",
     "--token": "--to",
 }
 """Options that are left out with their value -> the shortest spelling that argparse takes."""

@@ -132,15 +132,6 @@ class GateSettings(GateOnTracesSettings, Pages):
                 "expected --measured A B beside it",
                 fix="add the two measurements",
             )
-        if self.log_to is not None and self.report is None:
-            from ...validate.tracking.trackers import find_tracker
-
-            find_tracker(self.log_to)  # a misspelt name is the first thing to mend
-            raise GateError(
-                "--log-to",
-                "needs --report F.json, the file that it logs",
-                fix="add --report F.json, from which 'draftquant report' can log it again",
-            )
         idle = [name for name in OF_TRACES if getattr(self, name) is not None]
         if missing and idle:
             raise GateError(
@@ -172,8 +163,7 @@ def gate(
     Raises:
         GateError: the drafts do not belong together, or a limit is out of its range.
         DraftQuantError: a draft, the traces, a measurement or a parity report cannot be read, they
-            do not fit each other or do not fit in memory, a report file cannot be written, or a
-            tracker does not take the run (the report files are written then).
+            do not fit each other or do not fit in memory, or a report file cannot be written.
     """
     return judged(settings).report
 
@@ -223,16 +213,13 @@ def judged(settings: GateSettings) -> Judged:
     drafts, engines = _judged_drafts(settings, measured, folders)
     argv = asked_for(running_argv())
     document = document_of(report, argv=argv, drafts=drafts, engines=engines, date=date)
-    text, history = document_text(document), None
-    if report_file or settings.wants_pages or settings.trend:
+    text = document_text(document)
+    if report_file or settings.wants_pages:
         beside = {report_file: text} if report_file else {}
         found = parse_report(text, "gate")
         beside |= _golden_file(settings, found, measured)
-        history = settings.history(found)
-        written = settings.write_pages(found, history=history, beside=beside)
-        settings.append_to_trend(found)
-        settings.log(found, written)
-    report = report.with_texts(texts_of(text, history))
+        settings.write_pages(found, beside=beside)
+    report = report.with_texts(texts_of(text))
     return Judged(report=report, replays=on_traces.replays if on_traces else (), document=document)
 
 

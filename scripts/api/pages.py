@@ -13,7 +13,6 @@ from ...quantize.files.command_line import recorded_argv
 from ...quantize.files.report_files import (
     ReportFormat,
     append_text,
-    check_place,
     check_reports,
     write_reports,
 )
@@ -26,13 +25,10 @@ if TYPE_CHECKING:
     from ...validate.judging.published import Texts
     from ...validate.measure.measurement import Measurement
     from ...validate.report.document import Document
-    from ...validate.report.trend import History
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Where GitHub Actions says which file shows Markdown on the page of a run."""
 NOTHING: Mapping[Path, str] = MappingProxyType({})
-_NO_HISTORY = (".html", ".htm", ".svg", ".png", ".md", ".xml", ".pdf")
-"""Endings of pages and pictures: whoever gives one expects the history to be drawn there."""
 _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
 
 
@@ -63,28 +59,13 @@ class Pages(Settings):
             "verdict as an annotation"
         ),
     ] = False
-    trend: Annotated[
-        AnyPath | None,
-        Option(
-            "history of releases, one JSON line a report: 'gate' adds its own, pages draw it",
-            "FILE",
-        ),
-    ] = None
     golden: GoldenFile = None
     overwrite: Overwrite = False
-    log_to: Annotated[
-        str | None,
-        Option(
-            "also log verdict, figures and report files to MLflow or Weights & Biases",
-            "mlflow[:URI]|wandb[:PROJECT]",
-        ),
-    ] = None
 
     @property
     def wants_pages(self) -> bool:
         """Whether there is anything to do with the report but write its JSON."""
-        asked = (self.golden, self.log_to)
-        return self.github or bool(self._pages()) or any(one is not None for one in asked)
+        return self.github or bool(self._pages()) or self.golden is not None
 
     def check_pages(self, report: AnyPath | None = None) -> None:
         """Check all report files that are asked for.
@@ -94,17 +75,9 @@ class Pages(Settings):
 
         Raises:
             OutputError: one of them cannot be written, or no step of GitHub Actions runs.
-            GateError: a line of the history is not of a report.
-            TrackingError: the tracker is not known, or not installed.
         """
-        from ...validate.tracking.trackers import find_tracker
-
-        if self.log_to is not None:
-            find_tracker(self.log_to)
         asked = {**given({"report": report, "golden": self.golden}), **self._pages()}
         check_reports(asked, overwrite=self.overwrite)
-        if self.trend is not None:
-            self._check_trend(Path(self.trend), asked)
         if self.github and not os.environ.get(SUMMARY):
             raise OutputError(
                 "--github",
@@ -112,37 +85,13 @@ class Pages(Settings):
                 fix="leave it out, or give --markdown F.md",
             )
 
-    def history(self, document: "Document") -> "History | None":
-        """The history that is asked for, with this report in it."""
-        from ...validate.report.trend import History, entry_of, read_trend
-
-        if self.trend is None:
-            return None
-        path = Path(self.trend)
-        return History.of(read_trend(path) if path.exists() else (), entry_of(document))
-
-    def append_to_trend(self, document: "Document") -> None:
-        """Add the report to the history that is asked for, and say where it stands."""
-        from ...validate.report.trend import append_report, entry_of
-
-        if self.trend is None:
-            return
-        found = append_report(Path(self.trend), entry_of(document))
-        what = "this report was added" if found.is_new else "this report stands there already"
-        self.listener.note(f"{self.trend}: line {found.line}: {what}")
-
     def write_pages(
-        self,
-        document: "Document",
-        *,
-        history: "History | None",
-        beside: Mapping[Path, str] = NOTHING,
+        self, document: "Document", *, beside: Mapping[Path, str] = NOTHING
     ) -> tuple[Path, ...]:
         """Write every report file that is asked for, all or none; then tell GitHub.
 
         Args:
             document: of which they are made.
-            history: that they show, where one is asked for.
             beside: text of more files, that are written with them.
 
         Returns:
@@ -152,17 +101,16 @@ class Pages(Settings):
         from ...validate.report.junit_report import junit
         from ...validate.report.markdown_report import markdown
 
-        shown = functools.partial(markdown, history=history)
         writers: Mapping[str, Callable[[Document], str]] = {
-            "html": functools.partial(page, history=history),
-            "markdown": shown,
+            "html": page,
+            "markdown": markdown,
             "junit": functools.partial(junit, inconclusive=self.junit_inconclusive),
         }
         pages = {path: writers[kind](document) for kind, path in self._pages().items()}
         files = {**beside, **pages}
         write_reports(files, overwrite=self.overwrite)
         if self.github:
-            append_text(Path(os.environ[SUMMARY]), shown(document) + "\n")
+            append_text(Path(os.environ[SUMMARY]), markdown(document) + "\n")
             fails = self.junit_inconclusive == "error"
             said = document.judgement
             self.listener.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
@@ -188,69 +136,32 @@ class Pages(Settings):
         found = golden_of_report(document) if measured is None else golden_of_measurement(measured)
         return {Path(self.golden): golden_document(found)}
 
-    def log(self, document: "Document", files: Sequence[Path]) -> None:
-        """Tell the tracker that is asked for, last of all.
-
-        Args:
-            document: of the gate.
-            files: that are logged too, the JSON report first.
-
-        Raises:
-            TrackingError: it does not take the run; the verdict is in the message.
-        """
-        from ...validate.tracking.tracked_run import tracked_run
-        from ...validate.tracking.trackers import find_tracker
-
-        if self.log_to is not None:
-            tracker = find_tracker(self.log_to)
-            place = tracker.log(tracked_run(document, tuple(files)))
-            self.listener.note(f"logged to {tracker.name}: {place}")
-
-    def _check_trend(self, path: Path, others: Mapping[ReportFormat, Path]) -> None:
-        from ...validate.report.trend import read_trend
-
-        if path.absolute() in {other.absolute() for other in others.values()}:
-            raise OutputError(
-                path,
-                "both --trend and a report name it",
-                fix="give the history its own file",
-            )
-        if path.suffix.lower() in _NO_HISTORY:
-            raise OutputError(
-                path,
-                "--trend keeps JSON lines in a file such as trend.jsonl; the page draws them",
-                fix="name it trend.jsonl, and add --html F.html for the page",
-            )
-        check_place(path, overwrite=True)
-        if path.exists():
-            read_trend(path)
-
     def _pages(self) -> dict[ReportFormat, Path]:
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
 
 
-def texts_of(text: str, history: "History | None" = None) -> "Texts":
-    """What makes the files of a report, of the text of its JSON and the history that it shows."""
+def texts_of(text: str) -> "Texts":
+    """What makes the files of a report, of the text of its JSON."""
     return {
         "report": functools.partial(str, text),
-        "html": functools.partial(_html, text, history),
-        "markdown": functools.partial(_markdown, text, history),
+        "html": functools.partial(_html, text),
+        "markdown": functools.partial(_markdown, text),
         "junit": functools.partial(_junit, text),
     }
 
 
-def _html(text: str, history: "History | None") -> str:
+def _html(text: str) -> str:
     from ...validate.report.document import parse_report
     from ...validate.report.html_report import page
 
-    return page(parse_report(text, "gate"), history=history)
+    return page(parse_report(text, "gate"))
 
 
-def _markdown(text: str, history: "History | None") -> str:
+def _markdown(text: str) -> str:
     from ...validate.report.document import parse_report
     from ...validate.report.markdown_report import markdown
 
-    return markdown(parse_report(text, "gate"), history=history)
+    return markdown(parse_report(text, "gate"))
 
 
 def _junit(text: str, inconclusive: Literal["error", "skipped"] = "error") -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from ...recipes.regular_file import read_text
-from ...validate.errors import GateError
 from ...validate.judging.published import Published
 from .arguments import AnyPath
 from .option import Argument
@@ -17,7 +16,6 @@ from .verb import verb
 
 if TYPE_CHECKING:
     from ...validate.report.document import Document
-    from ...validate.report.trend import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +31,10 @@ class WrittenReport(Published):
 
     Attributes:
         document: the report.
-        history: of releases, with this one in it; None where none was asked for.
         written: the files.
     """
 
     document: "Document"
-    history: "History | None"
     written: tuple[Path, ...]
 
     @override
@@ -55,19 +51,12 @@ def report(settings: ReportSettings) -> WrittenReport:
 
     Raises:
         DraftQuantError: the file is not a report of the gate, or a file cannot be written; then no
-            file is written. Or a tracker does not take the run; then the files are written.
+            file is written.
     """
     from ...validate.report.document import read_report
 
     settings.check_pages()
     document = read_report(Path(settings.gate))
-    if settings.trend is not None and not Path(settings.trend).exists():
-        raise GateError(
-            settings.trend, "no such history", fix="give what 'gate --trend' wrote, or leave it out"
-        )
-    history = settings.history(document)
-    golden = settings.golden_file(document)
-    written = settings.write_pages(document, history=history, beside=golden)
-    settings.log(document, (Path(settings.gate), *written))
-    found = WrittenReport(document=document, history=history, written=written)
-    return found.with_texts(texts_of(read_text(Path(settings.gate)), history))
+    written = settings.write_pages(document, beside=settings.golden_file(document))
+    found = WrittenReport(document=document, written=written)
+    return found.with_texts(texts_of(read_text(Path(settings.gate))))

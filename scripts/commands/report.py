@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"verdict": judgement.verdict, "reason": judgement.reason, "written": written})
     elif not options.settings.wants_pages:
-        print_document(markdown(found.document, history=found.history))
+        print_document(markdown(found.document))
     for path in written:
         stderr().line((path, "bold"), f": {judgement.verdict}")
     return 0

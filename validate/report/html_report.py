@@ -12,8 +12,6 @@ from ...quantize.files.package_version import package_version
 from ...quantize.gpus import gpu_name
 from ...recipes.errors import visible
 from ..charts.acceptance_charts import Dot, contexts, histogram, positions, scatter
-from ..charts.forest import Interval
-from ..charts.history import history as draw_history
 from ..charts.svg import style_sheet
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..judging.figures import DraftFigures, PromptFigures
@@ -22,13 +20,10 @@ from ..judging.verdict import in_percent
 from . import words
 from .document import Document
 from .part_charts import MOST_DRAWN, context_lengths, forest_of
-from .trend import History
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 """Beside the words, for those who scan; colours are only a third mark."""
 NAMES = ("BF16", "quantized")
-MOST_REPORTS, MOST_LISTED = 30, 10
-"""Of a history: in the chart, and in the table beneath."""
 _MOST_WORST = 10
 
 
@@ -75,17 +70,16 @@ class Launch:
     command: str
 
 
-def page(document: Document, *, history: History | None = None) -> str:
+def page(document: Document) -> str:
     """The whole page.
 
     Args:
         document: that was read, or would be.
-        history: of releases, where one is kept.
     """
-    return render("page.html.j2", **page_values(document, history=history))
+    return render("page.html.j2", **page_values(document))
 
 
-def page_values(document: Document, *, history: History | None = None) -> dict[str, Any]:
+def page_values(document: Document) -> dict[str, Any]:
     """What the template of the page shows; a page that extends it needs the same."""
     return {
         "document": document,
@@ -95,9 +89,6 @@ def page_values(document: Document, *, history: History | None = None) -> dict[s
         "launches": tuple(_launches(document)),
         "provenance": tuple(_provenance(document)),
         "signs": SIGNS,
-        "history": history,
-        "drawn": None if history is None else _drawn(history),
-        "last": [] if history is None else history.entries[: -MOST_LISTED - 1 : -1],
     }
 
 
@@ -132,7 +123,7 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
 
 
 WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes", "prompts",
-         "way_out", "estimator", "percent", "between", "together")  # fmt: skip
+         "way_out", "estimator", "together")  # fmt: skip
 """Of `words`, those that templates use."""
 
 
@@ -227,22 +218,6 @@ def _launches(document: Document) -> Iterator[Launch]:
             gpus.setdefault((what, one.launch), []).append(gpu_name(one.arch))
     for (what, command), archs in gpus.items():
         yield Launch(f"{what} on {', '.join(archs)}", command)
-
-
-def _drawn(history: History) -> Markup:
-    entries = history.entries[-MOST_REPORTS:]
-    rows = [
-        Interval(
-            label=one.date[:10] if one.date else one.draft,
-            estimate=one.change,
-            lower=one.lower,
-            upper=one.upper,
-            limit=-one.limit,
-        )
-        for one in entries
-    ]
-    verdicts = [one.verdict for one in entries]
-    return _chart(draw_history("history", rows, verdicts, bounds="one-sided bounds"))
 
 
 def _provenance(document: Document) -> Iterator[tuple[str, str]]:

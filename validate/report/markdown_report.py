@@ -9,12 +9,9 @@ from ..judging.judgement import GateReport
 from ..judging.verdict import in_percent
 from . import words
 from .document import Document
-from .trend import History
 
 MOST_ROWS = 40
 """Of a table. GitHub takes comments of 65,536 characters."""
-LAST_RELEASES = 5
-"""Of a history."""
 _LONGEST = 300  # characters of a name in a table
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=+-]([A-Za-z0-9_./:=+ -]*[A-Za-z0-9_./:=+-])?")
 _SPECIAL = re.compile(r"[\\`*_\[\]|~$#<>&]|^[-+=]|(?<=^\d)[.)]")
@@ -25,14 +22,13 @@ _APART = "\u200b"
 """A space without width."""
 
 
-def markdown(document: Document, *, history: History | None = None) -> str:
+def markdown(document: Document) -> str:
     """The whole text.
 
     Args:
         document: that was read, or would be.
-        history: of releases, where one is kept.
     """
-    return "\n".join(_lines(document, history)) + "\n"
+    return "\n".join(_lines(document)) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -50,7 +46,7 @@ def _referenced(text: str) -> str:
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
 
 
-def _lines(document: Document, history: History | None) -> Iterator[str]:
+def _lines(document: Document) -> Iterator[str]:
     judgement, drafts = document.judgement, document.header.drafts
     yield f"### {judgement.verdict}: draftquant gate of {code(drafts.candidate.name)}"
     yield ""
@@ -83,8 +79,6 @@ def _lines(document: Document, history: History | None) -> Iterator[str]:
         ],
     )
     yield from _quantized(document)
-    if history is not None:
-        yield from _history(history)
     yield from _engines(document)
     if judgement.warnings:
         yield ""
@@ -172,29 +166,6 @@ def _quantized(document: Document) -> Iterator[str]:
         f"Recipe {code(made.recipe)}: {escaped('; '.join(made.formats))}; {made.num_quantized}"
         f" tensors quantized, {made.num_kept} kept; {words.nbytes(made.bytes_after)} instead of"
         f" {words.nbytes(made.bytes_before)}."
-    )
-
-
-def _history(history: History) -> Iterator[str]:
-    """The last reports, the newest first."""
-    last = history.entries[: -LAST_RELEASES - 1 : -1]
-    yield ""
-    yield f"The last {len(last)} of {len(history.entries)} reports, the newest first:"
-    yield ""
-    yield from _table(
-        ("date", "draft", "recipe", "change", "bounds", "limit", "verdict"),
-        [
-            (
-                one.date or words.NONE,
-                code(one.draft),
-                code(one.recipe) if one.recipe else words.NONE,
-                words.percent(one.change),
-                words.between(one.lower, one.upper),
-                words.limit(one.limit),
-                one.verdict,
-            )
-            for one in last
-        ],
     )
 
 

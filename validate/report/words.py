@@ -18,24 +18,17 @@ _ESTIMATORS = {
 }
 
 
-def percent(relative_change: float | None) -> str:
-    """A relative change in percent, `NONE` where there is none."""
-    return NONE if relative_change is None else f"{relative_change:+.2%}"
-
-
-def between(lower: float | None, upper: float | None) -> str:
-    """Both bounds in percent."""
-    return NONE if lower is None or upper is None else f"{lower:+.2%} to {upper:+.2%}"
-
-
 def change(found: PairedChange | None) -> str:
     """A change in percent, `NONE` where there is none."""
-    return NONE if found is None else percent(found.relative_change)
+    return NONE if found is None else f"{found.relative_change:+.2%}"
 
 
 def bounds(found: PairedChange | None) -> str:
     """Both bounds of a change in percent."""
-    return NONE if found is None else between(*found.relative_bounds)
+    if found is None:
+        return NONE
+    lower, upper = found.relative_bounds
+    return f"{lower:+.2%} to {upper:+.2%}"
 
 
 def limit(max_relative_drop: float) -> str:

@@ -1,1 +1,0 @@
-"""What the gate found, as a run of an experiment tracker."""
