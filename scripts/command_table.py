@@ -16,7 +16,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "make": {
         "quantize": "quantize a draft into a new folder, and verify it",
         "tune": "choose a format for each linear by measurement; writes a recipe",
-        "calibrate": "ranges of the linears' inputs, and what static scales cost",
         "retune": "fine-tune a quantized draft on its target, and a BF16 control",
         "graft": "put a quantized MTP layer back into its target's folder",
         "vocab": "keep the head's rows that a target needs; acceptance by size",

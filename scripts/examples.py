@@ -21,7 +21,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant estimate ./draft --gpu mi325x --target-step-ms 1=9.5,8=14.2,64=38",
         "draftquant estimate ./draft --recipe fp8-ptpc --gpu b200 --context 8192 --tp 2",
     ),
-    "calibrate": ("draftquant calibrate ./draft --traces ./calibration-traces --plot ranges.svg",),
     "tune": (
         "draftquant tune ./draft --traces ./calibration-traces --engine vllm --arch b200"
         " --max-drop 1% --out tuned.yaml",

@@ -175,8 +175,6 @@ MISTAKES = {
         Mistake("quantize draft --recipe h200 --out none/o", "does not exist", "mkdir -p"),
         Mistake("quantize draft --recipe h200 --out prompts.jsonl/o", "is a file", "in a folder"),
         Mistake("quantize draft --recipe h200 --out /proc/o", "is not on a disk", "another pl"),
-        Mistake("calibrate draft --traces traces --plot a.gif", "ending in .svg", "plot.svg"),
-        Mistake("calibrate draft --traces traces --plot here", "already exists", "another name"),
         Mistake("check quant --engine vllm --out o", "without --fix", "add --fix"),
         Mistake("clean nowhere", "no such folder", "the parent of outputs"),
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import block_pair
 import pytest
@@ -139,19 +140,18 @@ def test_prompts_of_equal_lengths_run_together(
     draft, entries = loaded(folder, kind), traces.manifest.prompts
     twice = TraceFolder(traces.folder, replace(traces.manifest, prompts=(*entries, *entries)))
     monkeypatch.setattr(trace_runs, "MAX_TOKENS", 2 * max(entry.num_tokens for entry in entries))
-    batches = []
+    batches: list[list[int]] = []
+    plain = trace_runs.first_hidden_of_batch
+
+    def counted(draft: LoadedDraft, traces: TraceFolder, prompts: Any, forward: Any) -> Tensor:
+        batches[-1].append(len(prompts))
+        return plain(draft, traces, prompts, forward)
+
+    monkeypatch.setattr(trace_runs, "first_hidden_of_batch", counted)
     for together in (True, False):
-        seen: list[int] = []
+        batches.append([])
         forward = draft.family.forward(draft.geometry, draft.weights, lambda _name, x: x)
-        run_over_traces(
-            forward,
-            draft,
-            twice,
-            num_draft_tokens=K[kind],
-            together=together,
-            on_pass=lambda one, seen=seen: seen.append(len(one.hidden)),  # type: ignore[misc]
-        )
-        batches.append(seen)
+        run_over_traces(forward, draft, twice, num_draft_tokens=K[kind], together=together)
     assert set(batches[0]) == {2}
     assert set(batches[1]) == {1}
     inputs = written_down(draft, twice, K[kind], torch.clone)

@@ -174,23 +174,6 @@ COMMANDS = (
                 "validate.draft_length.advise.advise_lengths",
                 "scripts.commands.estimate.print_report"),
     }),
-    Command("calibrate DRAFT --traces TRACES",
-            "validate.counting.activation_scales.compare_scales", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.calibrate.resolve_draft"),
-        *on_traces("calibrate"),
-        Row("--compare", "", ""),
-        Row("--sts", "F.json", "out", Path("F.json"), "scripts.api.calibrate._fitted"),
-        Row("--plot", "p.svg", "path", Path("p.svg"),
-            "calibration.linear_inputs.range_plot.draw_ranges"),
-    ), {
-        "scripts.api.calibrate.draft_on_traces": THREE,
-        **stubs(OPEN, "scripts.api.calibrate.resolve_draft",
-                "calibration.linear_inputs.chain_ranges.measure_ranges",
-                "calibration.linear_inputs.chain_ranges.merged",
-                "calibration.linear_inputs.static_error.static_errors",
-                "scripts.commands.calibrate._print_ranges",
-                "scripts.commands.calibrate._print_errors"),
-    }),
     Command("tune DRAFT --traces TRACES --engine vllm --arch h200 --out tuned.yaml"
             " --recipe int4-channel",
             "validate.tuning.tune_draft.tune_draft", (

@@ -149,11 +149,6 @@ def test_record(seen: Seen, tmp_path: Path) -> None:
     held(seen, "record", 10)
 
 
-def test_calibrate(seen: Seen, traces: Path) -> None:
-    shown(dq.calibrate, PAIR / "draft", [traces], num_draft_tokens=3)
-    held(seen, "calibrate", 10)
-
-
 def test_quantize_by_gptq(seen: Seen, traces: Path, tmp_path: Path) -> None:
     shown(
         dq.quantize, PAIR / "draft", "int4-channel-gptq", tmp_path / "out", traces=traces,

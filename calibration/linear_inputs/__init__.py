@@ -1,1 +1,1 @@
-"""Inputs of the linears of a draft along traces: ranges, scales, second moments."""
+"""Inputs of the linears of a draft along traces: scales, second moments."""

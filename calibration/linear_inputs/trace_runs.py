@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import torch
 
-from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, DraftPass, whole_rows
+from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..passes.batches import work_of
@@ -26,7 +26,6 @@ def run_over_traces(
     num_draft_tokens: int,
     row_stride: int = 1,
     together: bool = True,
-    on_pass: Callable[[DraftPass], None] = lambda _pass: None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
     """Draft K tokens from every position of the continuations, teacher-forced as replay does it.
@@ -40,7 +39,6 @@ def run_over_traces(
         row_stride: distance of the rows that draft, from the first on; the others are context.
         together: prompts of equal lengths may go through the draft at once; not where it rounds the
             inputs of a whole call under one scale.
-        on_pass: called after every pass; what `OnInput` saw since the call before belongs to it.
         on_progress: called with (work done, work) after each batch; see `work_of`.
 
     Raises:
@@ -68,7 +66,6 @@ def run_over_traces(
             )
             for one in passes:
                 forward.head_input(one.hidden)
-                on_pass(one)
         on_progress(done, sum(work))
 
 

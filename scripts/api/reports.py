@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
     from ...validate.vocabulary.vocab_report import VocabReport as VocabReport
-    from .calibrate import CalibrateReport as CalibrateReport
     from .canary import CanaryReport as CanaryReport
     from .check import CheckReport as CheckReport
     from .golden import GoldenText as GoldenText
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Acceptance": "validate.acceptance.acceptance",
-    "CalibrateReport": "scripts.api.calibrate",
     "CanaryReport": "scripts.api.canary",
     "CheckReport": "scripts.api.check",
     "CleanReport": "quantize.files.staging_names",

@@ -16,7 +16,6 @@ from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
 from .scripts.api.accept import accept
-from .scripts.api.calibrate import calibrate
 from .scripts.api.canary import canary
 from .scripts.api.card import card
 from .scripts.api.check import check
@@ -63,7 +62,6 @@ from .scripts.api.watch import watch
 if TYPE_CHECKING:
     from .scripts.api.reports import (
         Acceptance,
-        CalibrateReport,
         CanaryReport,
         CheckReport,
         CleanReport,
@@ -108,7 +106,6 @@ if TYPE_CHECKING:
 
 VERBS = (
     "accept",
-    "calibrate",
     "canary",
     "card",
     "check",
@@ -157,7 +154,6 @@ __all__ = [
     "VERBS",
     "Acceptance",
     "Bar",
-    "CalibrateReport",
     "CanaryReport",
     "CheckReport",
     "CleanReport",
@@ -204,7 +200,6 @@ __all__ = [
     "WatchReport",
     "WrittenReport",
     "accept",
-    "calibrate",
     "canary",
     "card",
     "check",

@@ -119,7 +119,7 @@ def _share(what: str, share: float, least: float) -> Row:
 
 
 def verbs(run: Run) -> Iterator[Row]:
-    """record, quantize, calibrate, replay, gate and learning on a shipped pair, here and there."""
+    """record, quantize, replay, gate and learning on a shipped pair, here and there."""
     pair, work = PAIRS / "eagle3-llama", run.work / "verbs"
     places = {"here": "cpu", "there": str(run.device)}
     work.mkdir()
@@ -157,8 +157,8 @@ def verbs(run: Run) -> Iterator[Row]:
 def _judged(
     draft: Path, quantized: Path, devices: Iterable[str], on: Mapping[str, Path]
 ) -> Iterator[Row]:
-    """Counts, verdicts, and ranges of inputs."""
-    counts, verdicts, ranges = [], [], []
+    """Counts and verdicts."""
+    counts, verdicts = [], []
     for device in devices:
         found = dq.replay([draft, quantized], device=device, no_cache=True, **on)
         counts.append([prompt.counts for one in found for prompt in one.prompts])
@@ -166,13 +166,10 @@ def _judged(
             draft, quantized, device=device, policy="screening", no_cache=True, **on
         )  # fmt: skip
         verdicts.append(judged.verdict)
-        report = dq.calibrate(draft, [on["traces"]], target=on["target"], device=device)
-        ranges.append(_numbers([dataclasses.asdict(one) for one in report.errors.values()]))
     same = [a == b for a, b in zip(*counts, strict=True)]
     yield _share("replay: counts of a prompt", sum(same) / len(same), 0.9)
     cells = {"what": "gate: the verdict", "equal": " / ".join(verdicts)}
     yield Row(table=SHARES, cells=cells, ok=verdicts[0] == verdicts[1])
-    yield _share("calibrate: numbers within 0.1 %", _close(*ranges), 0.99)
 
 
 def _recorded(here: TraceFolder, there: TraceFolder) -> Iterator[Row]:
@@ -199,20 +196,6 @@ def _equal_nibbles(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
             equal += sum(int(((apart >> shift) & 15 == 0).sum()) for shift in range(0, 32, 4))
             total += 8 * words.numel()
     return equal / total
-
-
-def _numbers(value: object) -> list[float]:
-    """All numbers of a JSON document, in its order."""
-    if isinstance(value, dict):
-        return [number for each in value.values() for number in _numbers(each)]
-    if isinstance(value, list | tuple):
-        return [number for each in value for number in _numbers(each)]
-    return [float(value)] if isinstance(value, int | float) else []
-
-
-def _close(one: list[float], other: list[float]) -> float:
-    near = [abs(a - b) <= 1e-3 * max(abs(a), abs(b)) for a, b in zip(one, other, strict=True)]
-    return sum(near) / len(near)
 
 
 def _learned(run: Run, traces: Path, pair: Path) -> Row:
