@@ -105,9 +105,6 @@ HOMES = {
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
-# What bench_kills, bench_replay and others run.
-TRIALS = ("scripts/dev/publishers.py", "scripts/dev/io_faults.py", "scripts/dev/replay_jobs.py",
-          "scripts/dev/quality_traces.py")  # fmt: skip
 OURS = {"Checkpoint", "TraceFolder", "ShardFolder", "traces", "part"}
 
 

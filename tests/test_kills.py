@@ -1,4 +1,4 @@
-"""Killed runs and failing disks, a handful of each; `bench_kills` and `bench_io_faults` do more."""
+"""Killed runs and failing disks, a handful of each."""
 
 import os
 import subprocess
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from draftquant.scripts.dev.io_faults import FailingDisk, Fault
-from draftquant.scripts.dev.publishers import FAILED, contents, exit_code, fork
+from io_faults import FailingDisk, Fault
+from publishers import FAILED, contents, exit_code, fork
 
 pytestmark = pytest.mark.slow
 
@@ -18,25 +18,28 @@ COMMANDS = ["check --fix", "dequantize", "quantize", "record"]
 def in_a_process(code: str, folder: Path) -> str:
     """Forks start from a process that has computed nothing, which pytest has not."""
     command = (sys.executable, "-c", code, str(folder / "work"))
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout
 
 
 KILLS = """
 import sys; from pathlib import Path
-from draftquant.scripts.dev import bench_kills, publishers
+import killed_runs
 {}
-found = bench_kills.kill_runs(Path(sys.argv[1]), kills={}, signals={}, seed=1, divide=64,
+found = killed_runs.kill_runs(Path(sys.argv[1]), kills={}, signals={}, seed=1, divide=64,
                               new_tokens=32)
 print(len(found.problems), sum(seen["runs"] for seen in found.outcomes.values()))
 print(*found.problems, sep="\\n")
 """
 FAULTS = """
 import sys; from pathlib import Path
-from draftquant.scripts.dev import bench_io_faults
+import failing_calls
 {}
-found = bench_io_faults.fail_calls(Path(sys.argv[1]), every={})
+found = failing_calls.fail_calls(Path(sys.argv[1]), every={})
 assert sorted(found.calls) == {}
 assert all(seen.total() > 2 for seen in found.outcomes.values())
 print(len(found.problems), *sorted({{call for calls in found.calls.values() for call in calls}}))
@@ -63,7 +66,7 @@ def slow(*arguments):
 publish.copy_side_files = slow
 import time
 from types import SimpleNamespace
-to_be_killed, kill = False, bench_kills._kill
+to_be_killed, kill = False, killed_runs._kill
 def kill_slowly(*arguments):
     global to_be_killed
     to_be_killed = True  # for the fork that begins now
@@ -73,8 +76,8 @@ def while_it_sleeps(_seconds):
     to_be_killed = False
     while not list(Path(sys.argv[1]).rglob(".*.staging/config.json")):
         time.sleep(0.01)
-bench_kills._kill = kill_slowly
-bench_kills.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=while_it_sleeps)
+killed_runs._kill = kill_slowly
+killed_runs.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=while_it_sleeps)
 from draftquant.quantize import dequantize_draft, quantize_draft
 from draftquant.quantize.engines.repairs import repaired_copy
 for module in (dequantize_draft, quantize_draft, repaired_copy):

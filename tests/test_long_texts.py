@@ -13,7 +13,6 @@ from draftquant.calibration.traces import trace_folder
 from draftquant.quantize.files import mapped_rows
 from draftquant.quantize.files.mapped_rows import SpooledRows, release, row_blocks
 from draftquant.scripts.cli import main as draftquant
-from draftquant.scripts.dev.bench_long import main, stretched_pair
 from test_recording_together import NEW, alike, made, prompts
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -84,18 +83,3 @@ def test_replay_by_blocks_counts_alike(
     found = json.loads(capsys.readouterr().out)
     assert found[0]["mean_acceptance_length"] == whole[0]["mean_acceptance_length"]
     assert found[0]["survival"] == whole[0]["survival"]
-
-
-@pytest.mark.slow
-def test_long_texts_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [str(tmp_path), "--tokens", "256", "600", "--new-tokens", "96", "--gate", "--json"]
-    assert main(asked) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["tokens"]) for one in found] == [
-        (name, tokens) for tokens in (256, 600) for name in ("record", "replay", "gate")
-    ]
-    assert all(one["peak_bytes"] > 1e8 and one["trace_bytes"] for one in found)
-    target, draft = stretched_pair(PAIR, tmp_path / "pair", 600)
-    for folder in (target, draft):
-        assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 600
-    assert main(asked) == 2, "traces are there already"

@@ -9,7 +9,7 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.scripts.dev.measured_process import BenchError
+from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.dev.real_shapes.__main__ import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
@@ -94,7 +94,7 @@ def test_a_divisor_that_would_split_heads_or_starve_ranks_is_refused(
         ("kimi-k2.5-eagle3-mla", 32),
         ("kimi-linear-dflash", 64),
     ):
-        with pytest.raises(BenchError, match=f"divide: expected one of .*, got {divide}"):
+        with pytest.raises(DraftQuantError, match=f"divide: expected one of .*, got {divide}"):
             write_real_shape_draft(tmp_path / "draft", draft=draft, divide=divide)
         with pytest.raises(SystemExit, match="2"):
             main([str(tmp_path / "draft"), "--draft", draft, "--divide", str(divide)])

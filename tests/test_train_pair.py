@@ -375,23 +375,3 @@ def test_training_approaches_the_entropy_of_the_target(
     entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1).mean().item()
     # Of what separates an untrained draft from the entropy, most must go: rows are memorised.
     assert loss() - entropy < 0.3 * (before - entropy)
-
-
-@pytest.mark.parametrize("name", ["dflash"], scope="module")
-def test_a_draft_over_the_target_of_another_pair(
-    pair: Path, files: tuple[SourceFile, ...], tmp_path: Path
-) -> None:
-    out = tmp_path / "dspark"
-    report = train_pair(
-        FAMILIES["dspark"], TINY_PLAN, files, out, seed=0, shipped_target=pair / "target"
-    )
-    for name in ("model.safetensors", "config.json"):
-        copied = (out / "target" / name).read_bytes()
-        assert copied == (pair / "target" / name).read_bytes()
-    own = load_file(out / "draft" / "model.safetensors")
-    assert not any(name.startswith(("confidence_head.", "embed_tokens.")) for name in own)
-    assert own["markov_head.markov_w1.weight"].shape == (TINY_SIZE.vocab_size, 32)
-    assert (
-        report["prompts"]
-        == json.loads((pair / "training.json").read_text(encoding="utf-8"))["prompts"]
-    )

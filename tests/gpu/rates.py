@@ -22,10 +22,12 @@ from draftquant.recipes.algorithm import Algorithm
 from draftquant.scripts.api.opening import open_draft, with_algorithm
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
-from draftquant.scripts.dev.replay_jobs import JOBS
+from draftquant.scripts.dev.real_shapes.traces import TraceSize, write_traces
 from gpu.rows import Row, Run
 from gpu.same import synthetic_moments
 from gpu.timing import gemm_rate, seconds_of, synchronize
+
+from benchmarks.replay import timed_replay
 
 DRAFT = "kimi-k2.5-eagle3"
 TABLE = "How fast"
@@ -73,10 +75,10 @@ def learned_and_replayed(run: Run) -> Iterator[Row]:
     draft, traces = run.work / "draft", run.work / "traces"
     write_real_shape_draft(draft, draft=DRAFT, divide=_divide(run))
     prompts, tokens = (6, 40) if run.tiny else (48, 256)
-    JOBS["make traces"](draft=str(draft), out=str(traces), prompts=prompts, tokens=tokens)
+    write_traces(draft, traces, TraceSize(prompts=prompts, tokens=tokens, seed=0))
     for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
         rate = gemm_rate(run.device, dtype, 256 if run.tiny else 8192)
-        found = JOBS["replay"](
+        found = timed_replay(
             drafts=[str(draft)], traces=str(traces), device=str(run.device), dtype=name,
             batch_size=None,
             num_draft_tokens=3,

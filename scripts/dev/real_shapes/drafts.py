@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ..measured_process import BenchError
+from ....recipes.errors import DraftQuantError
 from .configs import (
     Config,
     dflash_config,
@@ -42,12 +42,12 @@ class RealDraft:
         """config.json, with widths, heads, ranks and vocabulary `divide` times smaller.
 
         Raises:
-            BenchError: `divide` is not one of `divisors`.
+            DraftQuantError: `divide` is not one of `divisors`.
         """
         if divide not in self.divisors:
             possible = ", ".join(map(str, self.divisors))
             what = f"expected one of {possible} for {self.repository}, got {divide}"
-            raise BenchError("divide", what, fix="give one of them")
+            raise DraftQuantError("divide", what, fix="give one of them")
         return self.make_config(divide)
 
 

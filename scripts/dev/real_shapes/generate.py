@@ -16,7 +16,6 @@ from ....quantize.files.safetensors_header import StoredTensor
 from ....quantize.files.staging import check_output, staged_output, write_text
 from .configs import INITIALIZER_RANGE, Config
 from .drafts import DEFAULT_DRAFT, REAL_DRAFTS, Shapes
-from .target import target_config, target_shapes
 
 NORM_SPREAD = 0.05
 PERIOD = 8_388_593  # prime: rows of any width start at different places of the tile
@@ -51,18 +50,11 @@ def write_real_shape_draft(
         divide: see `RealDraft.config`.
 
     Raises:
-        BenchError: this draft cannot be divided so.
+        DraftQuantError: this draft cannot be divided so.
         OutputError: the folder exists, or cannot be written.
     """
     config = REAL_DRAFTS[draft].config(divide)
-    write_random_model(folder, config, REAL_DRAFTS[draft].shapes(config), seed=seed, scale=scale)
-
-
-def write_random_model(
-    folder: Path, config: Config, shapes: Shapes, *, seed: int = 0, scale: float = 1.0
-) -> None:
-    """Write a model of these shapes into a new folder; see `write_real_shape_draft`."""
-    tensors = stored_tensors(shapes)
+    tensors = stored_tensors(REAL_DRAFTS[draft].shapes(config))
     check_output(folder, needed_bytes=sum(tensor.nbytes for tensor in tensors))
     generator = torch.Generator().manual_seed(seed)
     tile = torch.randn(PERIOD, generator=generator).mul_(INITIALIZER_RANGE * scale).bfloat16()
@@ -78,12 +70,6 @@ def write_random_model(
                     start = int(torch.randint(PERIOD, (), generator=generator))
                     _repeat(output, tensor, tile[start : start + PERIOD])
         write_text(staging / UNVERIFIED_CONFIG_FILE, json.dumps(config, indent=2) + "\n")
-
-
-def write_target(folder: Path, draft: str, *, divide: int = 1) -> None:
-    """Write a target of a few plain layers, as wide as a draft of `REAL_DRAFTS` needs it."""
-    config = target_config(REAL_DRAFTS[draft].config(divide))
-    write_random_model(folder, config, target_shapes(config))
 
 
 def write_sparse_model(folder: Path, config: Config, shapes: Shapes) -> Checkpoint:

@@ -1,13 +1,10 @@
 """Traces as a target of a real draft's width could leave them, for a draft of random weights.
 
-No target of that width fits this purpose, so the text is made to suit the draft, by the draft's
-kind, and a share of what it proposes is right:
-
-- A chain draft reads a feature that says the next token but one: the row of the head of that token,
-  sent back through fc, under noise whose strength differs by position as margins of real drafts do.
-  The text repeats tokens for a while, so that the tokens behind have something to follow from.
-- A block draft plays the target itself: after each anchor the text goes on with the first tokens
-  that the draft proposes there, and then with another one.
+No target of that width fits this purpose, so features are made to suit the chain of the draft, and
+a share of what it proposes is right. A feature says the next token but one: the row of the head of
+that token, sent back through fc, under noise whose strength differs by position as margins of real
+drafts do. The text repeats tokens for a while, so that the tokens behind have something to follow
+from.
 """
 
 import math
@@ -19,14 +16,10 @@ import torch
 from torch import Tensor
 
 from ....calibration.passes.draft_inputs import default_aux_layer_ids
-from ....calibration.passes.predictions import batch_proposals
 from ....calibration.traces.manifest import FeatureSpec, TargetIdentity
 from ....calibration.traces.prompt_trace import PromptTrace
-from ....calibration.traces.target_tables import TargetTables
 from ....calibration.traces.writer import trace_output
-from ....quantize.drafts.geometry import usual_draft_tokens
 from ....quantize.files.checkpoint import Checkpoint
-from ....quantize.stored.loading import LoadedDraft, load_draft
 from ....quantize.stored.stored_draft import StoredDraft
 from ....quantize.stored.weights import read_weight
 from .configs import INITIALIZER_RANGE
@@ -36,14 +29,12 @@ PROMPT_LENGTH = 32
 NUM_LAYERS = 61
 """Of the target that the features are said to come from."""
 STAYS = 0.85
-"""Share of tokens that repeat the one before them, in the text of chain drafts."""
+"""Share of tokens that repeat the one before them."""
 STRENGTH, SPREAD = 2.0, 0.8
 """Of the signal in a feature: median, 1 = it is as often the best logit as not, and the spread of
 its logarithm."""
 OWN = 0.6
 """Of the feature's own token in it, in units of the noise."""
-MOST_ACCEPTED = 4
-"""Tokens that the text takes over from one block at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +56,17 @@ class TraceSize:
         return min(PROMPT_LENGTH, self.tokens // 2)
 
 
-def write_traces(draft: Path, out: Path, size: TraceSize, *, target: Path | None = None) -> None:
-    """Write a trace folder that fits a draft of random weights.
+def write_traces(draft: Path, out: Path, size: TraceSize) -> None:
+    """Write a trace folder that fits a draft of random weights: a chain with embedding and head.
 
     Args:
         draft: folder from `write_real_shape_draft`.
         out: folder to create.
         size: of the text.
-        target: whose tables the traces carry, for drafts without embedding and head.
 
     Raises:
         DraftQuantError: a folder is not as expected, or `out` exists.
     """
-    tables = None if target is None else TargetTables.find(target)
     stored = StoredDraft.read(Checkpoint.open(draft))
     geometry = stored.draft.geometry
     identity = TargetIdentity(
@@ -95,19 +84,9 @@ def write_traces(draft: Path, out: Path, size: TraceSize, *, target: Path | None
         fusion_sha256=None,
     )
     generator = torch.Generator().manual_seed(size.seed)
-    noise = _noise(spec.width, size, generator)
-    texts: Tensor
-    features: Iterable[Tensor]
-    if geometry.block_size is None:
-        texts = _repeating(geometry.vocab_size, size, generator)
-        features = _telling(stored, texts, noise, generator)
-    else:
-        shared = None if tables is None else tables.shared(torch.bfloat16)
-        loaded = load_draft(draft, dtype=torch.bfloat16, shared=shared)
-        drawn = torch.stack(list(noise))
-        texts, features = _played(loaded, drawn, size, generator), drawn
-    mask = () if geometry.mask_token_id is None else (geometry.mask_token_id,)
-    with trace_output(out, identity, spec, tables=tables, table_ids=mask) as writer:
+    texts = _repeating(geometry.vocab_size, size, generator)
+    features = _telling(stored, texts, _noise(spec.width, size, generator), generator)
+    with trace_output(out, identity, spec) as writer:
         for i, (text, feature) in enumerate(zip(texts, features, strict=True)):
             trace = PromptTrace(
                 id=f"p{size.seed}-{i}",
@@ -172,32 +151,6 @@ def _least_signal(vocab_size: int, width: int) -> float:
 def _unit(rows: Tensor) -> Tensor:
     """Rows of root mean square 1, float32."""
     return rows.float() / rows.float().square().mean(1, keepdim=True).sqrt()
-
-
-def _played(
-    draft: LoadedDraft, features: Tensor, size: TraceSize, generator: torch.Generator
-) -> Tensor:
-    """[prompts, tokens] int64: after each anchor some proposals of the draft, then another token.
-
-    As many of them in every prompt, so that all anchors stand at the same place.
-    """
-    k = usual_draft_tokens(draft.geometry)
-    shape = (size.prompts, size.tokens)
-    texts = torch.randint(draft.geometry.vocab_size, shape, generator=generator)
-    hidden = draft.forward.fuse(features)
-    anchor = size.prompt_length - 1
-    while anchor + k < size.tokens:
-        found = batch_proposals(
-            draft.forward,
-            hidden[:, :anchor],
-            texts[:, : anchor + k + 1],
-            rows=range(anchor - 1, anchor),
-            num_draft_tokens=k,
-        ).token_ids[:, 0]
-        accepted = int(torch.randint(min(k, MOST_ACCEPTED) + 1, (), generator=generator))
-        texts[:, anchor + 1 : anchor + 1 + accepted] = found[:, :accepted]
-        anchor += accepted + 1
-    return texts
 
 
 def _weight(stored: StoredDraft, canonical: str) -> Tensor:

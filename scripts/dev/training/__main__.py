@@ -13,41 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .corpus import standard_library
-from .draft_kinds import (
-    DFLASH,
-    DFLASH2,
-    DOMINO,
-    DSPARK,
-    EAGLE1_LLAMA,
-    EAGLE3_LLAMA,
-    EAGLE3_MLA,
-    MEDUSA,
-    MIMO_MTP,
-    PEAGLE,
-)
-from .mtp_kinds import GLM4_MOE_MTP
+from .draft_kinds import DFLASH, EAGLE3_LLAMA, EAGLE3_MLA
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair
 from .target import TargetSize
 from .target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
 
-_BLOCKS = PairPlan(
-    num_training_prompts=3072,
-    num_candidates_per_prompt=8,
-    draft_schedule=Schedule(num_steps=800, batch_size=32, max_learning_rate=3e-3),
-    num_draft_tokens=7,
-    row_stride=16,
-    depth_decay=0.7,
-)
 FAMILIES = {
     family.name: family
     for family in (
         Family(target_kind=LLAMA, draft_kind=EAGLE3_LLAMA),
-        Family(target_kind=LLAMA, draft_kind=EAGLE1_LLAMA),
-        Family(target_kind=LLAMA, draft_kind=PEAGLE, variant="peagle"),
-        Family(target_kind=LLAMA, draft_kind=MEDUSA),
-        Family(target_kind=LLAMA, draft_kind=MIMO_MTP),
-        Family(target_kind=LLAMA, draft_kind=GLM4_MOE_MTP),
         Family(
             target_kind=DEEPSEEK_V3,
             draft_kind=EAGLE3_MLA,
@@ -56,16 +31,14 @@ FAMILIES = {
                 num_candidates_per_prompt=6,
             ),
         ),
-        Family(target_kind=QWEN3, draft_kind=DFLASH, plan=_BLOCKS),
-        Family(target_kind=QWEN3, draft_kind=DFLASH2, plan=_BLOCKS),
-        Family(target_kind=QWEN3, draft_kind=DOMINO, plan=_BLOCKS),
         Family(
             target_kind=QWEN3,
-            draft_kind=DSPARK,
+            draft_kind=DFLASH,
             plan=PairPlan(
+                num_training_prompts=3072,
                 num_candidates_per_prompt=8,
-                draft_schedule=Schedule(num_steps=700, batch_size=32, max_learning_rate=4e-3),
-                num_draft_tokens=6,
+                draft_schedule=Schedule(num_steps=800, batch_size=32, max_learning_rate=3e-3),
+                num_draft_tokens=7,
                 row_stride=16,
                 depth_decay=0.7,
             ),
@@ -86,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", choices=sorted(FAMILIES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", type=Path, help="train on this one of these, not a new one")
     chosen = parser.parse_args(arguments)
     if chosen.out.exists():
         print(
@@ -95,14 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     family = FAMILIES[chosen.family]
-    report = train_pair(
-        family,
-        family.plan,
-        standard_library(),
-        chosen.out,
-        seed=chosen.seed,
-        shipped_target=chosen.target,
-    )
+    report = train_pair(family, family.plan, standard_library(), chosen.out, seed=chosen.seed)
     print(json.dumps({name: report[name] for name in ("figures", "sizes", "seconds")}, indent=2))
     return 0
 

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,18 @@ class DraftKind:
         first_layer: how published names spell "layers.0.".
         ships_tables: an embedding and a head of its own are part of the draft, the head trained
             with it; else both are the target's.
-        outside: how published names spell modules outside the layers, where not as families do.
     """
 
     family: Family
     config: Callable[[TargetSize], Mapping[str, Any]]
     first_layer: str = "layers.0."
     ships_tables: bool = False
-    outside: Mapping[str, str] = field(default_factory=dict)
 
     def published_name(self, canonical: str) -> str:
         """How a tensor is spelled in what ships."""
         if canonical.startswith("layers.0."):
             return self.first_layer + canonical.removeprefix("layers.0.")
-        module = canonical.partition(".")[0]
-        return self.outside.get(module, module) + canonical.removeprefix(module)
+        return canonical
 
     def geometry(self, target_size: TargetSize) -> Geometry:
         """What shapes and maths of a draft over such a target follow from."""
@@ -131,31 +128,24 @@ class Draft:
 def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
     """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
 
-    Linears are normal, norms are one, but for that of a latent, biases zero; a convolution changes
-    nothing. Embedding and head begin as the target's, and the embedding stays so.
+    Linears are normal, norms are one, but for that of a latent. Embedding and head begin as the
+    target's, and the embedding stays so.
     """
     geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}
     for name, spec in kind.family.tensor_specs(geometry).items():
         shape = tuple(dim.size for dim in spec.shape)
-        table = spec.role in ("embedding", "head")
-        # A bias of EAGLE-1's fc, which vLLM drops; a confidence head, which changes no proposal.
-        if spec.role == "vocabulary_map" or (spec.optional and not table):
+        if spec.role == "vocabulary_map":
             continue
         if spec.role == "embedding":
             weights[name] = input_embedding(target).weight.detach().clone()
         elif spec.role == "head":
             weights[name] = output_head(target).weight.detach().clone()
-        elif name.endswith(".bias"):
-            weights[name] = torch.zeros(shape)
         elif spec.role == "norm":
             latent = name.endswith("kv_a_layernorm.weight")
             weights[name] = torch.full(shape, LATENT_SCALE if latent else 1.0)
         else:
             weights[name] = torch.normal(0.0, INITIALIZER_RANGE, shape)
-            if name.endswith(".base_kernel"):  # a convolution that changes nothing
-                weights[name] = torch.zeros(shape)
-                weights[name][:, 0] = 1
         own = kind.ships_tables or spec.role != "head"
         weights[name].requires_grad_(own and spec.role != "embedding")
     return Draft(kind=kind, geometry=geometry, weights=weights)

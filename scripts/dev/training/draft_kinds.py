@@ -3,14 +3,8 @@
 from typing import Any
 
 from ....quantize.drafts.families.dflash import names as dflash
-from ....quantize.drafts.families.dflash2 import names as dflash2
-from ....quantize.drafts.families.domino import names as domino
-from ....quantize.drafts.families.dspark import names as dspark
-from ....quantize.drafts.families.eagle1_llama import names as eagle1_llama
 from ....quantize.drafts.families.eagle3_llama import names as eagle3_llama
 from ....quantize.drafts.families.eagle3_mla import names as eagle3_mla
-from ....quantize.drafts.families.medusa import names as medusa
-from ....quantize.drafts.families.mimo_mtp import names as mimo_mtp
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize
@@ -145,149 +139,6 @@ def _dflash(target: TargetSize) -> dict[str, Any]:
     }
 
 
-def _dflash2(target: TargetSize) -> dict[str, Any]:
-    """`_dflash`, with what SpecForge's qwen3.6-27b-dflash2.json has besides, in smaller sizes."""
-    config = _dflash(target)
-    own = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
-    nested = {**config["dflash_config"], **own}
-    return {**config, "architectures": ["DFlash2DraftModel"], "dflash_config": nested}
-
-
-def _domino(target: TargetSize) -> dict[str, Any]:
-    """`_dflash`, with what SpecForge's qwen3-8b-domino.json has besides; named as SGLang serves it.
-
-    The token behind the anchor is predicted from the anchor's slot, and so on.
-    """
-    config = _dflash(target)
-    own = {
-        "projector_type": "domino",
-        "shift_label": True,
-        "pure_draft_prefix_len": 1,
-        "gru_hidden_dim": 64,
-        "emb_dim": 64,
-    }
-    return {**config, "dflash_config": {**config["dflash_config"], **own}}
-
-
-def _dspark(target: TargetSize) -> dict[str, Any]:
-    """One layer over two of the target's, keys at the top level as vLLM reads them.
-
-    No engine asks the confidence head for a fixed number of tokens: there is none.
-    """
-    num_layers = 1
-    body = _dflash(target)
-    del body["dflash_config"]
-    return {
-        **body,
-        "architectures": ["Qwen3DSparkModel"],
-        "block_size": 6,
-        "mask_token_id": END_OF_TEXT_ID,
-        "target_layer_ids": [0, 2],
-        "num_hidden_layers": num_layers,
-        "layer_types": ["full_attention"] * num_layers,
-        "max_window_layers": num_layers,
-        "intermediate_size": 384,
-        "markov_rank": 32,
-        "markov_head_type": "vanilla",
-        "enable_confidence_head": False,
-        "sample_from_anchor": True,
-    }
-
-
-def _eagle1_llama(target: TargetSize) -> dict[str, Any]:
-    """One Llama layer under the target's name, as yuhuili's heads; the head is the target's."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": target.hidden_size,
-        "intermediate_size": 640,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 32,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": target.vocab_size,
-        "max_position_embeddings": target.max_position_embeddings,
-        "rope_theta": 500000.0,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bias": False,
-        "hidden_act": "silu",
-        "initializer_range": INITIALIZER_RANGE,
-        **_TOKENS,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "torch_dtype": "bfloat16",
-    }
-
-
-def _medusa(target: TargetSize) -> dict[str, Any]:
-    """Three heads of one block, with FasterDecoding's biases, as vLLM 0.32 reads it."""
-    return {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "hidden_size": target.hidden_size,
-        "vocab_size": target.vocab_size,
-        "num_heads": 3,
-        "num_hidden_layers": 1,
-        "medusa_fc_bias": True,
-        "original_lm_head": False,
-        "truncated_vocab_size": target.vocab_size,
-        "torch_dtype": "bfloat16",
-    }
-
-
-def _mimo_mtp(target: TargetSize) -> dict[str, Any]:
-    """MiMo's MTP layer in a folder of its own, with the keys that its target would have.
-
-    Its model_type is that of the layers, for transformers 5.23 knows no "mimo"; engines go by the
-    architecture. Sizes, norms and rotary base are the target's, whose config vLLM builds it from.
-    """
-    return {
-        "architectures": ["MiMoForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target.intermediate_size,
-        "num_hidden_layers": target.num_hidden_layers,
-        "num_nextn_predict_layers": 1,
-        "num_attention_heads": target.num_attention_heads,
-        "num_key_value_heads": target.num_key_value_heads,
-        "head_dim": target.head_dim,
-        "rms_norm_eps": target.rms_norm_eps,
-        "vocab_size": target.vocab_size,
-        "max_position_embeddings": target.max_position_embeddings,
-        "rope_theta": target.rope_theta,
-        "rope_scaling": None,
-        "attention_bias": True,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "initializer_range": INITIALIZER_RANGE,
-        **_TOKENS,
-        "sliding_window": None,
-        "use_sliding_window": False,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "torch_dtype": "bfloat16",
-    }
-
-
-def _peagle(target: TargetSize) -> dict[str, Any]:
-    """Two layers as EAGLE-3 has them; no text contains the end-of-text token, which is the mask."""
-    return {
-        **_eagle3_llama(target),
-        "architectures": ["PEagleDraftModel"],
-        "num_hidden_layers": 2,
-        "mask_token_id": END_OF_TEXT_ID,
-    }
-
-
-PEAGLE = DraftKind(
-    family=eagle3_llama.FAMILY,
-    config=_peagle,
-    ships_tables=True,
-)
-EAGLE1_LLAMA = DraftKind(family=eagle1_llama.FAMILY, config=_eagle1_llama)
 EAGLE3_LLAMA = DraftKind(
     family=eagle3_llama.FAMILY,
     config=_eagle3_llama,
@@ -301,14 +152,3 @@ EAGLE3_MLA = DraftKind(
     ships_tables=True,
 )
 DFLASH = DraftKind(family=dflash.FAMILY, config=_dflash)
-DFLASH2 = DraftKind(family=dflash2.FAMILY, config=_dflash2)
-DOMINO = DraftKind(family=domino.FAMILY, config=_domino)
-DSPARK = DraftKind(family=dspark.FAMILY, config=_dspark)
-MEDUSA = DraftKind(family=medusa.FAMILY, config=_medusa, ships_tables=True)
-_MIMO = "model.mtp_layers.0."
-MIMO_MTP = DraftKind(
-    family=mimo_mtp.FAMILY,
-    config=_mimo_mtp,
-    first_layer=_MIMO,
-    outside={canonical: f"{_MIMO}{module}" for module, canonical in mimo_mtp.FAMILY.outer.items()},
-)

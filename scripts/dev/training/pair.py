@@ -35,7 +35,6 @@ from .target import (
     TargetKind,
     TargetSize,
     Traces,
-    copied_target,
     greedy_continuations,
     output_head,
     record_traces,
@@ -91,18 +90,16 @@ class Family:
         target_kind: architecture of the target it is trained over.
         draft_kind: names, maths and published form of the draft.
         plan: what made the shipped pair.
-        variant: what a family's other kind of draft is called; "" = it has one kind.
     """
 
     target_kind: TargetKind
     draft_kind: DraftKind
     plan: PairPlan = field(default_factory=PairPlan)
-    variant: str = ""
 
     @property
     def name(self) -> str:
-        """Name of the family, or of the variant of it."""
-        return self.variant or self.draft_kind.family.name
+        """Name of the family."""
+        return self.draft_kind.family.name
 
 
 class Stopwatch:
@@ -126,7 +123,6 @@ def train_pair(
     out: Path,
     *,
     seed: int,
-    shipped_target: Path | None = None,
 ) -> Mapping[str, object]:
     """Train a target and its draft and write the pair.
 
@@ -136,7 +132,6 @@ def train_pair(
         files: the corpus, all splits.
         out: folder to create; its parent exists or is created too.
         seed: decides weights, windows and prompts; one seed gives one pair on one machine.
-        shipped_target: the target/ of another pair of the same plan; None = train one.
 
     Returns:
         What training.json holds.
@@ -152,11 +147,15 @@ def train_pair(
     with stopwatch.phase("corpus"):
         tokenizer, stream = _training_text(files, plan)
     with stopwatch.phase("target"):
-        target, target_losses = (
-            _make_target(family.target_kind, plan, tokenizer, stream, out / "target", seed)
-            if shipped_target is None
-            else (copied_target(shipped_target, out / "target"), ())
+        target, target_losses = train_target(
+            family.target_kind,
+            plan.target,
+            stream,
+            plan.target_schedule,
+            sequence_length=plan.sequence_length,
+            seed=seed,
         )
+        target = ship_target(target, tokenizer, out / "target")
     with stopwatch.phase("continuations"):
         gate = _held_out(files, "gate", tokenizer, target, plan, seed)
         calibration = _held_out(files, "calibration", tokenizer, target, plan, seed)
@@ -194,25 +193,6 @@ def _training_text(
     texts = [file.text for file in files if file.split == "training"]
     tokenizer = train_tokenizer(texts, plan.target.vocab_size)
     return tokenizer, token_stream(tokenizer, texts)
-
-
-def _make_target(
-    kind: TargetKind,
-    plan: PairPlan,
-    tokenizer: PreTrainedTokenizerFast,
-    stream: Tensor,
-    folder: Path,
-    seed: int,
-) -> tuple[PreTrainedModel, tuple[float, ...]]:
-    trained, losses = train_target(
-        kind,
-        plan.target,
-        stream,
-        plan.target_schedule,
-        sequence_length=plan.sequence_length,
-        seed=seed,
-    )
-    return ship_target(trained, tokenizer, folder), losses
 
 
 def _training_prompts(plan: PairPlan, stream: Tensor, seed: int) -> Tensor:
@@ -282,12 +262,12 @@ def _selection(selected: SelectedPrompts) -> dict[str, object]:
 
 
 def _traces(family: Family, plan: PairPlan, target: PreTrainedModel, token_ids: Tensor) -> Traces:
-    """The features are those layers that the draft names, else the target's last hidden state."""
+    """The features are those layers that the draft names."""
     return record_traces(
         target,
         token_ids,
         prompt_length=plan.prompt_length,
-        aux_layer_ids=family.draft_kind.geometry(plan.target).aux_layer_ids,
+        aux_layer_ids=family.draft_kind.geometry(plan.target).aux_layer_ids or (),
     )
 
 

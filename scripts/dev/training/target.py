@@ -5,7 +5,6 @@ continuations), not drafts.
 """
 
 import copy
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +70,7 @@ class Traces:
     Attributes:
         token_ids: [N, T] int64, a prompt followed by its greedy continuation.
         features: [N, T, num_aux * hidden_size] float32, outputs of the auxiliary layers in
-            ascending order (before the final norm); `final_hidden` of a draft that reads none.
+            ascending order (before the final norm).
         final_hidden: [N, T, hidden_size] float32, what the target's lm_head reads.
         prompt_length: tokens of the prompt, the same in every sequence.
     """
@@ -142,16 +141,6 @@ def ship_target(
     """
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return _as_shipped(folder)
-
-
-def copied_target(shipped: Path, folder: Path) -> PreTrainedModel:
-    """Copy a target that `ship_target` wrote; returns what that did."""
-    shutil.copytree(shipped, folder)
-    return _as_shipped(folder)
-
-
-def _as_shipped(folder: Path) -> PreTrainedModel:
     shipped: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     shipped.train(mode=False)
     return shipped
@@ -204,7 +193,7 @@ def record_traces(
     token_ids: Tensor,
     *,
     prompt_length: int,
-    aux_layer_ids: Sequence[int] | None,
+    aux_layer_ids: Sequence[int],
     batch_size: int = 64,
 ) -> Traces:
     """Run the target over finished sequences and keep what a draft sees.
@@ -213,8 +202,7 @@ def record_traces(
         target: the shipped target.
         token_ids: [N, T] int64.
         prompt_length: tokens of the prompt in every sequence.
-        aux_layer_ids: layers whose output is kept, ascending; 0 is the first decoder layer. None =
-            the last hidden state, behind the final norm.
+        aux_layer_ids: layers whose output is kept, ascending; 0 is the first decoder layer.
         batch_size: sequences read together.
 
     Returns:
@@ -225,7 +213,7 @@ def record_traces(
     for batch in torch.split(token_ids, batch_size):
         output = target.base_model(input_ids=batch, output_hidden_states=True, use_cache=False)
         # hidden_states[0] is the embedding, so the output of layer i is entry i + 1.
-        aux = [output.hidden_states[layer_id + 1] for layer_id in aux_layer_ids or ()]
-        features.append(torch.cat(aux, dim=-1) if aux else output.last_hidden_state)
+        aux = [output.hidden_states[layer_id + 1] for layer_id in aux_layer_ids]
+        features.append(torch.cat(aux, dim=-1))
         final_hidden.append(output.last_hidden_state)
     return Traces(token_ids, torch.cat(features), torch.cat(final_hidden), prompt_length)

@@ -1,4 +1,4 @@
-"""Simulated replays of two drafts whose true change of acceptance is known, for `bench_gate`.
+"""Simulated replays of two drafts whose true change of acceptance is known, for `gate`.
 
 A prompt has its own acceptance probability p and its own length. A round accepts A tokens of K,
 P(A >= j) = p^j. The two drafts decode most rounds alike; in the others each accepts on its own, and
@@ -18,20 +18,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import optimize
-from scipy.special import expit, logit
-
-from ...calibration.traces.feature_evidence import FeatureEvidence
-from ...calibration.traces.manifest import TargetIdentity
-from ...validate.counting.acceptance_counts import AcceptanceCounts
-from ...validate.counting.context_bins import CONTEXT_BINS, ContextCounts
-from ...validate.counting.draft_replay import (
+from draftquant.calibration.traces.feature_evidence import FeatureEvidence
+from draftquant.calibration.traces.manifest import TargetIdentity
+from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.context_bins import CONTEXT_BINS, ContextCounts
+from draftquant.validate.counting.draft_replay import (
     DraftReplay,
     FirstStepAgreement,
     PromptReplay,
     TraceFigures,
 )
+from numpy.typing import NDArray
+from scipy import optimize
+from scipy.special import expit, logit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -71,7 +70,7 @@ class Recorded:
 
     Attributes:
         baseline, candidate: [N, K + 1] rounds by number of accepted tokens.
-        prompts: [N] equal numbers are copies of one prompt. categories: [N].
+        prompts: [N] equal numbers are copies of one prompt, or belong together. categories: [N].
         contexts: [N] of each prompt the rounds of its context bins under both drafts, baseline
             first, each [bins, K + 1]; none where all rounds lie in the first bin.
     """
@@ -113,9 +112,9 @@ class Recorded:
             contexts=list(self.contexts) * copies,
         )
 
-    def taken_for_distinct(self) -> "Recorded":
-        """The same counts, as if no prompt were a copy."""
-        return dataclasses.replace(self, prompts=range(len(self.prompts)))
+    def as_groups(self, size: int) -> "Recorded":
+        """The same counts, of which so many belong together, one after the other."""
+        return dataclasses.replace(self, prompts=[i // size for i in range(len(self.prompts))])
 
 
 def record(

@@ -1,6 +1,6 @@
 """Other quantizers beside draftquant: one folder, one scheme, the time and memory of each.
 
-    python -m draftquant.scripts.dev.bench_peers WORKDIR [--draft kimi-linear-dflash]
+    python -m benchmarks.peers WORKDIR [--draft kimi-linear-dflash | --given FOLDER]
         [--schemes fp8 int4] [--python llm-compressor=PATH] [--python torchao=PATH] [--json]
 
 Each runs in a process and an environment of its own; tests/engines/tools_setup makes one with
@@ -16,15 +16,15 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..console import print_table, stderr, table
-from . import PAIRS, REAL_SHAPES
-from .command_lines import benchmark_parser, run_benchmark
-from .measured_process import BenchError, Taken, measured, run_measured
-from .real_shapes.drafts import REAL_DRAFTS
+from draftquant.scripts.console import stderr
+from draftquant.scripts.dev import PAIRS
+
+from .command_line import add_draft, benchmark_parser, given_draft, run_benchmark
+from .measured_process import BenchError, folder_bytes, run_measured
 
 MAKERS = PAIRS.parent / "engines" / "foreign"
 """Scripts that call other tools, each in the tool's own environment."""
@@ -85,26 +85,25 @@ class Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 2 where the draft cannot be made."""
-    return run_benchmark(_parser(), arguments, _measure, _print)
+    """Run the command line; see `run_benchmark`."""
+    parser = benchmark_parser("peers", "Time other quantizers on one folder.")
+    add_draft(parser, "kimi-linear-dflash")
+    parser.add_argument("--schemes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument(
+        "--python", action="append", type=_named_python, default=[], metavar="NAME=PATH",
+        help="the interpreter of a tool's environment (default: this one)",
+    )  # fmt: skip
+    return run_benchmark(parser, arguments, _measure, _columns)
 
 
 def _measure(asked: argparse.Namespace) -> list[Row]:
-    asked.workdir.mkdir(parents=True, exist_ok=True)
-    source = asked.source or _generated(asked.workdir / "draft", asked.draft, asked.divide)
+    source = given_draft(asked)
     pythons = {name: sys.executable for name in (OURS, *PEERS)} | dict(asked.python)
     return [
         _run(scheme, tool, pythons[tool], source, asked.workdir / f"{tool}-{scheme}")
         for scheme in asked.schemes
         for tool in (OURS, *PEERS)
     ]
-
-
-def _generated(draft: Path, name: str, divide: int) -> Path:
-    if not draft.exists():
-        options = ("--draft", name, "--divide", str(divide))
-        measured("the draft", "-m", REAL_SHAPES, str(draft), *options)
-    return draft
 
 
 def _run(scheme: str, tool: str, python: str, source: Path, out: Path) -> Row:
@@ -121,8 +120,8 @@ def _run(scheme: str, tool: str, python: str, source: Path, out: Path) -> Row:
         cpu_seconds=taken.cpu_seconds,
         wall_seconds=taken.wall_seconds,
         peak_bytes=taken.peak_bytes,
-        bytes_out=sum(path.stat().st_size for path in out.rglob("*") if path.is_file()),
-        found=_last(taken) if taken.status else _verified(source, out),
+        bytes_out=folder_bytes(out),
+        found=taken.error or _verified(source, out),
     )
     shutil.rmtree(out, ignore_errors=True)
     stderr().line(f"{tool} {scheme}: {row.cpu_seconds:.1f} CPU s; {row.found}")
@@ -144,27 +143,18 @@ def _verified(source: Path, out: Path) -> str:
     if taken.status == 0:
         return "verified"
     faults = [line.strip() for line in taken.stdout.splitlines() if line.startswith("  ")]
-    return f"{len(faults)} faults: {faults[0]}" if taken.status == 1 and faults else _last(taken)
+    return f"{len(faults)} faults: {faults[0]}" if taken.status == 1 and faults else taken.error
 
 
-def _last(taken: Taken) -> str:
-    """What a process said last but for the fix: its error."""
-    said = [line for line in taken.last_lines if line.strip() and "fix: " not in line]
-    return said[-1].strip() if said else f"ended with status {taken.status}"
-
-
-def _print(asked: argparse.Namespace, rows: Sequence[Row]) -> None:
-    where = asked.source or f"{asked.draft} / {asked.divide}"
-    columns = ("scheme", "tool", "CPU s", "wall s", "peak MB", "GB out", "found")
-    found = table(f"Quantizers on {where}", *columns, right=columns[2:6])
-    for row in rows:
-        found.row(row.scheme, row.tool, *_figures(row), row.found)
-    print_table(found)
-
-
-def _figures(row: Row) -> Iterator[str]:
-    yield from (f"{row.cpu_seconds:.1f}", f"{row.wall_seconds:.1f}")
-    yield from (f"{row.peak_bytes / 1e6:,.0f}", f"{row.bytes_out / 1e9:.3f}")
+def _columns(row: Row) -> dict[str, str]:
+    return {
+        "scheme and tool": f"{row.scheme} {row.tool}",
+        "CPU s": f"{row.cpu_seconds:.1f}",
+        "wall s": f"{row.wall_seconds:.1f}",
+        "peak MB": f"{row.peak_bytes / 1e6:,.0f}",
+        "GB out": f"{row.bytes_out / 1e9:.3f}",
+        "found": row.found,
+    }
 
 
 def _named_python(text: str) -> tuple[str, str]:
@@ -172,23 +162,6 @@ def _named_python(text: str) -> tuple[str, str]:
     if name not in PEERS or not path:
         raise argparse.ArgumentTypeError(f"expected NAME=PATH, NAME one of {', '.join(PEERS)}")
     return name, path
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = benchmark_parser("bench_peers", "Time other quantizers on one folder.")
-    parser.add_argument("--draft", default="kimi-linear-dflash", choices=REAL_DRAFTS)
-    parser.add_argument("--divide", type=int, default=1, help="a smaller draft, for a quick try")
-    parser.add_argument("--source", type=Path, help="a folder to quantize instead")
-    parser.add_argument("--schemes", nargs="+", choices=RECIPES, default=list(RECIPES))
-    parser.add_argument(
-        "--python",
-        action="append",
-        type=_named_python,
-        default=[],
-        metavar="NAME=PATH",
-        help="the interpreter of a tool's environment (default: this one)",
-    )
-    return parser
 
 
 if __name__ == "__main__":

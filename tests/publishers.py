@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from ..cli import main
+from draftquant.scripts.cli import main
 
 FAILED = 70  # exit code of a run that raised what no user should see
 _NUM_PROMPTS, _PROMPT_LENGTH, _VOCABULARY = 8, 12, 64
@@ -149,11 +149,10 @@ def quiet(log: Path) -> Callable[[], None]:
 
 
 def _import_all() -> None:
+    from draftquant.calibration.recording import record_traces  # noqa: F401
+    from draftquant.quantize import dequantize_draft, quantize_draft  # noqa: F401
+    from draftquant.scripts.commands import check  # noqa: F401
     from transformers import LlamaForCausalLM  # noqa: F401 - loads torch and itself
-
-    from ...calibration.recording import record_traces  # noqa: F401
-    from ...quantize import dequantize_draft, quantize_draft  # noqa: F401
-    from ..commands import check  # noqa: F401
 
 
 def _quietly(log: Path) -> None:
@@ -163,7 +162,7 @@ def _quietly(log: Path) -> None:
 
 
 def _write_draft(folder: Path, divide: int) -> None:
-    from .real_shapes.generate import write_real_shape_draft
+    from draftquant.scripts.dev.real_shapes.generate import write_real_shape_draft
 
     write_real_shape_draft(folder, divide=divide)
     (folder / "tokenizer").mkdir()

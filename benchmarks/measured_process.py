@@ -4,9 +4,10 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
-from ...recipes.errors import DraftQuantError
+from draftquant.recipes.errors import DraftQuantError
 
 STDERR_LINES = 5
 _BETWEEN = """
@@ -44,6 +45,14 @@ class Taken:
     stdout: str
     last_lines: tuple[str, ...]
 
+    @property
+    def error(self) -> str:
+        """What it said last but for the fix; "" where it succeeded."""
+        if self.status == 0:
+            return ""
+        said = [line for line in self.last_lines if line.strip() and "fix: " not in line]
+        return said[-1].strip() if said else f"ended with status {self.status}"
+
 
 def run_measured(*command: str) -> Taken:
     """Run a command in a process of its own, whatever its status."""
@@ -65,20 +74,26 @@ def run_measured(*command: str) -> Taken:
         )
 
 
-def measured(what: str, *arguments: str) -> Taken:
-    """Run this Python with arguments.
+def draftquant(*arguments: str, judged: tuple[int, ...] = (0,)) -> Taken:
+    """Run a command of draftquant.
 
     Args:
-        what: named where it fails.
-        arguments: of the interpreter.
+        arguments: of the command line.
+        judged: exit codes that are results.
 
     Raises:
         BenchError: it failed; with its last lines.
     """
-    taken = run_measured(sys.executable, *arguments)
-    if taken.status:
-        raise BenchError(what, "failed", details=taken.last_lines, fix="use another WORKDIR")
+    taken = run_measured(sys.executable, "-m", "draftquant", *arguments)
+    if taken.status not in judged:
+        fix = "use another WORKDIR"
+        raise BenchError(arguments[0], "failed", details=taken.last_lines, fix=fix)
     return taken
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of all files below a folder; 0 where there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _text(stream: IO[bytes]) -> str:

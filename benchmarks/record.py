@@ -1,6 +1,6 @@
 """Tokens per CPU second of recording beside those of transformers' `generate`, in one process.
 
-    python -m draftquant.scripts.dev.bench_record WORKDIR [--rounds 3] [--dtype float32] [--json]
+    python -m benchmarks.record WORKDIR [--rounds 3] [--dtype float32] [--json]
 
 Each target, of random weights, continues prompts of equal length, of as many lengths as there are
 prompts, and of lengths and answers as people chat (log-normal). `generate` gets them sorted by
@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..console import print_table, stderr, table
-from .command_lines import benchmark_parser, run_benchmark
+from draftquant.scripts.console import stderr
+
+from .command_line import benchmark_parser, run_benchmark
 
 if TYPE_CHECKING:
-    from ...calibration.prompts.prompt_file import Prompt
+    from draftquant.calibration.prompts.prompt_file import Prompt
 
 VOCAB = 8192
 BATCH_SIZE = 32
@@ -31,7 +32,6 @@ TARGETS = {
     "small": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4},
     "wide": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6},
 }
-COLUMNS = ("tokens", "generate tokens/CPU s", "record tokens/CPU s", "record / generate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,7 @@ class Load:
     def prompts(self) -> "list[Prompt]":
         """The same for every target."""
         import torch
-
-        from ...calibration.prompts.prompt_file import Prompt
+        from draftquant.calibration.prompts.prompt_file import Prompt
 
         stream = torch.Generator().manual_seed(0)
         return [
@@ -157,13 +156,13 @@ def record_all(
     model: Any, target: Path, prompts: "Sequence[Prompt]", limits: Sequence[int], dtype: Any
 ) -> None:
     """Record the prompts, up to a finished folder."""
-    from ...calibration.recording.decoding import GREEDY
-    from ...calibration.recording.record_traces import record_into
-    from ...calibration.recording.recorded_target import RecordedTarget
-    from ...calibration.recording.target_model import decoder_layers, shape_of
-    from ...calibration.recording.target_shape import feature_spec
-    from ...calibration.traces.manifest import TargetIdentity
-    from ...calibration.traces.writer import trace_output
+    from draftquant.calibration.recording.decoding import GREEDY
+    from draftquant.calibration.recording.record_traces import record_into
+    from draftquant.calibration.recording.recorded_target import RecordedTarget
+    from draftquant.calibration.recording.target_model import decoder_layers, shape_of
+    from draftquant.calibration.recording.target_shape import feature_spec
+    from draftquant.calibration.traces.manifest import TargetIdentity
+    from draftquant.calibration.traces.writer import trace_output
 
     layers = decoder_layers(model, target)
     shape = shape_of(model.config, len(layers))
@@ -188,9 +187,8 @@ def record_all(
 def measure(name: str, target: Path, load: Load, chosen: argparse.Namespace) -> Measurement:
     """Both, in turns."""
     import torch
+    from draftquant.calibration.passes.devices import resolve_device
     from transformers import AutoModelForCausalLM
-
-    from ...calibration.passes.devices import resolve_device
 
     device = resolve_device(chosen.device)
     loaded: Any = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, chosen.dtype))
@@ -222,46 +220,40 @@ def measure(name: str, target: Path, load: Load, chosen: argparse.Namespace) -> 
     )
 
 
-def print_measurements(measurements: Sequence[Measurement]) -> None:
-    """One table."""
-    found = table("record beside generate", "target", "prompts", *COLUMNS, right=COLUMNS)
-    for m in measurements:
-        figures = (f"{m.tokens:,}", f"{m.generate:,.0f}", f"{m.record:,.0f}", f"{m.ratio:.2f}")
-        found.row(m.target, m.load, *figures)
-    print_table(found)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = benchmark_parser("bench_record", "Time recording beside transformers' generate.")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; see `run_benchmark`."""
+    parser = benchmark_parser("record", "Time recording beside transformers' generate.")
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all")
     parser.add_argument("--load", action="append", choices=("equal", "ragged", "chat"))
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:I")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    return parser
+    return run_benchmark(parser, arguments, _measure_all, _columns)
 
 
-def _measure_all(chosen: argparse.Namespace) -> list[Measurement]:
+def _measure_all(asked: argparse.Namespace) -> list[Measurement]:
     """Targets are made once and stay in the folder: 0.5 GB."""
-    chosen.workdir.mkdir(parents=True, exist_ok=True)
     measurements = []
-    for name in chosen.target or TARGETS:
-        target = chosen.workdir / f"target-{name}"
+    for name in asked.target or TARGETS:
+        target = asked.workdir / f"target-{name}"
         if not target.exists():
             make_target(target, TARGETS[name])
-        for load in loads(chosen.prompts):
-            if chosen.load is None or load.name in chosen.load:
+        for load in loads(asked.prompts):
+            if asked.load is None or load.name in asked.load:
                 stderr().line(f"{name}, {load.name}")
-                measurements.append(measure(name, target, load, chosen))
+                measurements.append(measure(name, target, load, asked))
     return measurements
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line: 0 when everything was measured, 2 when it could not be."""
-    return run_benchmark(
-        _parser(), arguments, _measure_all, lambda _, found: print_measurements(found)
-    )
+def _columns(row: Measurement) -> dict[str, str]:
+    return {
+        "target and prompts": f"{row.target} {row.load}",
+        "tokens": f"{row.tokens:,}",
+        "generate tokens/CPU s": f"{row.generate:,.0f}",
+        "record tokens/CPU s": f"{row.record:,.0f}",
+        "record / generate": f"{row.ratio:.2f}",
+    }
 
 
 if __name__ == "__main__":

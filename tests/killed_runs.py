@@ -1,31 +1,23 @@
 """Kill runs at random moments, and look at what they leave.
 
-    python -m draftquant.scripts.dev.bench_kills [--kills 60] [--signals 12] [--seed 0] [--divide 8]
-
 Over quantize, dequantize, check --fix and record. After SIGKILL the output is absent or complete,
 beside it lies nothing but the staging folder of the dead process, which does not look like what it
 was to become, the source is unchanged, and the next run succeeds and removes that folder. After
 SIGTERM, SIGHUP and SIGINT nothing is left at all.
 """
 
-import argparse
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...quantize.files.staging_names import find_staging
-from ..console import print_table, stdout, table
-from .publishers import FAILED, Publisher, contents, exit_code, make_publishers, quiet
+from draftquant.quantize.files.staging_names import find_staging
+from publishers import FAILED, Publisher, contents, exit_code, make_publishers, quiet
 
 SOFT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_OUTCOMES = ("published whole", "staging left", "staging left, verified and whole", "nothing left")
 _LATEST = 1.05  # of the duration of an undisturbed run
 
 
@@ -51,28 +43,8 @@ class _Undisturbed:
     source: dict[str, str]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0 if everything was as it should be."""
-    parser = argparse.ArgumentParser(prog="draftquant.scripts.dev.bench_kills")
-    parser.add_argument("--kills", type=int, default=60, help="SIGKILLs, over four commands")
-    parser.add_argument("--signals", type=int, default=12, help="SIGTERM, SIGHUP and SIGINT alike")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--divide", type=int, default=8, help="so many times smaller a draft")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="draftquant-kills-") as folder:
-        found = kill_runs(
-            Path(folder) / "work",
-            kills=options.kills,
-            signals=options.signals,
-            seed=options.seed,
-            divide=options.divide,
-        )
-    _print(found)
-    return 1 if found.problems else 0
-
-
 def kill_runs(
-    work: Path, *, kills: int, signals: int, seed: int, divide: int, new_tokens: int = 192
+    work: Path, *, kills: int, signals: int, seed: int, divide: int, new_tokens: int
 ) -> Kills:
     """Kill runs in a new folder `work`; see the module."""
     chance, found = random.Random(seed), Kills()
@@ -156,18 +128,3 @@ def _next_run(publisher: Publisher, whole: _Undisturbed, log: Path) -> list[str]
         return ["the next run published something else"]
     left = [path.name for path in publisher.out.parent.iterdir() if path != publisher.out]
     return [f"the next run left {', '.join(left)}"] if left else []
-
-
-def _print(found: Kills) -> None:
-    names = ("runs", *_OUTCOMES)
-    rows = table("Killed runs", "command, signal", *names, right=names)
-    for name, seen in found.outcomes.items():
-        rows.row(name, *(str(seen[outcome]) for outcome in names))
-    print_table(rows)
-    for problem in found.problems:
-        stdout().line(f"WRONG: {problem}")
-    stdout().line(f"{len(found.problems)} problem(s)")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

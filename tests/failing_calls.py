@@ -1,23 +1,17 @@
 """Let every call on a file fail in turn, and look at what becomes of the run.
 
-    python -m draftquant.scripts.dev.bench_io_faults [--every 1]
-
 Over quantize, dequantize, check --fix and record, on tiny inputs. Full disks, errors of the device,
 short writes and short reads: each run must end in an error that says what is wrong, with nothing
 left, or with the very output of an undisturbed run.
 """
 
-import argparse
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..console import print_table, stdout, table
-from .io_faults import KINDS, FailingDisk
-from .publishers import Publisher, contents, exit_code, make_publishers, quiet
+from io_faults import KINDS, FailingDisk
+from publishers import Publisher, contents, exit_code, make_publishers, quiet
 
 _OUTCOMES = ("error, nothing left", "correct output", "error after publishing")
 _ERRORS = (1, 2)  # verification says no, bad input or output
@@ -35,17 +29,6 @@ class IoFaults:
     calls: dict[str, Counter[str]] = field(default_factory=dict)
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0 if everything was as it should be."""
-    parser = argparse.ArgumentParser(prog="draftquant.scripts.dev.bench_io_faults")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="fail every n-th call")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="draftquant-faults-") as folder:
-        found = fail_calls(Path(folder) / "work", every=options.every)
-    _print(found)
-    return 1 if found.problems else 0
 
 
 def fail_calls(work: Path, *, every: int) -> IoFaults:
@@ -106,21 +89,3 @@ def _outcome(publisher: Publisher, code: int, published: dict[str, str]) -> str:
     if code == 0:
         return "correct output"
     return "error after publishing" if code in _ERRORS else f"exit code {code} after publishing"
-
-
-def _print(found: IoFaults) -> None:
-    numbers = ("calls", "faults", *_OUTCOMES)
-    rows = table("Failing calls", "command", *numbers, right=numbers)
-    for name, seen in found.outcomes.items():
-        counts = (found.calls[name].total(), seen.total(), *(seen[one] for one in _OUTCOMES))
-        rows.row(name, *map(str, counts))
-    print_table(rows)
-    for name, calls in found.calls.items():
-        stdout().line(f"{name}: " + ", ".join(f"{n} {call}" for call, n in calls.most_common()))
-    for problem in found.problems:
-        stdout().line(f"WRONG: {problem}")
-    stdout().line(f"{len(found.problems)} problem(s)")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
