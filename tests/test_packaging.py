@@ -29,6 +29,8 @@ CHECKOUT_ONLY = ("draftquant", "scripts", "dev")
 MODULES = [
     path.relative_to(ROOT) for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))
 ]
+BENCHMARKS = [path.relative_to(ROOT) for path in sorted((ROOT / "benchmarks").rglob("*.py"))]
+"""A package of the checkout alone, which imports draftquant as users do."""
 
 Import = ast.Import | ast.ImportFrom
 
@@ -116,6 +118,8 @@ def test_the_package_is_links_to_the_folders_of_the_root() -> None:
     for name, link in links.items():
         home = Path(name) if name in LAYERS else FACADE / name
         assert link.readlink() == Path("../..") / home
+    assert {path.name for path in PACKAGE.parent.iterdir()} == {"draftquant", "benchmarks"}
+    assert (PACKAGE.parent / "benchmarks").readlink() == Path("../benchmarks")
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -150,6 +154,19 @@ def test_modules_import_only_from_layers_below() -> None:
                 if not relative and name[0] == "draftquant":
                     faults.append(f"{module}:{node.lineno} is not relative")
     assert faults == []
+
+
+def test_benchmarks_import_the_package_by_its_name_and_nothing_imports_them() -> None:
+    """What they take of each other is relative."""
+    found = {
+        (module.parts[0] == "benchmarks", name[:2] == ("draftquant", "benchmarks"), name[0])
+        for module in (*MODULES, *BENCHMARKS)
+        for node, _ in imports(parsed(module))
+        for name in imported_names(module, node)
+    }
+    relative = {own for own, within, _ in found if within}
+    assert relative == {True}
+    assert {top for _, _, top in found} & {*LAYERS, "benchmarks"} == set()
 
 
 def test_no_module_imports_one_that_imports_it() -> None:
@@ -248,5 +265,6 @@ def test_the_lower_bounds_are_those_that_are_tested() -> None:
 
 
 def test_every_module_is_short() -> None:
-    lines = {m.as_posix(): len((ROOT / m).read_text("utf-8").splitlines()) for m in MODULES}
+    modules = (*MODULES, *BENCHMARKS)
+    lines = {m.as_posix(): len((ROOT / m).read_text("utf-8").splitlines()) for m in modules}
     assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}

@@ -15,6 +15,7 @@ PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 ABSENT = (
     "quantize",
     "recipes",
+    "benchmarks",
     "draftquant.scripts.dev",
 )
 

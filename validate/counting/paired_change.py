@@ -111,7 +111,7 @@ def paired_change(
     of 95 %; leaving each prompt out shows what it carries, and N_eff how many carry the estimate.
     Where a few prompts hold the loss, a sample with too few of them shows too small a loss and too
     small an error at once; the transformation widens the bound on that side, see `_skewed`
-    (`bench_gate` has the figures).
+    (docs/error-rates.md has the figures).
 
     Args:
         baseline: counts per prompt, each with steps; expected or weighted ones may be parts of one

@@ -4,7 +4,7 @@ Two servers' greedy outputs part at near ties of the target. Before that, both d
 the same tokens: the difference of their rounds there is that of the drafts. Behind it the text is
 another one, whose own ease is noise, many times as large. But text before and behind is not the
 same kind: outputs part sooner where text is hard, so that the common rounds alone are those of easy
-text (`bench_measured`: their lower bounds cover 84 % instead of 95 % where hard text loses more).
+text (docs/servers.md: their lower bounds cover 84 % instead of 95 % where hard text loses more).
 
 So each prompt keeps its whole length. Of its n rows, places where a round can begin, c lie in
 common text. What the other r = n - c rows have lost can be told in two ways: by their own rounds,
