@@ -5,7 +5,7 @@ continuations), not drafts.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -23,42 +23,9 @@ from transformers import (
 from .corpus import sample_windows
 from .optimisation import Schedule, minimise
 
-INITIALIZER_RANGE = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSize:
-    """Shape of the target, of whatever kind."""
-
-    vocab_size: int = 1024
-    hidden_size: int = 256
-    intermediate_size: int = 704
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
-    head_dim: int = 32
-    max_position_embeddings: int = 512
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetKind:
-    """An architecture of transformers that targets can have.
-
-    Attributes:
-        name: its `model_type`.
-        config: the transformers config of a size.
-        small_norms: norms that begin at `LATENT_SCALE` instead of one, by the end of their name.
-    """
-
-    name: str
-    config: Callable[[TargetSize], PreTrainedConfig]
-    small_norms: tuple[str, ...] = ()
-
-
+LATENT_NORM = "kv_a_layernorm.weight"
 LATENT_SCALE = 1 / 8
-"""Of the norm before a wide latent, at first. The linear behind it has 512 inputs: a step of Adam,
+"""Of that norm before a wide latent, at first. The linear behind it has 512 inputs: a step of Adam,
 which moves them all alike, would change its outputs eight times as much as with 64, and the target
 learns nothing for a hundred steps."""
 
@@ -88,8 +55,7 @@ class Traces:
 
 
 def train_target(
-    kind: TargetKind,
-    size: TargetSize,
+    config: PreTrainedConfig,
     stream: Tensor,
     schedule: Schedule,
     *,
@@ -99,8 +65,7 @@ def train_target(
     """Train a target from scratch on windows of a token stream.
 
     Args:
-        kind: architecture of the model.
-        size: shape of the model.
+        config: of the model.
         stream: [num_tokens] int64 training text.
         schedule: steps, batch size and learning rate.
         sequence_length: tokens per window.
@@ -113,11 +78,11 @@ def train_target(
     generator = torch.Generator().manual_seed(seed)
     # transformers 5.23 leaves from_config and get_output_embeddings without types.
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        kind.config(size)
+        config, dtype=torch.float32
     )
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith(kind.small_norms):
+            if name.endswith(LATENT_NORM):
                 weight.fill_(LATENT_SCALE)
 
     def next_token_loss() -> Tensor:
