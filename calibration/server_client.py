@@ -96,20 +96,18 @@ class ServerClient:
         key: sent as a bearer token and shown nowhere; None = none.
         most_in_flight: connections.
         patience: of every request.
-        option: that the address was given by, for errors.
 
     Raises:
         ServerError: the address is none, or the key cannot be sent.
     """
 
     def __init__(
-        self, url: str, *, key: str | None, most_in_flight: int, patience: Patience,
-        option: str = "--server",
-    ) -> None:  # fmt: skip
+        self, url: str, *, key: str | None, most_in_flight: int, patience: Patience
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
         if not re.match(r"https?://[^/]", url):
-            raise ServerError(option, f"expected an address, got {short(url)}", fix=_ADDRESS)
+            raise ServerError("--server", f"expected an address, got {short(url)}", fix=_ADDRESS)
         if key is not None and not (key.isascii() and key.isprintable()):
             raise ServerError(KEY_VARIABLE, "holds characters that an HTTP header cannot hold",
                                fix="set it to the key of the server")  # fmt: skip
@@ -123,7 +121,7 @@ class ServerClient:
                 limits=httpx2.Limits(max_connections=most_in_flight, keepalive_expiry=2),
             )
         except httpx2.InvalidURL as exc:
-            raise ServerError(option, f"{short(url)}: {exc}", fix=_ADDRESS) from exc
+            raise ServerError("--server", f"{short(url)}: {exc}", fix=_ADDRESS) from exc
 
     async def __aenter__(self) -> Self:
         return self

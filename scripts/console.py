@@ -84,12 +84,6 @@ def print_json(value: Any) -> None:
     RESULTS.write(json.dumps(value, indent=2).replace("\x7f", r"\u007f") + "\n")
 
 
-def print_json_line(value: Any) -> None:
-    """Print one of many results for machines on a line of its own, which is there at once."""
-    RESULTS.write(json.dumps(value).replace("\x7f", r"\u007f") + "\n")
-    RESULTS.flush()
-
-
 def print_error(exc: BaseException, *, as_json: bool = False) -> None:
     """Print an error on stderr, its own lines as lines; for machines on stdout too."""
     first, *rest = str(exc).split("\n") if str(exc) else [type(exc).__name__]

@@ -102,14 +102,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant golden golden.json --for vllm --category code",
         "draftquant golden golden.json --for prometheus --engine vllm --out rules.yml",
     ),
-    "watch": (
-        "draftquant watch --server http://127.0.0.1:8000 --engine vllm --golden golden.json"
-        " --state watch.json",
-    ),
-    "canary": (
-        "draftquant canary --server http://127.0.0.1:8000 --candidate http://127.0.0.1:8001"
-        " --engine vllm --golden golden.json --for 7d",
-    ),
     "reconcile": ("draftquant reconcile ./gate-traces fp8.jsonl --draft ./draft-fp8",),
     "gate": (
         "draftquant gate ./draft ./draft-fp8 --traces ./gate-traces --report gate.json",

@@ -1,4 +1,4 @@
-"""What tools that need a GPU write, by their sources: SGLang, specdec_bench, trtllm-bench."""
+"""What SGLang, which needs a GPU, writes by its sources; and changes of real files."""
 
 import json
 from collections.abc import Mapping
@@ -50,65 +50,6 @@ def sglang(path: Path, name: str, *, logprobs: bool = True) -> Path:
             line["output_token_logprobs"] = [[-0.1, ord(c), c] for c in one["output"]]
         lines.append(line)
     return _lines(path, lines)
-
-
-def speed_bench(folder: Path, name: str) -> Path:
-    """`SpecBench._format_write_output` and `dump_env` of specdec_bench."""
-    folder.mkdir()
-    configuration = {
-        "engine": "VLLM",
-        "engine_version": "0.32.0",
-        "model_dir": "/models/target",
-        "draft_model_dir": f"/models/{name}",
-        "draft_length": 3,
-        "dataset": "speed",
-        "dataset_path": "qualitative",
-        "output_length": 64,
-        "temperature": 0.0,
-    }
-    (folder / "configuration.json").write_text(json.dumps(configuration), encoding="utf-8")
-    lines = [
-        {
-            "question_id": place,
-            "category": ("coding", "math")[place % 2],
-            "turns": [one["prompt"]],
-            "acceptance_lengths": [accepted + 1 for accepted in one["accepted"][:-1]],
-            "choices": [{"index": 0, "turns": [one["output"]]}],
-            "raw_choices": [{"index": 0, "turns": [one["output"]]}],
-        }
-        for place, one in enumerate(requests(name))
-    ]
-    return _lines(folder / "specbench_responses.jsonl", lines)
-
-
-def trtllm(path: Path, name: str) -> Path:
-    """`ReportUtility.get_request_info`, and the parts of `get_statistics_dict` that are read."""
-    found = [
-        {
-            "id": place + 5,
-            "num_input_tokens": one["num_prompt_tokens"],
-            "error_tokens": 0,
-            "decode_iteration": len(one["accepted"]),
-            "num_total_output_tokens": one["num_tokens"],
-            "output": one["output"],
-            "output_tokens": one["num_tokens"],
-        }
-        for place, one in enumerate(requests(name))
-    ]
-    path.write_text(json.dumps(found[::-1]), encoding="utf-8")  # as they ended
-    drafted = [3 * (one["decode_iteration"] + 1) for one in found]
-    report = {
-        "engine": {"model": "target", "version": "1.2.1"},
-        "world_info": {},
-        "request_info": {},
-        "performance": {},
-        "decoding_stats": {
-            "num_draft_tokens_percentiles": {"average": sum(drafted) / len(drafted)}
-        },
-        "dataset": {"num_requests": len(found)},
-    }
-    path.with_suffix(".report.json").write_text(json.dumps(report), encoding="utf-8")
-    return path
 
 
 def rewritten(path: Path, place: Path, change: Mapping[str, Any]) -> Path:

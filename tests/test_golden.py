@@ -49,7 +49,6 @@ def test_figures_follow_from_the_counts_of_the_prompts() -> None:
     assert own.design_effect == pytest.approx(own.variance_of_request / 10 / own.variance_of_step)
     assert list(found.categories) == ["", "a", "b"]
     assert found.categories["a"].mean_acceptance_length == 1 + 10 / 20
-    assert [one.histogram for one in found.of_category("b")] == [(1, 4, 5), (2, 2, 6)]
 
 
 def test_the_standard_error_is_that_of_the_jackknife_over_clusters() -> None:

@@ -21,13 +21,14 @@ from draftquant.scripts.api.golden import Form, GoldenSettings
 from draftquant.scripts.api.listener import Listener
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GoldenError
-from draftquant.validate.golden.golden import Golden
+from draftquant.validate.golden.golden import Golden, categories_of
 from draftquant.validate.golden.golden_file import golden_document, read_golden
 from draftquant.validate.golden.golden_sources import golden_of_measurement, golden_of_replay
 from draftquant.validate.golden.grafana_dashboard import grafana_dashboard
-from draftquant.validate.golden.prometheus_rules import Alarm, prometheus_rules
+from draftquant.validate.golden.limits import limits_of
+from draftquant.validate.golden.prometheus_rules import prometheus_rules
 from draftquant.validate.golden.promql import Queries, check_window
-from draftquant.validate.golden.synthetic import inferencex, simulation
+from draftquant.validate.golden.synthetic import simulation
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import EngineName
 from draftquant.validate.measure.measurement_file import line_of
@@ -35,12 +36,16 @@ from handmade_measurements import alternating, measurement
 from handmade_replays import BASELINE, FIGURES, RELEASE, replay
 from handmade_reports import HASHES, comparison, document, served, text_of
 
-ALARM = Alarm(max_drop=0.03, window="1h")
-
 
 def golden() -> Golden:
     """K = 2, acceptance length 1.95: 24 and 14 of 40 verify steps accepted a token there."""
     histograms = [(5, 3, 2), (1, 4, 5), (8, 1, 1), (2, 2, 6)]
+    return golden_of_replay(replay(histograms, categories="ab"), draft_sha256="5" * 64)
+
+
+def of_two() -> Golden:
+    """K = 2, of 40 prompts: those of category "b" accept more than those of "a"."""
+    histograms = [(6 - i % 3 - 2 * (i % 2), 2, 2 + i % 3 + 2 * (i % 2)) for i in range(40)]
     return golden_of_replay(replay(histograms, categories="ab"), draft_sha256="5" * 64)
 
 
@@ -73,39 +78,89 @@ def test_the_others_get_the_mean_each_as_it_counts() -> None:
     assert "give 1 there" in found.notes[1]
 
 
-def test_inferencex_has_target_mode_and_length() -> None:
-    for target in ("org/M", 'a"b: \n#', "\U0001f600\x7f", "yes"):
-        text = inferencex(golden().categories["b"], target=target, thinking=True)
-        assert yaml.safe_load(text) == {target: {"thinking_on": {2: 2.4}}}
-
-
 def test_no_name_ends_a_comment_or_is_a_template() -> None:
-    evil = dataclasses.replace(golden(), draft='{{ "x" }}\nrules: []\x07')
-    text = prometheus_rules(evil, "", Queries(engine="vllm"), ALARM)
+    for name in ('{{ "x" }}\nrules: []\x07', '{{{ "x" }}}'):
+        evil = dataclasses.replace(golden(), draft=name)
+        (rule,) = (one for one in _all_rules(evil) if one.get("alert") == "DraftAcceptanceFell")
+        assert "{{" not in rule["annotations"]["description"]
+    histograms = [(5, 3, 2), (1, 4, 5)]
+    evil = golden_of_replay(replay(histograms), draft_sha256=None)
+    named = tuple(dataclasses.replace(one, category='{{ "x" }}') for one in evil.prompts)
+    evil = dataclasses.replace(evil, prompts=named, categories=categories_of(named))
+    (rule,) = (one for one in _all_rules(evil, label="category") if "Fell" in one.get("alert", ""))
+    assert rule["labels"]["category"] == '{ { "x" } }'
+    assert '{category="{{ \\"x\\" }}"}' in rule["expr"]
+
+
+def _all_rules(
+    found: Golden, engine: EngineName = "vllm", model: str | None = None, label: str | None = None
+) -> list[dict[str, Any]]:
+    limits = limits_of(found, 0.01, by_category=label is not None)
+    text = prometheus_rules(found, limits, Queries.of(engine, model, label), "1h")
     (group,) = yaml.safe_load(text)["groups"]
-    assert '{{ "x"' not in group["rules"][3]["annotations"]["description"]
-    odd = dataclasses.replace(golden(), draft='{{{ "x" }}}')
-    (group,) = yaml.safe_load(prometheus_rules(odd, "", Queries(engine="vllm"), ALARM))["groups"]
-    assert "{{" not in group["rules"][3]["annotations"]["description"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
 
 
 def _rules(engine: EngineName, model: str | None = None) -> dict[str, dict[str, Any]]:
-    text = prometheus_rules(golden(), "", Queries.of(engine, model), ALARM)
-    (group,) = yaml.safe_load(text)["groups"]
-    return {rule.get("record") or rule["alert"]: rule for rule in group["rules"]}
+    rules = _all_rules(golden(), engine, model)
+    return {rule.get("record") or rule["alert"]: rule for rule in rules}
 
 
-def test_the_limit_is_golden_less_the_drop_and_less_what_chance_does() -> None:
-    expr = _rules("vllm")["DraftAcceptanceFell"]["expr"]
-    own = golden().all
+def test_the_limit_is_below_what_golden_itself_does_not_know() -> None:
+    (limit,), own = limits_of(golden(), 0.01), golden().all
     assert own.standard_error is not None
+    low = own.mean_acceptance_length - 1.96 * own.standard_error
+    assert limit.lowest == pytest.approx(0.99 * low)
+    assert limit.drop == pytest.approx(1 - 0.99 * low / own.mean_acceptance_length)
+
+
+def test_an_alert_is_below_the_limit_by_what_chance_does() -> None:
+    expr, own = _rules("vllm")["DraftAcceptanceFell"]["expr"], golden().all
     assert own.design_effect is not None
     assert own.design_effect > 1
-    limit, own_error = 1.95 * 0.97, (own.standard_error * 0.97) ** 2
-    spread = own.variance_of_request / 10  # per step: each request has ten
-    assert f"< {limit:.6g} - 3.09 * sqrt({own_error:.6g} + {spread:.6g} /" in expr
+    (limit,) = limits_of(golden(), 0.01)
+    variance = own.variance_of_request / 10  # per step: each request has ten
+    assert f"< {limit.lowest:.6g} - 3.09 * sqrt({variance:.6g} / draftquant:verify_steps)" in expr
     assert expr.endswith("draftquant:verify_steps >= 1000")
     assert "< 1.095 " in _rules("vllm")["DraftAcceptsNothing"]["expr"]  # a tenth of 0.95
+
+
+def test_each_category_has_a_limit_where_a_label_tells_it() -> None:
+    rules = _all_rules(of_two(), label="category")
+    assert rules[0]["expr"].startswith("sum by (model_name, category) (increase(vllm:spec_decode")
+    assert " / on (model_name, category) group_left () " in rules[2]["expr"]
+    fell = {
+        one["labels"]["category"]: one for one in rules if one.get("alert") == "DraftAcceptanceFell"
+    }
+    for limit in limits_of(of_two(), 0.01, by_category=True):
+        own = fell.pop(limit.category)
+        only = f'{{category="{limit.category}"}}'
+        assert f"(draftquant:acceptance_length{only} < {limit.lowest:.6g} - 3.29 *" in own["expr"]
+        assert f"draftquant:verify_steps{only} >= 1000" in own["expr"]
+        assert (
+            f"category {limit.category} is {limit.golden.mean_acceptance_length:.4f}"
+            in (own["annotations"]["description"])
+        )
+    assert not fell
+    assert "sum by (model_name) (increase(vllm:generation_tokens_total" in rules[-1]["expr"]
+    unnamed = dataclasses.replace(of_two(), categories={"": of_two().all})
+    with pytest.raises(GoldenError, match="golden has no categories"):
+        limits_of(unnamed, 0.01, by_category=True)
+
+
+@pytest.mark.parametrize("label", ["", "a-b", "__name__", "model_name", "position", "severity"])
+def test_a_label_of_categories_is_no_other(label: str) -> None:
+    with pytest.raises(GoldenError, match="--category-label"):
+        Queries.of("vllm", None, label)
+
+
+def test_golden_of_one_prompt_says_too_little() -> None:
+    alone = golden_of_replay(replay([(5, 3, 2)]), draft_sha256=None)
+    alike = golden_of_replay(replay([(0, 0, 9), (0, 0, 9)]), draft_sha256=None)
+    for found in (alone, alike):
+        with pytest.raises(GoldenError, match="does not say how much requests differ"):
+            limits_of(found, 0.01)
 
 
 def test_counters_are_those_of_the_engine_and_of_the_model_that_is_named() -> None:
@@ -114,7 +169,7 @@ def test_counters_are_those_of_the_engine_and_of_the_model_that_is_named() -> No
         'sum by (model_name) (increase(vllm:spec_decode_num_drafts_total{model_name="a\\"b"}[1h]))'
     )
     assert "draftquant:accepted_at" in vllm
-    assert '"\U0001f600"' in Queries.of("vllm", "\U0001f600").selector  # not as two halves
+    assert '"\U0001f600"' in Queries.of("vllm", "\U0001f600", None).selector  # not as two halves
     assert "draftquant:accepted_at" not in sglang  # SGLang counts no positions
     assert sglang["draftquant:acceptance_length"]["expr"].startswith(
         "(sum by (model_name) (increase(sglang:generation_tokens_total[1h])) - sum by"
@@ -125,15 +180,31 @@ def test_counters_are_those_of_the_engine_and_of_the_model_that_is_named() -> No
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 def test_the_dashboard_shows_golden_beside_what_is_counted(engine: EngineName) -> None:
-    found = json.loads(grafana_dashboard(golden(), "a", Queries(engine=engine), ALARM))
+    (limit,) = limits_of(of_two(), 0.01, category="b")
+    found = json.loads(grafana_dashboard(of_two(), [limit], Queries(engine=engine)))
     panels = {panel["title"]: panel for panel in found["panels"]}
     assert len({panel["id"] for panel in found["panels"]}) == len(panels)
     asked = {one["legendFormat"]: one["expr"] for one in
              panels["Mean acceptance length"]["targets"]}  # fmt: skip
-    assert asked["golden"] == "vector(1.5)"
-    assert asked["limit"] == "vector(1.455)"
+    assert asked["golden"] == f"vector({of_two().categories['b'].mean_acceptance_length:.6g})"
+    assert asked["limit"] == f"vector({limit.lowest:.6g})"
     assert 'model_name=~"$model"' in asked["{{model_name}}"]
     assert ("Accepted at each position" in panels) == (engine != "sglang")
+
+
+def test_the_dashboard_shows_each_category_where_a_label_tells_it() -> None:
+    limits = limits_of(of_two(), 0.01, by_category=True)
+    queries = Queries.of("vllm", None, "category")
+    panels = json.loads(grafana_dashboard(of_two(), limits, queries))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) == 7
+    for i, limit in enumerate(limits):
+        length = panels[3 * i]
+        assert length["title"] == f"Mean acceptance length, {limit.category}"
+        assert f'model_name=~"$model", category="{limit.category}"' in length["targets"][0]["expr"]
+        assert length["targets"][2]["expr"] == f"vector({limit.lowest:.6g})"
+        tops = [panel["gridPos"]["y"] for panel in panels[3 * i : 3 * i + 3]]
+        assert tops == [18 * i, 18 * i, 18 * i + 9]
+    assert "category" not in panels[-1]["targets"][0]["expr"]
 
 
 @pytest.mark.parametrize("window", ["", "1", "h", "0m", "1h[", "1.5h", "1m1h", "5m5m", "99999w"])
@@ -146,16 +217,18 @@ def test_a_window_is_a_time(window: str) -> None:
 @pytest.mark.parametrize("drop", [0, 1, -0.1, math.nan])
 def test_a_drop_is_a_share(drop: float) -> None:
     with pytest.raises(GoldenError, match="--max-drop"):
-        Alarm(max_drop=drop, window="1h").check(golden().all)
+        limits_of(golden(), drop)
 
 
 def test_a_drop_that_no_draft_can_reach_is_refused() -> None:
-    Alarm(max_drop=0.48, window="1h").check(golden().all)
-    with pytest.raises(GoldenError, match=r"never fire[^~]*give a drop below 0.4872"):
-        Alarm(max_drop=0.49, window="1h").check(golden().all)
-    nothing = golden_of_replay(replay([(5, 0, 0), (4, 0, 0)]), draft_sha256=None)
+    (limit,) = limits_of(golden(), 0.01)
+    most = 1 - 0.99 / limit.lowest
+    limits_of(golden(), most - 1e-4)
+    with pytest.raises(GoldenError, match=rf"never fire[^~]*give a drop below {most:.4f}"):
+        limits_of(golden(), most + 1e-4)
+    nothing = golden_of_replay(replay([(50, 0, 0), (40, 1, 0)]), draft_sha256=None)
     with pytest.raises(GoldenError, match="monitor a draft that accepts"):
-        ALARM.check(nothing.all)
+        limits_of(nothing, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +238,7 @@ def test_a_drop_that_no_draft_can_reach_is_refused() -> None:
         ("vllm", {"max_drop": 0.1}),
         ("grafana", {"window": "2h"}),
         (None, {"engine": "vllm"}),
-        ("sglang", {"thinking": "on"}),
+        ("sglang", {"category_label": "category"}),
     ],
 )
 def test_an_option_that_says_nothing_is_refused(
@@ -195,7 +268,6 @@ def test_the_command_prints_writes_and_refuses(
     for words, said in (
         (rules, "already exists"),
         (["golden", str(path), "--for", "prometheus"], "--engine"),
-        (["golden", str(path), "--for", "inferencex"], "--thinking"),
         (["golden", str(path), "--category", "c"], "has no category 'c', but a, b"),
         (["golden", str(path), "--out", "x"], "--for"),
     ):

@@ -359,6 +359,12 @@ def test_exposition_text() -> None:
     assert found.by_label("a", "y") == {"": 1, '"}': 2}  # as its writer had it, before escaping
 
 
+def test_labels_are_as_they_were_before_the_page_wrote_them() -> None:
+    page = Counters.parse('a{b="say \\"x\\\\n\\"\\nand }",c="é"} 1\n', "page")
+    ((labels, _),) = page.samples["a"]
+    assert labels == {"b": 'say "x\\n"\nand }', "c": "é"}
+
+
 @pytest.mark.parametrize("line", ["<html>", "a", "a b", 'a{x="1"} 1 2 3', "a" * 20_000 + " 1"])
 def test_what_is_no_exposition(line: str) -> None:
     with pytest.raises(MeasureError, match="there: expected counters of Prometheus"):

@@ -45,7 +45,7 @@ VALIDATE = (
     ("served",),
     ("report",),
     ("acceptance", "card", "comparison", "golden"),
-    ("draft_length", "monitoring", "vocabulary"),
+    ("draft_length", "vocabulary"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

@@ -31,9 +31,5 @@ class GoldenError(DraftQuantError):
     """Golden acceptance is not what it claims to be, or cannot be written of what is given."""
 
 
-class WatchError(DraftQuantError):
-    """A live draft cannot be watched as asked, or a state is of another watch."""
-
-
 class CardError(DraftQuantError):
     """A model card lacks what it must say, or is given figures of another draft."""

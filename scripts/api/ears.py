@@ -1,9 +1,9 @@
 """`Ears`: hears what a run says on its way to who listens, and keeps the warnings of it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -52,10 +52,6 @@ class Ears(Listener):
     @override
     def note(self, text: str) -> None:
         self._listener.note(self._said(text))
-
-    @override
-    def event(self, found: Mapping[str, Any]) -> None:
-        self._listener.event(found)
 
     def _said(self, text: str) -> str:
         return text if self._words is None else self._words(text)

@@ -19,14 +19,14 @@ from .verb import verb
 if TYPE_CHECKING:
     from ...validate.golden.golden import Golden
 
-Form = Literal["vllm", "sglang", "tensorrt-llm", "inferencex", "prometheus", "grafana"]
+Form = Literal["vllm", "sglang", "tensorrt-llm", "prometheus", "grafana"]
 _MONITORED: tuple[Form, ...] = ("prometheus", "grafana")
 _TAKEN_BY: Mapping[str, tuple[Form, ...]] = {
     "engine": _MONITORED,
     "model": ("prometheus",),  # a dashboard lets its reader choose among the served targets
+    "category_label": _MONITORED,
     "max_drop": _MONITORED,
     "window": ("prometheus",),
-    "thinking": ("inferencex",),
 }
 """Options that say something of these forms alone."""
 
@@ -44,8 +44,8 @@ class GoldenSettings(Settings):
         Form | None,
         Option(
             "what is made of it: settings by which an engine simulates this acceptance (vllm,"
-            " sglang, tensorrt-llm), a curve for InferenceX, rules for Prometheus or a dashboard"
-            " for Grafana; without it the figures are printed",
+            " sglang, tensorrt-llm), rules for Prometheus or a dashboard for Grafana; without it"
+            " the figures are printed",
             flag="--for",
         ),
     ] = None
@@ -53,6 +53,11 @@ class GoldenSettings(Settings):
         str | None,
         Option("category of prompts that your traffic is like (default: all)", "CATEGORY"),
     ] = None
+    category_label: Annotated[
+        str | None,
+        Option("label of the counters whose values are categories of golden: each has a limit of"
+               " its own", "NAME"),
+    ] = None  # fmt: skip
     engine: Annotated[
         EngineName | None,
         Option("engine whose counters are monitored (default: the one that was measured)"),
@@ -64,30 +69,24 @@ class GoldenSettings(Settings):
     max_drop: Annotated[
         float,
         Option(
-            "relative drop of the acceptance length below which an alert fires (default 3%%)",
+            "relative drop of the acceptance length that is tolerated, below golden's 95%% interval"
+            " (default 1%%, as the gate tolerates in a release)",
             "SHARE",
             reads=share,
         ),
-    ] = 0.03
+    ] = 0.01
     window: Annotated[
         str,
         Option("time over which the rules add up counters, in Prometheus' words (default 1h)",
                "TIME"),
     ] = "1h"  # fmt: skip
-    thinking: Annotated[
-        Literal["on", "off"] | None,
-        Option("with --for inferencex: the target's thinking mode when this was counted"),
-    ] = None
     out: Annotated[AnyPath | None, Option("write it here instead of printing it", "FILE")] = None
     overwrite: Overwrite = False
 
+    exclusive = (("category", "category_label"),)
+
     def check(self) -> None:
         """What is asked for has what it needs."""
-        if self.to == "inferencex" and self.thinking is None:
-            raise GoldenError(
-                "--thinking", "is needed for InferenceX, whose curves are of one mode",
-                fix="give --thinking on or --thinking off",
-            )  # fmt: skip
         for name, forms in _TAKEN_BY.items():
             given = getattr(self, name) != self.__dataclass_fields__[name].default
             if given and self.to not in forms:
@@ -132,7 +131,7 @@ def golden(settings: GoldenSettings) -> GoldenText:
 
     Raises:
         GoldenError: the file is no golden acceptance, its figures do not follow from its counts, or
-            it lacks the category.
+            it lacks the category; or no limit follows from it, or none that a draft can fall below.
         OutputError: the file to write exists already, or cannot be written.
     """
     from ...validate.golden.golden import ALL
@@ -153,22 +152,21 @@ def golden(settings: GoldenSettings) -> GoldenText:
 
 
 def _made(settings: GoldenSettings, golden: "Golden", category: str) -> tuple[str, tuple[str, ...]]:
-    from ...validate.golden.synthetic import inferencex, simulation
+    from ...validate.golden.synthetic import simulation
 
-    own, to = golden.categories[category], settings.to
+    to = settings.to
     if to is None:
         return "", ()
-    if to == "inferencex":
-        return inferencex(own, target=golden.target, thinking=settings.thinking == "on"), ()
     if to == "prometheus" or to == "grafana":
         return _monitored(settings, golden, category), ()
-    found = simulation(own, to)
+    found = simulation(golden.categories[category], to)
     return f"{found.line}\n", found.notes
 
 
 def _monitored(settings: GoldenSettings, golden: "Golden", category: str) -> str:
     from ...validate.golden.grafana_dashboard import grafana_dashboard
-    from ...validate.golden.prometheus_rules import Alarm, prometheus_rules
+    from ...validate.golden.limits import limits_of
+    from ...validate.golden.prometheus_rules import prometheus_rules
     from ...validate.golden.promql import Queries, check_window
 
     measured = None if golden.source == "replay" else golden.source
@@ -180,8 +178,13 @@ def _monitored(settings: GoldenSettings, golden: "Golden", category: str) -> str
             fix="give --engine vllm, sglang or tensorrt-llm",
         )
     check_window(settings.window)
-    queries = Queries.of(engine, settings.model)
-    alarm = Alarm(max_drop=settings.max_drop, window=settings.window)
-    alarm.check(golden.categories[category])
-    write = prometheus_rules if settings.to == "prometheus" else grafana_dashboard
-    return write(golden, category, queries, alarm)
+    queries = Queries.of(engine, settings.model, settings.category_label)
+    limits = limits_of(
+        golden,
+        settings.max_drop,
+        category=category,
+        by_category=settings.category_label is not None,
+    )
+    if settings.to == "grafana":
+        return grafana_dashboard(golden, limits, queries)
+    return prometheus_rules(golden, limits, queries, settings.window)

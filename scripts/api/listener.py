@@ -3,9 +3,9 @@
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from typing_extensions import override
 
@@ -73,10 +73,6 @@ class Listener:
     def note(self, text: str) -> None:
         """What is good to know, where nothing is wrong."""
         self.line(text)
-
-    def event(self, found: Mapping[str, Any]) -> None:
-        """What a run that lasts has seen (`watch`), as JSON can hold it."""
-        LOG.debug("%s", found)
 
 
 class ProgressListener(Listener):

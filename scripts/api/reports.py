@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ...validate.served.reconciliation import Reconciliation as Reconciliation
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
     from ...validate.vocabulary.vocab_report import VocabReport as VocabReport
-    from .canary import CanaryReport as CanaryReport
     from .check import CheckReport as CheckReport
     from .golden import GoldenText as GoldenText
     from .inspect import Inspection as Inspection
@@ -45,11 +44,9 @@ if TYPE_CHECKING:
     from .shards import ShardsPlan as ShardsPlan
     from .shards import ShardsRun as ShardsRun
     from .verify import Verification as Verification
-    from .watch import WatchReport as WatchReport
 
 _HOMES = {
     "Acceptance": "validate.acceptance.acceptance",
-    "CanaryReport": "scripts.api.canary",
     "CheckReport": "scripts.api.check",
     "CleanReport": "quantize.files.staging_names",
     "ComparisonReport": "validate.comparison.draft_comparison",
@@ -87,7 +84,6 @@ _HOMES = {
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",
     "VocabReport": "validate.vocabulary.vocab_report",
-    "WatchReport": "scripts.api.watch",
     "WrittenReport": "scripts.api.report",
 }
 """Name -> the module that has it, below draftquant."""

@@ -16,7 +16,6 @@ from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
 from .scripts.api.accept import accept
-from .scripts.api.canary import canary
 from .scripts.api.card import card
 from .scripts.api.check import check
 from .scripts.api.clean import clean
@@ -57,12 +56,10 @@ from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.vocab import vocab
-from .scripts.api.watch import watch
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
         Acceptance,
-        CanaryReport,
         CheckReport,
         CleanReport,
         ComparisonReport,
@@ -100,13 +97,11 @@ if TYPE_CHECKING:
         Verification,
         VerifyReport,
         VocabReport,
-        WatchReport,
         WrittenReport,
     )
 
 VERBS = (
     "accept",
-    "canary",
     "card",
     "check",
     "clean",
@@ -147,14 +142,12 @@ VERBS = (
     "unpickle",
     "verify",
     "vocab",
-    "watch",
 )
 """The functions."""
 __all__ = [
     "VERBS",
     "Acceptance",
     "Bar",
-    "CanaryReport",
     "CheckReport",
     "CleanReport",
     "ComparisonReport",
@@ -197,10 +190,8 @@ __all__ = [
     "Verification",
     "VerifyReport",
     "VocabReport",
-    "WatchReport",
     "WrittenReport",
     "accept",
-    "canary",
     "card",
     "check",
     "clean",
@@ -241,7 +232,6 @@ __all__ = [
     "unpickle",
     "verify",
     "vocab",
-    "watch",
 ]
 
 

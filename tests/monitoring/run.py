@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,37 +31,60 @@ import yaml  # noqa: E402
 from draftquant.validate.golden.golden import Golden  # noqa: E402
 from draftquant.validate.golden.golden_sources import golden_of_replay  # noqa: E402
 from draftquant.validate.golden.grafana_dashboard import grafana_dashboard  # noqa: E402
-from draftquant.validate.golden.prometheus_rules import Alarm, prometheus_rules  # noqa: E402
+from draftquant.validate.golden.limits import limits_of  # noqa: E402
+from draftquant.validate.golden.prometheus_rules import prometheus_rules  # noqa: E402
 from draftquant.validate.golden.promql import GENERATED, Queries  # noqa: E402
 from draftquant.validate.measure.measurement import EngineName  # noqa: E402
 from draftquant.validate.measure.protocols.engine_counters import ENGINE_COUNTERS  # noqa: E402
 from handmade_replays import replay  # noqa: E402
 
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
-ALARM = Alarm(max_drop=0.03, window="1h")
+MAX_DROP = 0.01
+CATEGORY_LABEL = "category"  # `job` is Prometheus' own
 STEPS = 600  # per minute
 PORT = 18290
-LIVES = {
-    "as golden": (1.0, ()),
-    "2 % below golden": (0.98, ()),
-    "6 % below golden": (0.94, ("DraftAcceptanceFell",)),
-    "accepts nothing": (0.0, ("DraftAcceptanceFell", "DraftAcceptsNothing")),
-    "does not draft": (None, ("DraftStopped",)),
+FELL, NOTHING, STOPPED = "DraftAcceptanceFell", "DraftAcceptsNothing", "DraftStopped"
+Life = tuple[Mapping[str, float | None], tuple[tuple[str, str], ...]]
+"""Acceptance length over golden's by category, "" = all; and alerts that must fire, with theirs."""
+LIVES: dict[str, Life] = {
+    "as golden": ({"": 1.0}, ()),
+    "1 % below golden": ({"": 0.99}, ()),
+    "6 % below golden": ({"": 0.94}, ((FELL, ""),)),
+    "accepts nothing": ({"": 0.0}, ((FELL, ""), (NOTHING, ""))),
+    "does not draft": ({"": None}, ((STOPPED, ""),)),
 }
-"""What a server does -> its acceptance length over golden's, and the alerts that must fire."""
+LIVES_BY_CATEGORY: dict[str, Life] = {
+    "both categories as golden": ({"a": 1.0, "b": 1.0}, ()),
+    "category b 6 % below golden": ({"a": 1.0, "b": 0.94}, ((FELL, "b"),)),
+    "category a accepts nothing": ({"a": 0.0, "b": 1.0}, ((FELL, "a"), (NOTHING, "a"))),
+    "neither drafts": ({"a": None, "b": None}, ((STOPPED, ""),)),
+}
+"""What a server does, of whose counters a label tells the category."""
 
 
 def golden() -> Golden:
-    """Of 60 prompts, K = 3: acceptance length 2.6."""
-    return golden_of_replay(
-        replay([(60 + i % 7, 30, 30, 80 - i % 7) for i in range(60)], name="draft"),
-        draft_sha256="5" * 64,
-    )
+    """Of 60 prompts of two categories, K = 3: acceptance length 2.6."""
+    histograms = [(60 + i % 7, 30, 30, 80 - i % 7) for i in range(60)]
+    found = replay(histograms, name="draft", categories="ab")
+    return golden_of_replay(found, draft_sha256="5" * 64)
 
 
-def increments(engine: EngineName, share: float | None) -> dict[str, float]:
+def queries_of(engine: EngineName, *, by_category: bool) -> Queries:
+    """Over the counters of an engine, with or without the label of the category."""
+    return Queries.of(engine, None, CATEGORY_LABEL if by_category else None)
+
+
+def rules_of(engine: EngineName, window: str = "1h", *, by_category: bool = False) -> str:
+    """The rules that are tested."""
+    limits = limits_of(golden(), MAX_DROP, by_category=by_category)
+    return prometheus_rules(golden(), limits, queries_of(engine, by_category=by_category), window)
+
+
+def increments(engine: EngineName, share: float | None, category: str = "") -> dict[str, float]:
     """Series -> its growth per minute, for a server that accepts so much of golden."""
     own, label = golden().all, 'model_name="target"'
+    if category:
+        label += f',{CATEGORY_LABEL}="{category}"'
     if share is None:
         return {f"{GENERATED[engine]}{{{label}}}": 5000}
     length = max(1.0, own.mean_acceptance_length * share)
@@ -84,22 +107,26 @@ def _labels(label: str, more: Any) -> str:
     return "{" + ",".join([label, *(f'{name}="{value}"' for name, value in more.items())]) + "}"
 
 
-def rule_tests(rules: Path, engine: EngineName) -> dict[str, Any]:
+def rule_tests(rules: Path, engine: EngineName, lives: Mapping[str, Life]) -> dict[str, Any]:
     """What `promtool test rules` reads: every life of a server, and its alerts after two hours."""
-    alerts = ("DraftAcceptanceFell", "DraftAcceptsNothing", "DraftStopped")
     tests = []
-    for name, (share, fired) in LIVES.items():
+    for name, (shares, fired) in lives.items():
         series = [
             {"series": one, "values": f"0+{growth:.6g}x180"}
-            for one, growth in increments(engine, share).items()
+            for category, share in shares.items()
+            for one, growth in increments(engine, share, category).items()
         ]
         cases = [
             {
                 "eval_time": "2h",
                 "alertname": alert,
-                "exp_alerts": _expected(alert, rules, share) if alert in fired else [],
+                "exp_alerts": [
+                    _expected(alert, category, rules, shares.get(category))
+                    for other, category in fired
+                    if other == alert
+                ],
             }
-            for alert in alerts
+            for alert in (FELL, NOTHING, STOPPED)
         ]
         tests.append(
             {"name": name, "interval": "1m", "input_series": series, "alert_rule_test": cases}
@@ -107,10 +134,14 @@ def rule_tests(rules: Path, engine: EngineName) -> dict[str, Any]:
     return {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}
 
 
-def _expected(alert: str, rules: Path, share: float | None) -> list[dict[str, Any]]:
+def _expected(alert: str, category: str, rules: Path, share: float | None) -> dict[str, Any]:
     length = max(1.0, golden().all.mean_acceptance_length * (share or 0))
     (group,) = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
-    own = next(rule for rule in group["rules"] if rule.get("alert") == alert)
+    own = next(
+        rule
+        for rule in group["rules"]
+        if rule.get("alert") == alert and rule["labels"].get(CATEGORY_LABEL, "") == category
+    )
     said = {
         name: text.replace("{{ $labels.model_name }}", "target").replace(
             '{{ $value | printf "%.3f" }}', f"{length:.3f}"
@@ -118,13 +149,19 @@ def _expected(alert: str, rules: Path, share: float | None) -> list[dict[str, An
         for name, text in own["annotations"].items()
     }
     labels = {**own["labels"], "model_name": "target"}
-    return [{"exp_labels": labels, "exp_annotations": said}]
+    return {"exp_labels": labels, "exp_annotations": said}
 
 
-def expressions(engine: EngineName) -> list[str]:
+def dashboard(engine: EngineName, *, by_category: bool) -> str:
+    """The dashboard that is tested."""
+    limits = limits_of(golden(), MAX_DROP, by_category=by_category)
+    return grafana_dashboard(golden(), limits, queries_of(engine, by_category=by_category))
+
+
+def expressions(engine: EngineName, *, by_category: bool) -> list[str]:
     """Every query of the dashboard, as Grafana sends it."""
-    text = grafana_dashboard(golden(), "", Queries(engine=engine), ALARM)
-    found = [one["expr"] for panel in json.loads(text)["panels"] for one in panel["targets"]]
+    panels = json.loads(dashboard(engine, by_category=by_category))["panels"]
+    found = [one["expr"] for panel in panels for one in panel["targets"]]
     return [one.replace("$__rate_interval", "1m").replace("$model", ".*") for one in found]
 
 
@@ -147,7 +184,8 @@ def exporter() -> Iterator[int]:
             lines = [
                 f"{name} {growth * minutes:.6f}\n"
                 for engine in ENGINES
-                for name, growth in increments(engine, 1.0).items()
+                for category in "ab"
+                for name, growth in increments(engine, 1.0, category).items()
             ]
             self.send_response(200)
             self.end_headers()
@@ -165,11 +203,11 @@ def exporter() -> Iterator[int]:
 
 
 @contextmanager
-def prometheus(program: str, work: Path, rules: list[Path], port: int) -> Iterator[None]:
+def prometheus(program: str, work: Path, rules: Path, port: int) -> Iterator[None]:
     """Prometheus with these rules over that server, until the end of the block."""
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(one) for one in rules],
+        "rule_files": [str(rules)],
         "scrape_configs": [
             {"job_name": "draft", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
         ],
@@ -178,7 +216,7 @@ def prometheus(program: str, work: Path, rules: list[Path], port: int) -> Iterat
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     with (work / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
-            [program, f"--config.file={path}", f"--storage.tsdb.path={work / 'data'}",
+            [program, f"--config.file={path}", f"--storage.tsdb.path={work / f'data-{rules.stem}'}",
              f"--web.listen-address=127.0.0.1:{PORT}"],
             stdout=log, stderr=log,
         )  # fmt: skip
@@ -200,26 +238,33 @@ def provisioned(program: str, work: Path) -> list[str]:
     """Rows of a live Prometheus: rules by health, recorded acceptance, queries of the dashboard."""
     rows = []
     for engine in ENGINES:
-        rules = work / f"live-{engine}.yml"
-        queries = Queries(engine=engine)
-        text = prometheus_rules(golden(), "", queries, Alarm(max_drop=0.03, window="1m"))
-        rules.write_text(text, encoding="utf-8")
-        with exporter() as port, prometheus(program, work, [rules], port):
-            time.sleep(25)
-            (group,) = asked("rules")["groups"]
-            health = {rule["health"] for rule in group["rules"]}
-            length = asked("query", query="draftquant:acceptance_length")["result"]
-            answers = [len(asked("query", query=one)["result"]) for one in expressions(engine)]
-            firing = [rule["name"] for rule in group["rules"] if rule.get("alerts")]
-        found = float(length[0]["value"][1])
-        rows.append(
-            f"| {engine} | {len(group['rules'])} rules, {', '.join(sorted(health))} | {found:.4f} |"
-            f" {sum(map(bool, answers))} of {len(answers)} | {', '.join(firing) or 'none'} |"
-        )
-        own = golden().all.mean_acceptance_length
-        if health != {"ok"} or abs(found - own) > 0.02 or not all(answers) or firing:
-            raise SystemExit(rows[-1])
+        for by_category in (False, True):
+            rows.append(_live(program, work, engine, by_category=by_category))
     return rows
+
+
+def _live(program: str, work: Path, engine: EngineName, *, by_category: bool) -> str:
+    rules = work / f"live-{engine}-{'categories' if by_category else 'all'}.yml"
+    rules.write_text(rules_of(engine, "1m", by_category=by_category), encoding="utf-8")
+    with exporter() as port, prometheus(program, work, rules, port):
+        time.sleep(25)
+        (group,) = asked("rules")["groups"]
+        health = {rule["health"] for rule in group["rules"]}
+        lengths = asked("query", query="draftquant:acceptance_length")["result"]
+        queries = expressions(engine, by_category=by_category)
+        answers = [len(asked("query", query=one)["result"]) for one in queries]
+        firing = [rule["name"] for rule in group["rules"] if rule.get("alerts")]
+    found = [float(one["value"][1]) for one in lengths]
+    row = (
+        f"| {engine}{', by category' if by_category else ''} | {len(group['rules'])} rules,"
+        f" {', '.join(sorted(health))} | {', '.join(f'{one:.4f}' for one in found)} |"
+        f" {sum(map(bool, answers))} of {len(answers)} | {', '.join(firing) or 'none'} |"
+    )
+    own = golden().all.mean_acceptance_length
+    as_golden = len(found) == 1 + by_category and all(abs(one - own) <= 0.02 for one in found)
+    if health != {"ok"} or not as_golden or not all(answers) or firing:
+        raise SystemExit(row)
+    return row
 
 
 def main() -> int:
@@ -233,30 +278,31 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         for engine in ENGINES:
-            queries = Queries(engine=engine)
-            rules = work / f"{engine}.yml"
-            rules.write_text(prometheus_rules(golden(), "", queries, ALARM), encoding="utf-8")
-            told = ran(options.promtool, "check", "rules", str(rules))
-            tests = work / f"{engine}-tests.yml"
-            tests.write_text(yaml.safe_dump(rule_tests(rules, engine)), encoding="utf-8")
-            ran(options.promtool, "test", "rules", str(tests))
-            number = re.search(r"(\d+) rules found", told)
-            accepted = number[1] if number else "?"
-            rows.append(f"| {engine} | {accepted} | {len(LIVES)} of {len(LIVES)} |")
-            if options.grafana:
-                page = work / f"{engine}.json"
-                text = grafana_dashboard(golden(), "", queries, ALARM)
-                page.write_text(text, encoding="utf-8")
-                decoded = ran(options.grafana, str(HERE / "decoded.py"), str(page)).strip()
+            for by_category, lives in ((False, LIVES), (True, LIVES_BY_CATEGORY)):
+                rules, tests = work / "rules.yml", work / "tests.yml"
+                rules.write_text(rules_of(engine, by_category=by_category), encoding="utf-8")
+                told = ran(options.promtool, "check", "rules", str(rules))
+                tests.write_text(yaml.safe_dump(rule_tests(rules, engine, lives)), encoding="utf-8")
+                ran(options.promtool, "test", "rules", str(tests))
+                number = re.search(r"(\d+) rules found", told)
+                of = ", by category" if by_category else ""
+                accepted = number[1] if number else "?"
+                rows.append(f"| {engine}{of} | {accepted} | {len(lives)} of {len(lives)} |")
+                if options.grafana:
+                    page = work / "dashboard.json"
+                    page.write_text(dashboard(engine, by_category=by_category), encoding="utf-8")
+                    decoded = ran(options.grafana, str(HERE / "decoded.py"), str(page)).strip()
         live = provisioned(options.prometheus, work)
         version = ran(options.prometheus, "--version").split()[2].rstrip(",")
     lives = "".join(
-        f"| {name} | {', '.join(fired) or 'none'} |\n" for name, (_, fired) in LIVES.items()
+        f"| {name} | {', '.join(f'{one} {of}'.strip() for one, of in fired) or 'none'} |\n"
+        for name, (_, fired) in (LIVES | LIVES_BY_CATEGORY).items()
     )
     text = (
         "# Golden acceptance under a real Prometheus\n\nWritten by `tests/monitoring/run.py` with"
         f" Prometheus {version}. Golden: K = 3, acceptance length"
-        f" {golden().all.mean_acceptance_length:.4f}, 3 % tolerated, 600 verify steps a minute.\n\n"
+        f" {golden().all.mean_acceptance_length:.4f}, {MAX_DROP:.0%} tolerated, {STEPS} verify"
+        " steps a minute.\n\n"
         "`promtool check rules` and `promtool test rules`, two hours of a server's life:\n\n"
         f"| engine | rules accepted | lives with exactly these alerts |\n|---|---|---|\n"
         f"{chr(10).join(rows)}\n\n| life | alerts |\n|---|---|\n{lives}\n"

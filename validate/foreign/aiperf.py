@@ -71,7 +71,6 @@ def read(path: Path) -> ForeignMeasurement:
             requests.append(
                 ForeignRequest(
                     id=digest[:12],
-                    category="all",
                     prompt_sha256=digest,
                     settings=settings,
                     num_output_tokens=optional(told, "completion_tokens", whole),

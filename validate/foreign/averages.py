@@ -61,22 +61,6 @@ AVERAGES: tuple[Average, ...] = (
         switch_on="give profile_export.jsonl beside it (aiperf profile --export-level raw), with"
         " vLLM started with --per-request-spec-decode-metrics detailed",
     ),
-    Average(
-        tool="trtllm-bench --report_json",
-        source="TensorRT-LLM at 2787769c, bench/dataclasses/reporting.py",
-        claims=_has("world_info", "request_info", "performance"),
-        holds="percentiles over requests",
-        switch_on="run trtllm-bench with --request_json NAME.json beside --report_json"
-        " NAME.report.json, and give NAME.json",
-    ),
-    Average(
-        tool="specdec_bench (specbench_results.json, acceptance_rate.json)",
-        source="Model-Optimizer at 55bcd7b8, metrics/specbench.py and acceptance_rate.py",
-        claims=_has("Request_AL", "Average_AL"),
-        holds="Request_AL, an average for each request, without the number of its verify steps",
-        switch_on="give specbench_responses.jsonl or responses.jsonl of the same folder, which has"
-        " acceptance_lengths since 2026-07",
-    ),
 )
 
 
@@ -86,11 +70,10 @@ def refuse(path: Path, document: object) -> None:
     Raises:
         MeasureError: it is one.
     """
-    shown = document[-1] if isinstance(document, list) and document else document
-    if not isinstance(shown, Mapping):
+    if not isinstance(document, Mapping):
         return
     for one in AVERAGES:
-        if one.claims(shown):
+        if one.claims(document):
             raise MeasureError(
                 path,
                 f"is of {one.tool}, which holds {one.holds}: no verify steps of each prompt, so"

@@ -29,27 +29,18 @@ def reading(where: str, fix: str = PAGE) -> Iterator[None]:
         raise MeasureError(where, str(exc), fix=fix) from exc
 
 
-def whole_document(path: Path) -> Any:
-    """Everything in a file, parsed.
-
-    Raises:
-        MeasureError: it cannot be read, or is no JSON.
-    """
-    try:
-        text = read_text(path, MOST_BYTES)
-    except OSError as exc:
-        raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
-    with reading(str(path)):
-        return parse_json(text)
-
-
 def object_in(path: Path) -> Fields:
     """The one JSON object in a file.
 
     Raises:
         MeasureError: it cannot be read, or is none.
     """
-    found = whole_document(path)
+    try:
+        text = read_text(path, MOST_BYTES)
+    except OSError as exc:
+        raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
+    with reading(str(path)):
+        found = parse_json(text)
     if not isinstance(found, Mapping):
         raise MeasureError(path, f"expected a JSON object, got {short(found)}", fix=PAGE)
     return found

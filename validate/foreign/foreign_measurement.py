@@ -25,7 +25,7 @@ class ForeignRequest:
     """What one request got.
 
     Attributes:
-        id, category: of the prompt, as the tool calls them.
+        id: of the prompt, as the tool calls it.
         prompt_sha256: of what identifies the prompt.
         settings: of the request that change what is generated, as far as the tool keeps them.
         num_output_tokens: None = the tool does not keep it.
@@ -35,7 +35,6 @@ class ForeignRequest:
     """
 
     id: str
-    category: str
     prompt_sha256: str
     settings: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     num_output_tokens: int | None
@@ -53,7 +52,7 @@ class ForeignRequest:
         """As the gate counts it."""
         return PromptCounts(
             id=self.id,
-            category=self.category,
+            category="all",
             prompt_sha256=self.prompt_sha256,
             counts=self.counts,
             cluster=self.cluster,
@@ -72,8 +71,6 @@ class ForeignMeasurement:
         paired_by: how a request is known as the same on another server, in words.
         told_positions: False = only the sums of each request are known: its verify steps and its
             accepted tokens. Its histogram is then the narrowest with these sums.
-        last_step_left_out: the tool does not count the last verify step of a request, which the end
-            of the output may cut.
         to_keep_outputs: how the tool is made to keep the texts of outputs.
     """
 
@@ -86,7 +83,6 @@ class ForeignMeasurement:
     settings: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     paired_by: str
     told_positions: bool = True
-    last_step_left_out: bool = False
     to_keep_outputs: str
     requests: tuple[ForeignRequest, ...]
 

@@ -12,7 +12,7 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import MeasureError
 from ..measure.measurement_file import read_measurement
 from .averages import refuse
-from .foreign_files import MOST_BYTES, PAGE, whole_document
+from .foreign_files import MOST_BYTES, PAGE, object_in
 from .foreign_measurement import ForeignMeasurement, ForeignPair
 
 
@@ -81,18 +81,6 @@ FORMATS: tuple[Format, ...] = (
         tool="request metrics of SGLang",
         version="0.5.23",
         run="launch_server --export-metrics-to-file --export-metrics-to-file-dir DIR",
-    ),
-    Format(
-        module="speed_bench",
-        tool="SPEED-Bench by Model-Optimizer's specdec_bench",
-        version="1cb88ef9",
-        run="run.py --dataset speed --save_dir DIR",
-    ),
-    Format(
-        module="trtllm_bench",
-        tool="trtllm-bench, request_json",
-        version="2787769c",
-        run="trtllm-bench throughput --request_json F.json --report_json F.report.json",
     ),
 )
 
@@ -167,14 +155,13 @@ def _first(path: Path) -> object:
     try:
         return parse_json(line.decode("utf-8-sig"))
     except (UnicodeDecodeError, JsonProblem):
-        if not rest or line.removeprefix(BOM_UTF8).strip() not in (b"{", b"["):
+        if not rest or line.removeprefix(BOM_UTF8).strip() != b"{":
             return None
         return _whole(path)
 
 
 def _whole(path: Path) -> object:
     try:
-        found: object = whole_document(path)
+        return object_in(path)
     except MeasureError:
         return None
-    return found

@@ -92,7 +92,6 @@ def _request(stats: Fields) -> tuple[ForeignRequest, int]:
     digest, settings = sent
     request = ForeignRequest(
         id=digest[:12],
-        category="all",
         prompt_sha256=digest,
         settings=settings,
         num_output_tokens=optional(object_(stats, "output_metrics"), "total_tokens", whole),

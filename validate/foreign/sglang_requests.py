@@ -84,7 +84,6 @@ def _told(where: str, line: Fields) -> tuple[ForeignRequest, int]:
         sampling = asked.get("sampling_params")
         request = ForeignRequest(
             id=optional(line, "id", text) or digest[:12],
-            category="all",
             prompt_sha256=digest,
             settings=sampling if isinstance(sampling, Mapping) else {},
             num_output_tokens=num_tokens,

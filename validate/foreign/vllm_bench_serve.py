@@ -97,7 +97,6 @@ def _request(place: int, result: Fields, most: int, num_steps: int) -> ForeignRe
         )
     return ForeignRequest(
         id=f"request {place}",
-        category="all",
         prompt_sha256=sha256_of([place, num_prompt]),
         num_output_tokens=num_tokens,
         output=result["generated_texts"][place],

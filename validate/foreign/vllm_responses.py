@@ -65,7 +65,6 @@ def read(path: Path) -> ForeignMeasurement:
             requests.append(
                 ForeignRequest(
                     id=name,
-                    category="all",
                     prompt_sha256=digest,
                     num_output_tokens=whole(usage, "completion_tokens"),
                     output=_output(choices[0]),

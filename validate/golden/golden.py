@@ -163,10 +163,6 @@ class Golden(Brief):
         """Figures of all prompts."""
         return self.categories[ALL]
 
-    def of_category(self, category: str) -> tuple[GoldenPrompt, ...]:
-        """The prompts of one category, "" = all: requests as they come."""
-        return tuple(one for one in self.prompts if category in (ALL, one.category))
-
     def problem(self) -> str:
         """What cannot be, or does not follow from the counts; empty if nothing."""
         return self._counts_problem() or self._figures_problem()

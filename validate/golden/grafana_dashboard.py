@@ -4,43 +4,55 @@ It asks Prometheus for the engine's counters themselves, so that it needs no rul
 it as constants: write it again when another draft is served.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from .golden import Golden, GoldenCategory
-from .prometheus_rules import Alarm
-from .promql import Queries
+from ..measure.protocols.engine_counters import MODEL_LABEL
+from .golden import Golden
+from .limits import Limit
+from .promql import Queries, label_is
 
 _SCHEMA = 39
 """Of dashboards: Grafana 11; later ones migrate it by themselves."""
 _WINDOW = "$__rate_interval"
+_HEIGHT = 18
+"""Of the panels that one limit has."""
+_MODEL = f"{{{{{MODEL_LABEL}}}}}"
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 Target = tuple[str, str]
 """A query and its legend."""
 
 
-def grafana_dashboard(golden: Golden, category: str, queries: Queries, alarm: Alarm) -> str:
+def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries) -> str:
     """JSON that Grafana imports or provisions.
 
     Args:
         golden: of the draft that is served.
-        category: of golden whose prompts are like the traffic; "" = all.
+        limits: that are drawn: one; or one for each value of the category label that the queries
+            have.
         queries: of the engine that serves it; its selector is replaced by the dashboard's own.
-        alarm: whose limit is drawn.
     """
-    own = golden.categories[category]
-    label = queries.counters.model_label
-    chosen = Queries(engine=queries.engine, selector=f'{label}=~"$model"')
-    panels = list(_panels(own, chosen, alarm))
+    chosen = Queries(engine=queries.engine, selector=f'{MODEL_LABEL}=~"$model"')
+    panels = [
+        panel
+        for i, limit in enumerate(limits)
+        for panel in _panels(limit, chosen, queries.category_label, _HEIGHT * i)
+    ]
+    panels.append(_steps(chosen, _HEIGHT * len(limits)))
     for number, panel in enumerate(panels, 1):
         panel["id"] = number
+    figures = "; ".join(
+        f"{one.golden.mean_acceptance_length:.4f} over {one.golden.prompts} prompts"
+        f"{f' of category {one.category}' if one.category else ''}"
+        for one in limits
+    )
     dashboard = {
         "title": f"Acceptance of {golden.draft}, K = {golden.num_draft_tokens}",
         "uid": f"draftquant-{(golden.draft_sha256 or golden.prompts_sha256)[:12]}",
-        "description": f"Golden acceptance length {own.mean_acceptance_length:.4f} over"
-        f" {own.prompts} prompts{f' of category {category}' if category else ''}, against"
-        f" {golden.target}. Written by draftquant {golden.draftquant}.",
+        "description": f"Golden acceptance length {figures}, against {golden.target}. Written by"
+        f" draftquant {golden.draftquant}.",
         "tags": ["draftquant", "speculative decoding"],
         "schemaVersion": _SCHEMA,
         "version": 1,
@@ -48,56 +60,54 @@ def grafana_dashboard(golden: Golden, category: str, queries: Queries, alarm: Al
         "timezone": "browser",
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": _variables(chosen)},
+        "templating": {"list": _variables(chosen.counters.verify_steps.name)},
         "panels": panels,
     }
     return json.dumps(dashboard, indent=2, allow_nan=False) + "\n"
 
 
-def _panels(golden: GoldenCategory, queries: Queries, alarm: Alarm) -> Sequence[dict[str, Any]]:
-    mean, limit = golden.mean_acceptance_length, alarm.limit(golden)
-    model = f"{{{{{queries.counters.model_label}}}}}"
+def _panels(
+    limit: Limit, queries: Queries, category_label: str, top: int
+) -> Sequence[dict[str, Any]]:
+    """Of the traffic that one limit is for, all of it or one value of the category label."""
+    golden, mean = limit.golden, limit.golden.mean_acceptance_length
+    of = f", {limit.category}" if category_label else ""
+    if category_label:
+        only = label_is(category_label, limit.category)
+        queries = dataclasses.replace(queries, selector=f"{queries.selector}, {only}")
     most = len(golden.accepted_at) + 1
     length = _panel(
         "timeseries",
-        "Mean acceptance length",
-        "Tokens per verify step, the target's own included; the limit is golden less"
-        f" {alarm.max_drop:.1%}.",
-        (0, 0, 16, 9),
+        f"Mean acceptance length{of}",
+        "Tokens per verify step, the target's own included; the limit is the lower end of golden's"
+        f" 95% interval less {limit.max_drop:.1%}.",
+        (0, top, 16, 9),
         [
-            (queries.acceptance_length(_WINDOW), model),
+            (queries.acceptance_length(_WINDOW), _MODEL),
             (f"vector({mean:.6g})", "golden"),
-            (f"vector({limit:.6g})", "limit"),
+            (f"vector({limit.lowest:.6g})", "limit"),
         ],
         {"min": 1, "max": most, "decimals": 3},
     )
     now = _panel(
         "stat",
-        "Of golden, last hour",
+        f"Of golden, last hour{of}",
         "Accepted draft tokens per verify step, over golden's.",
-        (16, 0, 8, 9),
-        [(f"({queries.acceptance_length('1h')} - 1) / {max(mean - 1, 1e-9):.6g}", model)],
-        {"unit": "percentunit", "decimals": 1, "thresholds": _thresholds(golden, alarm)},
-    )
-    steps = _panel(
-        "timeseries",
-        "Verify steps in a minute",
-        "None, while text is written, means that the server does not draft.",
-        (0, 18, 24, 7),
-        [(queries.verify_steps("1m"), model)],
-        {"min": 0},
+        (16, top, 8, 9),
+        [(f"({queries.acceptance_length('1h')} - 1) / {max(mean - 1, 1e-9):.6g}", _MODEL)],
+        {"unit": "percentunit", "decimals": 1, "thresholds": _thresholds(limit)},
     )
     rates = queries.accepted_at(_WINDOW)
     if rates is None:
-        return length, now, steps
+        return length, now
     position = f"{{{{{queries.counters.position_label}}}}}"
     positions = _panel(
         "timeseries",
-        "Accepted at each position",
+        f"Accepted at each position{of}",
         "Share of the verify steps that accepted the draft token there; position 0 is the first.",
-        (0, 9, 24, 9),
+        (0, top + 9, 24, 9),
         [
-            (rates, f"{model}, position {position}"),
+            (rates, f"{_MODEL}, position {position}"),
             *(
                 (f"vector({rate:.6g})", f"golden, position {i}")
                 for i, rate in enumerate(golden.acceptance_rates)
@@ -105,7 +115,18 @@ def _panels(golden: GoldenCategory, queries: Queries, alarm: Alarm) -> Sequence[
         ],
         {"min": 0, "max": 1, "unit": "percentunit"},
     )
-    return length, now, positions, steps
+    return length, now, positions
+
+
+def _steps(queries: Queries, top: int) -> dict[str, Any]:
+    return _panel(
+        "timeseries",
+        "Verify steps in a minute",
+        "None, while text is written, means that the server does not draft.",
+        (0, top, 24, 7),
+        [(queries.verify_steps("1m"), _MODEL)],
+        {"min": 0},
+    )
 
 
 def _panel(
@@ -145,16 +166,14 @@ def _dashed(prefix: str) -> dict[str, Any]:
     }
 
 
-def _thresholds(golden: GoldenCategory, alarm: Alarm) -> dict[str, Any]:
-    mean = golden.mean_acceptance_length
-    share = (alarm.limit(golden) - 1) / max(mean - 1, 1e-9)
+def _thresholds(limit: Limit) -> dict[str, Any]:
+    share = (limit.lowest - 1) / max(limit.golden.mean_acceptance_length - 1, 1e-9)
     steps = [{"color": "red", "value": None}, {"color": "green", "value": round(share, 6)}]
     return {"mode": "absolute", "steps": steps}
 
 
-def _variables(queries: Queries) -> list[dict[str, Any]]:
-    found, label = queries.counters.verify_steps.name, queries.counters.model_label
-    query = f"label_values({found}, {label})"
+def _variables(counter: str) -> list[dict[str, Any]]:
+    query = f"label_values({counter}, {MODEL_LABEL})"
     return [
         {"name": "datasource", "type": "datasource", "label": "Prometheus", "query": "prometheus"},
         {

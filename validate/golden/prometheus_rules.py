@@ -1,144 +1,115 @@
 """Rules for Prometheus: recorded acceptance of a live draft, and alerts where it fell below golden.
 
-A rule knows one window at a time. Its bound is golden less the tolerated drop, less what chance
-moves the mean of so many verify steps by, steps of one request being as alike as golden's are. It
-looks again at every evaluation, so its error rate is that of one look: `draftquant watch` has a
-test whose false alarms are bounded over all looks.
+A rule knows one window at a time. Its bound is the limit (see `limits`), less what chance moves the
+mean of so many verify steps by, steps of one request being as alike as golden's are. It looks again
+at every evaluation, so its error rate is that of one look.
 """
 
-import math
+import dataclasses
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import yaml
 
-from ...recipes.bounds import SHARE
 from ...recipes.errors import visible
-from ..errors import GoldenError
-from .golden import Golden, GoldenCategory
-from .promql import Queries
+from ..measure.protocols.engine_counters import MODEL_LABEL
+from .golden import Golden
+from .limits import Limit
+from .promql import Queries, label_is
 
 LENGTH = "draftquant:acceptance_length"
 STEPS = "draftquant:verify_steps"
 RATES = "draftquant:accepted_at"
-NOISE = 3.09
-"""Standard errors that a mean may lie below its limit by chance: once in 1,000 looks."""
+BY_CHANCE = 0.001
+"""Looks at which a mean lies below its bound by chance, of one category or all together."""
 LEAST_STEPS = 1000
 """Of a window, before its mean is judged."""
 DEAD = 0.1
 """Of golden's accepted tokens per step: a draft that accepts less proposes noise."""
 _FEW_STEPS = 200
+_SERVED = f"{{{{ $labels.{MODEL_LABEL} }}}}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm:
-    """When to alarm.
-
-    Attributes:
-        max_drop: relative drop of the mean acceptance length that is tolerated.
-        window: over which counters are summed, in Prometheus' words.
-    """
-
-    max_drop: float
-    window: str
-
-    def limit(self, golden: GoldenCategory) -> float:
-        """The mean acceptance length that must not be fallen below."""
-        return golden.mean_acceptance_length * (1 - self.max_drop)
-
-    def check(self, golden: GoldenCategory) -> None:
-        """Refuse what is no drop of what these prompts accept.
-
-        Raises:
-            GoldenError: it is not above 0 and below 1, or no draft can accept less than the limit.
-        """
-        SHARE.check(GoldenError, "--max-drop", self.max_drop, fix="for example 0.03, which is 3 %")
-        if (limit := self.limit(golden)) <= 1:
-            most = 1 - 1 / golden.mean_acceptance_length
-            raise GoldenError(
-                "--max-drop",
-                f"golden acceptance length {golden.mean_acceptance_length:.4f} less"
-                f" {self.max_drop:.1%} is {limit:.4f}, and no draft falls below 1: the alert would"
-                " never fire",
-                fix=f"give a drop below {most:.4f}" if most > 0 else "monitor a draft that accepts",
-            )
-
-
-def prometheus_rules(golden: Golden, category: str, queries: Queries, alarm: Alarm) -> str:
+def prometheus_rules(golden: Golden, limits: Sequence[Limit], queries: Queries, window: str) -> str:
     """A file of rules.
 
     Args:
         golden: of the draft that is served.
-        category: of golden whose prompts are like the traffic; "" = all.
+        limits: one; or one for each value of the category label that the queries have.
         queries: of the engine that serves it.
-        alarm: when to alarm.
+        window: over which counters are summed, in Prometheus' words.
     """
-    own = golden.categories[category]
     recorded = [
-        {"record": STEPS, "expr": queries.verify_steps(alarm.window)},
-        {"record": LENGTH, "expr": queries.acceptance_length(alarm.window)},
+        {"record": STEPS, "expr": queries.verify_steps(window)},
+        {"record": LENGTH, "expr": queries.acceptance_length(window)},
     ]
-    if (rates := queries.accepted_at(alarm.window)) is not None:
+    if (rates := queries.accepted_at(window)) is not None:
         recorded.append({"record": RATES, "expr": rates})
-    group = {
-        "name": "draftquant",
-        "rules": [*recorded, *_alerts(golden.draft, own, queries, alarm)],
-    }
+    noise = -NormalDist().inv_cdf(BY_CHANCE / len(limits))
+    fallen = (
+        alert
+        for limit in limits
+        for alert in _fallen(golden.draft, limit, queries.category_label, noise)
+    )
+    group = {"name": "draftquant", "rules": [*recorded, *fallen, _stopped(queries, window)]}
     body = yaml.safe_dump({"groups": [group]}, sort_keys=False, allow_unicode=True, width=1000)
-    return f"{_heading(golden, own, category)}{body}"
+    return f"{_heading(golden, limits)}{body}"
 
 
-def _alerts(
-    draft: str, golden: GoldenCategory, queries: Queries, alarm: Alarm
-) -> Sequence[dict[str, Any]]:
-    limit, mean, window = alarm.limit(golden), golden.mean_acceptance_length, alarm.window
-    spread = golden.variance_of_step * max(1.0, golden.design_effect or 1.0)
-    own_error = ((golden.standard_error or 0) * (1 - alarm.max_drop)) ** 2
-    model = queries.counters.model_label
-    served = f"{{{{ $labels.{model} }}}}"
-    return (
-        _alert(
-            "DraftAcceptanceFell",
-            f"({LENGTH} < {limit:.6g} - {NOISE} * sqrt({own_error:.6g} + {spread:.6g} / {STEPS}))"
-            f" and {STEPS} >= {LEAST_STEPS}",
-            "15m",
-            "warning",
-            f'{served}: the draft\'s acceptance length fell to {{{{ $value | printf "%.3f" }}}}',
-            f"Golden acceptance of {_plain(draft)} is {mean:.4f}, and a drop of more than"
-            f" {alarm.max_drop:.1%} (below {limit:.4f}) is not chance. Look at the mixture of the"
-            " traffic, then at what was deployed last: target, draft, engine.",
-        ),
-        _alert(
-            "DraftAcceptsNothing",
-            f"{LENGTH} < {1 + DEAD * (mean - 1):.6g} and {STEPS} >= {_FEW_STEPS}",
-            "5m",
-            "critical",
-            f"{served}: the target accepts nothing of what the draft proposes",
-            "Every draft step is wasted time. The draft was read wrongly, or belongs to another"
-            " target: draftquant check DRAFT --target TARGET.",
-        ),
-        _alert(
-            "DraftStopped",
-            f"{queries.generated(window)} > 0 unless {queries.verify_steps(window)} > 0",
-            "15m",
-            "warning",
-            f"{served}: the server writes text without drafting",
-            "Tokens are generated, but no verify step is counted: speculation is off, or the engine"
-            " switched it off under load.",
-        ),
+def _fallen(draft: str, limit: Limit, label: str, noise: float) -> Iterator[dict[str, Any]]:
+    """Alerts of the traffic that one limit is for."""
+    of = f", category {_plain(limit.category)}" if limit.category else ""
+    only = f"{{{label_is(label, limit.category)}}}" if label else ""
+    labels = {label: _plain(limit.category)} if label else {}
+    length, steps, mean = f"{LENGTH}{only}", f"{STEPS}{only}", limit.golden.mean_acceptance_length
+    yield _alert(
+        "DraftAcceptanceFell",
+        f"({length} < {limit.lowest:.6g} - {noise:.3g} * sqrt({limit.variance:.6g} / {steps}))"
+        f" and {steps} >= {LEAST_STEPS}",
+        "15m",
+        {"severity": "warning", **labels},
+        f'{_SERVED}{of}: the draft\'s acceptance length fell to {{{{ $value | printf "%.3f" }}}}',
+        f"Golden acceptance of {_plain(draft)}{of} is {mean:.4f}, and an acceptance length below"
+        f" {limit.lowest:.4f} ({limit.drop:.2%} lower: golden's own 95% interval, and the tolerated"
+        f" drop of {limit.max_drop:.1%}) is not chance. It is a reason to look, not a verdict: look"
+        " at the mixture of the traffic, then at what was deployed last: target, draft, engine. The"
+        " gate on held-out prompts gives the verdict.",
+    )
+    yield _alert(
+        "DraftAcceptsNothing",
+        f"{length} < {1 + DEAD * (mean - 1):.6g} and {steps} >= {_FEW_STEPS}",
+        "5m",
+        {"severity": "critical", **labels},
+        f"{_SERVED}{of}: the target accepts nothing of what the draft proposes",
+        "Every draft step is wasted time. The draft was read wrongly, or belongs to another"
+        " target: draftquant check DRAFT --target TARGET.",
+    )
+
+
+def _stopped(queries: Queries, window: str) -> dict[str, Any]:
+    """Not by category: engines may label what they draft alone."""
+    every = dataclasses.replace(queries, category_label="")
+    return _alert(
+        "DraftStopped",
+        f"{every.generated(window)} > 0 unless {every.verify_steps(window)} > 0",
+        "15m",
+        {"severity": "warning"},
+        f"{_SERVED}: the server writes text without drafting",
+        "Tokens are generated, but no verify step is counted: speculation is off, or the engine"
+        " switched it off under load.",
     )
 
 
 def _alert(
-    name: str, expr: str, lasting: str, severity: str, summary: str, description: str
+    name: str, expr: str, lasting: str, labels: dict[str, str], summary: str, description: str
 ) -> dict[str, Any]:
     return {
         "alert": name,
         "expr": expr,
         "for": lasting,
-        "labels": {"severity": severity},
+        "labels": labels,
         "annotations": {"summary": summary, "description": description},
     }
 
@@ -148,14 +119,17 @@ def _plain(text: str) -> str:
     return re.sub(r"\{(?=\{)", "{ ", re.sub(r"\}(?=\})", "} ", text))
 
 
-def _heading(golden: Golden, own: GoldenCategory, category: str) -> str:
-    error = own.standard_error
-    accuracy = "" if error is None or not math.isfinite(error) else f" +- {error:.4f}"
-    of = f", category {category}" if category else ""
+def _heading(golden: Golden, limits: Sequence[Limit]) -> str:
+    found = [
+        f"Golden acceptance of {golden.draft}, K = {golden.num_draft_tokens}"
+        f"{f', category {one.category}' if one.category else ''}:"
+        f" {one.golden.mean_acceptance_length:.4f} +- {one.standard_error:.4f}"
+        f" over {one.golden.prompts} prompts; alerts below {one.lowest:.4f}"
+        for one in limits
+    ]
     lines = (
-        f"Golden acceptance of {golden.draft}, K = {golden.num_draft_tokens}{of}:"
-        f" {own.mean_acceptance_length:.4f}{accuracy}",
-        f"over {own.prompts} prompts; tensors {golden.draft_sha256 or 'not known'}",
+        *found,
+        f"Tensors {golden.draft_sha256 or 'not known'}",
         f"Written by draftquant {golden.draftquant}: draftquant golden --for prometheus",
     )
     return "".join(f"# {visible(line)}\n" for line in lines)

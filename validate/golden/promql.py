@@ -4,9 +4,10 @@ import json
 import re
 from dataclasses import dataclass
 
+from ...recipes.errors import short
 from ..errors import GoldenError
 from ..measure.measurement import EngineName
-from ..measure.protocols.engine_counters import ENGINE_COUNTERS, EngineCounters, Series
+from ..measure.protocols.engine_counters import ENGINE_COUNTERS, MODEL_LABEL, EngineCounters, Series
 
 GENERATED = {
     "vllm": "vllm:generation_tokens_total",
@@ -19,6 +20,7 @@ GENERATED = {
 _WINDOW = re.compile("".join(rf"([0-9]{{1,{digits}}}{unit})?" for unit, digits in
                              (("w", 4), ("d", 4), ("h", 5), ("m", 5), ("s", 5))))  # fmt: skip
 """Each unit once, the largest first, and below the 292 years that Prometheus can hold."""
+_LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def check_window(window: str) -> None:
@@ -35,25 +37,47 @@ def check_window(window: str) -> None:
         )
 
 
+def label_is(label: str, value: str) -> str:
+    """The matcher of one value, quoted as PromQL does."""
+    return f"{label}={json.dumps(value, ensure_ascii=False)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queries:
     """Expressions over one engine's counters, one result for each served target.
 
     Attributes:
         selector: of labels that all series must have, such as `model_name="m"`; "" = none.
+        category_label: each of whose values has a result of its own too; "" = none.
     """
 
     engine: EngineName
     selector: str = ""
+    category_label: str = ""
 
     @classmethod
-    def of(cls, engine: EngineName, model: str | None) -> "Queries":
-        """Over the counters of one served target, or of all; a name is quoted as PromQL does."""
-        label = ENGINE_COUNTERS[engine].model_label
-        return cls(
+    def of(cls, engine: EngineName, model: str | None, category_label: str | None) -> "Queries":
+        """Over the counters of one served target, or of all.
+
+        Raises:
+            GoldenError: the category label is no label of categories.
+        """
+        found = cls(
             engine=engine,
-            selector=f"{label}={json.dumps(model, ensure_ascii=False)}" if model else "",
+            selector=label_is(MODEL_LABEL, model) if model else "",
+            category_label=category_label or "",
         )
+        taken = ("alertname", "severity", MODEL_LABEL, found.counters.position_label)
+        if category_label is not None and (
+            not _LABEL.fullmatch(category_label) or category_label in taken
+        ):
+            raise GoldenError(
+                "--category-label",
+                f"expected a label of the counters that names categories, got"
+                f" {short(category_label)}",
+                fix="give the name of a label, such as category",
+            )
+        return found
 
     @property
     def counters(self) -> EngineCounters:
@@ -80,10 +104,9 @@ class Queries:
         found, label = self.counters, self.counters.position_label
         if found.accepted_at is None:
             return None
-        by = f"{found.model_label}, {label}"
-        accepted = self._increase(found.accepted_at, window, by=by)
+        accepted = self._increase(found.accepted_at, window, by=f"{self._by}, {label}")
         steps = self.verify_steps(window)
-        return f"{accepted} / on ({found.model_label}) group_left () ({steps} > 0)"
+        return f"{accepted} / on ({self._by}) group_left () ({steps} > 0)"
 
     def generated(self, window: str) -> str:
         """Tokens that were written within a window, drafted or not."""
@@ -94,4 +117,8 @@ class Queries:
         matchers = ", ".join([*labels, *filter(None, [self.selector])])
         chosen = f"{{{matchers}}}" if matchers else ""
         grown = f"increase({series.name}{chosen}[{window}])"
-        return f"sum by ({by or self.counters.model_label}) ({grown})"
+        return f"sum by ({by or self._by}) ({grown})"
+
+    @property
+    def _by(self) -> str:
+        return f"{MODEL_LABEL}, {self.category_label}" if self.category_label else MODEL_LABEL

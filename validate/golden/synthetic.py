@@ -23,8 +23,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import yaml
-
 from ..measure.measurement import EngineName
 from .golden import GoldenCategory
 
@@ -101,15 +99,3 @@ _ENGINES: Mapping[EngineName, Callable[[GoldenCategory], Simulation]] = {
     "sglang": _sglang,
     "tensorrt-llm": _tensorrt_llm,
 }
-
-
-def inferencex(golden: GoldenCategory, *, target: str, thinking: bool) -> str:
-    """A curve as InferenceX keeps them: target, thinking mode, K, mean acceptance length.
-
-    Source: golden_al_distribution of SemiAnalysisAI/InferenceX, whose numbers have two decimals and
-    are measured by the servers' own counters on SPEED-Bench's category "coding".
-    """
-    mode = "thinking_on" if thinking else "thinking_off"
-    number = f"{golden.mean_acceptance_length:.2f}"
-    key = yaml.safe_dump(target, default_style='"', allow_unicode=True, width=math.inf).rstrip()
-    return f"{key}:\n  {mode}:\n    {len(golden.accepted_at)}: {number}\n"

@@ -154,7 +154,7 @@ def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) ->
     shares = []
     for one in (baseline, candidate):
         unwritten = [
-            num_missing(request.num_output_tokens or 0, request.counts, cut=one.last_step_left_out)
+            num_missing(request.num_output_tokens or 0, request.counts, cut=False)
             for request in one.requests
         ]
         shares.append(
@@ -218,8 +218,6 @@ def warnings_of(baseline: ForeignMeasurement) -> Iterator[str]:
             f"{baseline.tool} keeps how many tokens all verify steps of a request accepted, not how"
             " many each did: the verdict needs no more, and figures by position say nothing here"
         )
-    if baseline.last_step_left_out:
-        yield f"{baseline.tool} leaves out the last verify step of every request"
 
 
 def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:

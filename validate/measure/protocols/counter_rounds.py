@@ -17,6 +17,7 @@ from .engine_counters import ENGINE_COUNTERS
 from .vllm_stream import Streamed
 
 _VLLM = ENGINE_COUNTERS["vllm"]
+_PAGE = "/metrics"
 _ATTEMPTS = 5
 _PATIENCE = 100  # readings
 _POLL = 0.05  # seconds
@@ -55,13 +56,13 @@ async def read_counters(client: ServerClient) -> ServerCounters:
         ServerError: no answer.
         MeasureError: another server's.
     """
-    text = await client.find_text(_VLLM.path) or ""
-    found = Counters.parse(text, f"{client.url}{_VLLM.path}")
+    text = await client.find_text(_PAGE) or ""
+    found = Counters.parse(text, f"{client.url}{_PAGE}")
     assert _VLLM.accepted_at is not None
     positions = found.by_label(_VLLM.accepted_at.name, _VLLM.position_label)
     count = len(positions)
     if set(positions) != {str(i) for i in range(count)}:
-        where, what = f"{client.url}{_VLLM.path}", f"counts odd positions: {sorted(positions)}"
+        where, what = f"{client.url}{_PAGE}", f"counts odd positions: {sorted(positions)}"
         raise MeasureError(where, what, fix="give the address of a vLLM server")
     running = (found.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
     finished = found.total("vllm:request_success_total")
@@ -70,7 +71,7 @@ async def read_counters(client: ServerClient) -> ServerCounters:
         num_running=sum(number or 0 for number in running),
         num_finished=finished or 0,
         num_tokens=found.total("vllm:generation_tokens_total") or 0,
-        num_rounds=_VLLM.verify_steps.total(found),
+        num_rounds=found.total(_VLLM.verify_steps.name),
         accepted=tuple(positions[str(i)] for i in range(count)),
     )
 

@@ -5,7 +5,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ....recipes.errors import short
 from ...errors import MeasureError
@@ -13,7 +12,6 @@ from ...errors import MeasureError
 _SAMPLE = re.compile(
     r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?"
 )
-NOTHING: Mapping[str, str] = MappingProxyType({})
 _LONGEST_LINE = 10_000  # a search for labels takes the square of it
 _LABEL = re.compile(r'\s*(\w+)="((?:[^"\\]|\\.)*)"\s*,?')
 _ESCAPED = re.compile(r"\\(.)")
@@ -26,11 +24,9 @@ class Counters:
 
     Attributes:
         samples: in the order of the page.
-        warnings: what who gathered them says of what may be missing.
     """
 
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]]
-    warnings: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str, where: str) -> "Counters":
@@ -57,12 +53,12 @@ class Counters:
             samples[match["name"]].append((labels, value))
         return cls({name: tuple(found) for name, found in samples.items()})
 
-    def total(self, name: str, labels: Mapping[str, str] = NOTHING) -> int | None:
-        """Sum over all that has these labels; None where the server has no such counter."""
+    def total(self, name: str) -> int | None:
+        """Sum over all that has the name; None where the server has no such counter."""
         found = self.samples.get(name)
         if found is None:
             return None
-        return _whole(value for own, value in found if labels.items() <= own.items())
+        return _whole(value for _, value in found)
 
     def by_label(self, name: str, label: str) -> dict[str, int]:
         """Sums over all engines, by the value of one label."""

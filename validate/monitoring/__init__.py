@@ -1,1 +1,0 @@
-"""Sequential monitoring of a live draft: is its acceptance still golden?"""
