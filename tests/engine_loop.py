@@ -19,14 +19,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """Committed tokens (prompt first), and per verify step its row and its accepted tokens.
-
-    `verified`: the drafted tokens that each verify step verified, where that is chosen.
-    """
+    """Committed tokens (prompt first), and per verify step its row and its accepted tokens."""
 
     token_ids: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
-    verified: tuple[int, ...] = ()
 
 
 class CachedTarget:

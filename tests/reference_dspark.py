@@ -35,12 +35,6 @@ class ReferenceDSpark:
         inputs = g.hidden_size + g.markov_rank
         self.gate = nn.Linear(inputs, g.markov_rank)
         self.joint = nn.Linear(inputs + g.markov_rank, 3 * g.markov_rank)
-        confident = weights.get("confidence_head.proj.weight")
-        self.confidence = nn.Linear(inputs if confident is None else confident.shape[1], 1)
-        if confident is not None:
-            own = {n.rpartition(".")[2]: t for n, t in weights.items() if "confidence_head" in n}
-            self.confidence.to(confident.dtype).load_state_dict(own)
-        self.confidence_logits: list[float] = []
         for module, name in (
             (self.w1, "markov_w1"),
             (self.w2, "markov_w2"),
@@ -58,11 +52,8 @@ class ReferenceDSpark:
         first = 0 if self.geometry.proposes_from_anchor else 1
         hidden = self.body.slots(anchor, num_draft_tokens - 1 + first)[first:]
         state, token, found = torch.zeros_like(self.w1.weight[0]), anchor, []
-        self.confidence_logits = []
         for h in hidden:
             e = self.w1.weight[token]
-            read = torch.cat((h, e))[: self.confidence.in_features].to(self.confidence.weight.dtype)
-            self.confidence_logits.append(float(self.confidence(read)))
             if self.geometry.markov_head_type == "rnn":
                 gate, candidate, output = self.joint(torch.cat((state, e, h))).chunk(3)
                 keep = torch.sigmoid(gate)

@@ -7,14 +7,12 @@ decide.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from block_loop import Length, speculative_block_decode
+from block_loop import speculative_block_decode
 from block_pair import (
     BLOCK_SIZE,
     FITTED,
@@ -28,7 +26,6 @@ from block_pair import (
 )
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
-from draftquant.calibration.passes.batches import proposals_of_batch
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
@@ -46,20 +43,10 @@ from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
-from draftquant.scripts.cli import main
-from draftquant.scripts.dev.training.confidence_head import samples, trained_head, with_head
-from draftquant.validate.confidence.cost_tables import MeasuredCosts, StepsPerSecond
-from draftquant.validate.confidence.length_rules import SGLangRule, Threshold, VllmRule
-from draftquant.validate.confidence.shortened import LengthRule, shortened_rounds
-from draftquant.validate.confidence.survival import confidences
-from draftquant.validate.confidence.temperatures import read_temperatures
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.calibration_change import head_calibration
-from draftquant.validate.counting.confidence_answers import ConfidenceQuestion
 from draftquant.validate.counting.rounds import accepted_by_row, rounds
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import ReplayError
-from draftquant.validate.report.document import read_report
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64
@@ -421,234 +408,3 @@ def test_kin_of_dflash_replays_as_it_decodes(
         draft, unrounded, target, traces, num_draft_tokens=num_draft_tokens, kind=reference
     )
     assert counts.mean_acceptance_length > 1.15
-
-
-def by_survival(least: float) -> Length:
-    return lambda seen: sum(float(s) >= least for s in np.cumprod(np.float32(seen[-1])))
-
-
-def by_costs(seconds: list[float], lag: int, least: float = 0.0) -> Length:
-    """As an engine weighs expected tokens against costs, written anew."""
-
-    def length(seen: list[list[float]]) -> int:
-        foretold = np.cumprod(seen[-1 - lag]) if len(seen) > lag else np.ones(len(seen[-1]))
-        emitted = 1 + np.cumsum([0.0, *(s for s in foretold if s >= least)])
-        best = int(np.argmax(emitted / np.array(seconds[: len(emitted)])))
-        return min(best, int((np.cumprod(seen[-1]) >= least).sum()))
-
-    return length
-
-
-STEP_SECONDS = [1.0, 1.02, 1.05, 1.3, 1.31, 1.6, 1.9, 2.3]  # of 1 .. K + 1 tokens
-SGLANG = SGLangRule(
-    table=StepsPerSecond(
-        sample_batch_tokens=tuple(range(1, K + 2)),
-        sample_steps_per_sec=tuple(1 / seconds for seconds in STEP_SECONDS),
-        max_batch_tokens=K + 1,
-    )
-)
-VLLM = VllmRule(costs=MeasuredCosts(draft_ms=0.2, verify_ms=tuple(STEP_SECONDS)))
-
-
-@pytest.mark.some(3)
-@pytest.mark.parametrize(
-    ("rule", "length"),
-    [
-        (Threshold(survival=0.3), by_survival(0.3)),
-        (SGLANG, by_costs(STEP_SECONDS, 2, 1e-6)),
-        (VLLM, by_costs([0.2 + seconds for seconds in STEP_SECONDS], 1)),
-        (Threshold(survival=0.0), lambda seen: len(seen[-1])),
-        (Threshold(survival=0.6), by_survival(0.6)),
-        (Threshold(survival=1.0), lambda _seen: 0),
-    ],
-)
-@pytest.mark.parametrize("markov_head_type", ["vanilla", "rnn", "gated"])
-def test_shortened_steps_are_those_of_the_engine(
-    rule: LengthRule,
-    length: Length,
-    markov_head_type: str,
-    folder: Path,
-    traces: TraceFolder,
-    target: Qwen3ForCausalLM,
-    tmp_path: Path,
-) -> None:
-    """Step by step: where each begins, and how many tokens it verifies and accepts."""
-    own = {"markov_head_type": markov_head_type}
-    made = with_own_tensors(folder / "draft", tmp_path / "draft", "dspark", **own)
-    draft = loaded(made, folder / "target")
-    counts, lengths = [0, 0, 0], set[int]()
-    some = list(traces)[:2]
-    for trace in some:
-        run = speculative_block_decode(
-            target,
-            ReferenceDSpark(draft.geometry, draft.weights),
-            trace.token_ids[: trace.prompt_length].tolist(),
-            aux_layer_ids=traces.manifest.features.aux_layer_ids,
-            num_draft_tokens=K,
-            num_tokens=trace.num_tokens,
-            length=length,
-        )
-        assert run.token_ids[: trace.num_tokens] == tuple(trace.token_ids.tolist())  # lossless
-        (proposed,) = proposals_of_batch(draft, traces, [trace], num_draft_tokens=K, confident=True)
-        assert proposed.confidence_logits is not None
-        found = shortened_rounds(
-            accepted_by_row(trace, proposed.token_ids),
-            confidences(proposed.confidence_logits),
-            rule,
-        )
-        first, last = trace.prompt_length - 1, trace.num_tokens - 2 - K
-        online = [
-            (row - first, verified, accepted)
-            for (row, accepted), verified in zip(run.steps, run.verified, strict=True)
-            if row <= last
-        ]
-        assert [(one.row, one.verified, one.accepted) for one in found] == online, trace.id
-        counts = [a + b for a, b in zip(counts, map(sum, zip(*online, strict=True)), strict=True)]
-        assert len(found) > 3
-        if isinstance(rule, SGLangRule | VllmRule) or 0 < rule.survival < 1:  # all four vary
-            lengths |= {one.verified for one in found}
-    assert len(lengths) != 1
-    asked = ConfidenceQuestion(rule=rule)
-    (replay,) = replay_drafts([draft], traces, num_draft_tokens=K, confidence=asked)
-    shortened = [one.shortened for one in replay.prompts[: len(some)]]
-    assert sum(one.num_verified for one in shortened if one) == counts[1]
-    assert sum(one.num_accepted for one in shortened if one) == counts[2]
-
-
-def test_what_is_asked_of_a_confidence_head_changes_no_count(
-    folder: Path, traces: TraceFolder, tmp_path: Path
-) -> None:
-    made = with_own_tensors(folder / "draft", tmp_path / "draft", "dspark")
-    draft = loaded(made, folder / "target")
-    (plain,) = replay_drafts([draft], traces, num_draft_tokens=K)
-    (asked,) = replay_drafts([draft], traces, num_draft_tokens=K, confidence=ConfidenceQuestion())
-    assert [one.counts for one in plain.prompts] == [one.counts for one in asked.prompts]
-    assert plain.every_position == asked.every_position
-    assert all(one.survival is None and one.shortened is None for one in plain.prompts)
-    assert asked.shortened is None
-    for one in asked.prompts:
-        assert one.survival is not None
-        steps, _, accepted = one.survival.bins.sum(-1)
-        assert steps.tolist() == [one.counts.num_steps] * K
-        reached = [sum(one.counts.histogram[j:]) for j in range(1, K + 1)]
-        assert accepted.tolist() == reached
-
-
-def test_who_has_no_confidence_head_is_refused_by_name(
-    folder: Path, traces: TraceFolder, tmp_path: Path
-) -> None:
-    asked = ConfidenceQuestion(rule=Threshold(survival=0.5))
-    plain = loaded(folder / "draft", folder / "target")
-    with pytest.raises(ReplayError, match="family dflash have no confidence head") as caught:
-        replay_drafts([plain], traces, num_draft_tokens=K, confidence=asked)
-    assert "leave --confidence and --sts out" in str(caught.value)
-    made = with_own_tensors(folder / "draft", tmp_path / "draft", "dspark")
-    weights = load_file(made / "model.safetensors")
-    kept = {name: weight for name, weight in weights.items() if "confidence" not in name}
-    save_file(kept, made / "model.safetensors")
-    with pytest.raises(ReplayError, match="stores no confidence head"):
-        replay_drafts(
-            [loaded(made, folder / "target")], traces, num_draft_tokens=K, confidence=asked
-        )
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    code = main([str(word) for word in words])
-    told = capsys.readouterr()
-    return code, " ".join((told.out + told.err).split())
-
-
-@pytest.mark.slow
-def test_commands_on_confidence_heads(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    with_own_tensors(folder / "draft", tmp_path / "bf16", "dspark")
-    traces, target = ("--traces", folder / "traces"), ("--target", folder / "target")
-    recipe = ("--recipe", "int4-channel", "--backend", "torch", "--out", "int4")
-    assert run(capsys, "quantize", "bf16", *recipe, "-q")[0] == 0
-
-    code, told = run(capsys, "calibrate", "int4", *traces, *target, "--sts", "sts.json")
-    assert code == 0
-    assert "sts.json: for SGLang's --speculative-dspark-confidence-sts-path" in told
-    temperatures = read_temperatures(tmp_path / "sts.json", K)
-    assert temperatures.num_samples > 10
-    assert len(set(temperatures.temperatures)) > 1
-    code, told = run(capsys, "calibrate", "int4", *traces, "--sts", "x.json", "--compare")
-    assert code == 2
-    assert "leave --compare and --plot out" in told
-
-    drafts = ("replay", "bf16", "int4", *traces, *target)
-    code, told = run(capsys, *drafts, "--confidence", "0.3", "--sts", "sts.json")
-    assert code == 0
-    assert "Verify steps shortened by survival of at least 0.3" in told
-    code, told = run(capsys, *drafts, "--confidence", "0.3", "--json", "-q")
-    (bf16, int4) = json.loads(told)
-    assert bf16["shortened"]["rule"] == "survival of at least 0.3"
-    assert bf16["shortened"]["num_steps"] > bf16["num_steps"]
-    assert 0 < int4["confidence_head"]["calibration_error"]["estimate"] < 1
-    assert run(capsys, *drafts, "--confidence", "vllm")[0] == 2
-
-    judge = ("gate", "bf16", "int4", *traces, *target, "--policy", "screening")
-    code, told = run(capsys, *judge, "--report", "g.json", "--markdown", "g.md", "--html", "g.html")
-    assert code == 3
-    report = read_report(tmp_path / "g.json")
-    head = report.comparisons[0][1].background.confidence_head
-    assert head is not None
-    assert head.temperatures is None
-    assert head.candidate.calibration_error.estimate == pytest.approx(
-        int4["confidence_head"]["calibration_error"]["estimate"], abs=1e-6
-    )
-    error = head.baseline.calibration_error.estimate
-    assert f"confidence head: expected calibration error {error:.4f}" in told
-    for form in ("g.md", "g.html"):
-        assert "onfidence head" in (tmp_path / form).read_text(encoding="utf-8")
-    code, told = run(capsys, *judge, "--sts", "sts.json")
-    assert code == 2
-    assert "5 of its 5 prompts were used to fit the temperatures (--sts)" in told
-    of_sglang = dataclasses.replace(temperatures, fitted_on=())
-    (tmp_path / "other.json").write_text(of_sglang.text(), encoding="utf-8")
-    code, told = run(capsys, *judge, "--sts", "other.json")
-    assert code == 3
-    assert "with its temperatures" in told
-    assert "does not name the prompts that its temperatures were fitted on" in told
-
-
-@pytest.mark.slow  # of a developers' tool
-def test_a_trained_confidence_head_foretells_acceptance(
-    folder: Path, traces: TraceFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of everything but the head the draft keeps its bytes."""
-    made = with_own_tensors(folder / "draft", tmp_path / "random", "dspark")
-    weights = load_file(made / "model.safetensors")
-    bare = {name: weight for name, weight in weights.items() if "confidence" not in name}
-    save_file(bare, made / "model.safetensors")
-    draft = loaded(made, folder / "target")
-    inputs, accepted = samples(draft, traces)
-    (plain,) = replay_drafts([draft], traces, num_draft_tokens=K)
-    reached = sum(steps * min(K, j + 1) for j, steps in enumerate(plain.every_position.histogram))
-    assert len(inputs) == len(accepted) == reached
-    assert accepted.sum() == plain.every_position.num_accepted_draft_tokens
-    monkeypatch.setattr("draftquant.scripts.dev.training.confidence_head.DECAY", 1e-3)
-    weight, bias, entropy = trained_head(inputs.double(), accepted.double())
-    share = float(accepted.mean())
-    assert entropy < -share * np.log(share) - (1 - share) * np.log(1 - share) - 0.02
-    with_head(made, weight, bias, tmp_path / "trained")
-    written = load_file(tmp_path / "trained" / "model.safetensors")
-    assert all(torch.equal(written[name], bare[name]) for name in bare)
-    asked = ConfidenceQuestion(rule=Threshold(survival=0.5))
-    trained = loaded(tmp_path / "trained", folder / "target")
-    (found,) = replay_drafts([trained], traces, num_draft_tokens=K, confidence=asked)
-    assert found.counts == plain.counts
-    head = head_calibration(found.prompts, 0.95)
-    weights["confidence_head.proj.weight"].zero_()  # says one half of every token
-    save_file(weights, made / "model.safetensors")
-    ignorant = loaded(made, folder / "target")
-    (guessed,) = replay_drafts([ignorant], traces, num_draft_tokens=K, confidence=asked)
-    before = head_calibration(guessed.prompts, 0.95)
-    assert head.brier_score.estimate < before.brier_score.estimate - 0.01
-    assert head.calibration_error.estimate < before.calibration_error.estimate

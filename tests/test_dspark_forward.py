@@ -13,13 +13,8 @@ import pytest
 import torch
 from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS, DSparkGeometry
 from draftquant.quantize.drafts.families.dspark.names import DSpark
-from draftquant.quantize.drafts.kinds.block import (
-    BlockAttention,
-    BlockForward,
-    ConfidentBlockForward,
-)
-from draftquant.quantize.errors import ForwardError
-from dspark_case import CONFIG, CONTEXT, K, features, geometry_of, tokens, weights_of
+from draftquant.quantize.drafts.kinds.block import BlockAttention, BlockForward
+from dspark_case import CONFIG, K, features, geometry_of, tokens, weights_of
 from reference_dspark import ReferenceDSpark
 from torch import Tensor
 
@@ -70,53 +65,6 @@ def test_logits_are_those_of_a_draft_that_chooses_token_by_token(
     recorded = iter(block[1:])
     expected = reference.steps(block[0], K, lambda _logits: next(recorded))
     assert_close(block_logits(forward, features(geometry), block), torch.stack(expected))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"draft_vocab_size": 24},
-        {"sample_from_anchor": False},
-        {"confidence_head_with_markov": False},
-    ],
-)
-@pytest.mark.parametrize("kind", MARKOV_HEADS)
-def test_the_confidence_head_reads_what_the_draft_itself_chose(
-    kind: str, changes: dict[str, Any]
-) -> None:
-    """Whatever tokens were recorded behind the anchor."""
-    geometry, weights, forward = build(markov_head_type=kind, **changes)
-    assert isinstance(forward, ConfidentBlockForward)
-    assert forward.has_confidence_head
-    reference = ReferenceDSpark(geometry, weights)
-    reference.extend(features(geometry))
-    anchor, *others = tokens()
-    drafted = reference.draft(anchor, K)
-    assert drafted != others
-    context = features(geometry)
-    attention = BlockAttention(forward, forward.fuse(context))
-    attention.begin(range(CONTEXT, CONTEXT + 1))
-    hidden = forward.block(torch.tensor([tokens()]), torch.tensor([CONTEXT]), attention)
-    chosen, logits = forward.drafted(hidden, torch.tensor([anchor]), 2**20)
-    assert chosen[0].tolist() == drafted
-    assert_close(logits[0], torch.tensor(reference.confidence_logits, dtype=torch.float64))
-    bare = {name: weight for name, weight in weights.items() if "confidence" not in name}
-    without = DSpark().forward(geometry, bare, lambda _name, x: x)
-    assert isinstance(without, ConfidentBlockForward)
-    assert not without.has_confidence_head
-
-
-def test_drafted_tokens_have_finite_logits() -> None:
-    geometry, weights, _ = build(confidence_head_with_markov=False)
-    weights["markov_head.markov_w2.weight"][0, 0] = torch.nan
-    forward = DSpark().forward(geometry, weights, lambda _name, x: x)
-    assert isinstance(forward, ConfidentBlockForward)
-    attention = BlockAttention(forward, forward.fuse(features(geometry)))
-    attention.begin(range(CONTEXT, CONTEXT + 1))
-    hidden = forward.block(torch.tensor([tokens()]), torch.tensor([CONTEXT]), attention)
-    with pytest.raises(ForwardError, match="the draft's head: logits are NaN or infinite"):
-        forward.drafted(hidden, torch.tensor(tokens()[:1]), 2**20)
 
 
 @pytest.mark.parametrize("kind", MARKOV_HEADS)

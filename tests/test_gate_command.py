@@ -12,11 +12,6 @@ from draftquant.scripts.api.gate_on_traces import (
     recipes_to_try,
 )
 from draftquant.scripts.commands.gate_report import print_gate
-from draftquant.validate.confidence.head_calibration import (
-    BoundedFigure,
-    CalibrationChange,
-    HeadCalibration,
-)
 from draftquant.validate.judging.anomalies import Background
 from draftquant.validate.judging.interim_analysis import Look
 from draftquant.validate.judging.judgement import judge
@@ -61,44 +56,6 @@ def test_bounds_categories_verdict_and_warnings(capsys: pytest.CaptureFixture[st
     assert lines[verdict + 5] == (
         "warning: 1 category has fewer than 30 prompts and is not judged alone: c"
     )
-
-
-def head(estimate: float, upper: float) -> HeadCalibration:
-    figure = BoundedFigure(estimate=estimate, lower=0.0, upper=upper)
-    return HeadCalibration(calibration_error=figure, brier_score=figure, by_position=(estimate,))
-
-
-@pytest.mark.parametrize(
-    ("lower", "temperatures", "warned", "fix"),
-    [(0.0, None, False, False), (0.001, None, True, True), (0.001, (1.0,), True, False)],
-)
-def test_a_confidence_head_that_is_certainly_worse_is_a_warning(
-    lower: float,
-    temperatures: tuple[float, ...] | None,
-    warned: bool,
-    fix: bool,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """And no verdict: a fixed number of draft tokens asks no confidence head."""
-    change = BoundedFigure(estimate=0.01, lower=lower, upper=0.02)
-    found = CalibrationChange(
-        baseline=head(0.03, 0.05),
-        candidate=head(0.04, 0.06),
-        calibration_error_change=change,
-        brier_score_change=change,
-        confidence=0.95,
-        num_clusters=40,
-        temperatures=temperatures,
-    )
-    both = replay(noisy(0, 4)), replay(noisy(0, 3))
-    report = judge(*both, RELEASE, background=Background(confidence_head=found))
-    assert report.verdict == judge(*both, RELEASE).verdict
-    sentences = [one for one in report.warnings if "confidence head is off by" in one]
-    assert bool(sentences) == warned
-    assert any("calibrate QUANT --traces TRACES --sts FILE" in one for one in sentences) == fix
-    print_gate(report)
-    line = next(one for one in printed(capsys) if one.startswith("confidence head:"))
-    assert "0.0300 (at most 0.0500) -> 0.0400" in line
 
 
 def test_commands_name_what_was_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,8 @@ from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.recipes.decode import encode
 from draftquant.scripts.cli import main
-from draftquant.validate.confidence.temperatures import Temperatures
 from draftquant.validate.errors import GateError
-from draftquant.validate.judging.held_out import check_held_out, check_temperatures_held_out
+from draftquant.validate.judging.held_out import check_held_out
 from test_provenance import document
 from test_traces import AUX, TARGET, make_trace
 from tiny import tiny_eagle3_llama
@@ -233,17 +232,3 @@ def test_no_command_goes_on_with_a_damaged_record(
     assert code == (1 if command == "verify" else 2)
     assert "version: missing key" in said
     assert not new.exists()
-
-
-def test_prompts_that_fitted_temperatures_do_not_judge_them(tmp_path: Path) -> None:
-    gate = folder_of(TRACES, tmp_path / "gate")
-    others = folder_of([make_trace("q", seed=9)], tmp_path / "others")
-    own = folder_of(TRACES[1:2], tmp_path / "own")
-    fitted = Temperatures(temperatures=(1.0,), fitted_on=(seen_prompts(others),))
-    assert check_temperatures_held_out(None, gate) == ()
-    assert check_temperatures_held_out(fitted, gate) == ()
-    on_both = dataclasses.replace(fitted, fitted_on=(*fitted.fitted_on, seen_prompts(own)))
-    with pytest.raises(GateError, match=r"1 of its 4 prompts were used to fit the temperatures"):
-        check_temperatures_held_out(on_both, gate)
-    (warning,) = check_temperatures_held_out(Temperatures(temperatures=(1.0,)), gate)
-    assert "does not name the prompts" in warning

@@ -198,7 +198,6 @@ def test_replay_beside_two_runs(
         ([DRAFT, DRAFT, "--traces", "t", "--baseline-again", "A"], "add the two measurements"),
         (["--measured", "A", "B", "-k", "3"], "--num-draft-tokens: is of use for traces only"),
         (["--measured", "A", "B", "--target", "t"], "--target: is of use for traces only"),
-        (["--measured", "A", "B", "--sts", "t"], "--sts: is of use for traces only"),
         (["--measured", "A", "B", "--tuned-baseline", "t"], "--tuned-baseline: is of use"),
         (["--measured", "/nowhere", "B"], "/nowhere: cannot be read"),
     ],

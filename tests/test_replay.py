@@ -14,6 +14,7 @@ import pytest
 import torch
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits
+from draftquant.calibration.passes.predictions import Proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.prompt_trace import PromptTrace
@@ -22,7 +23,12 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import WeightFormat
-from draftquant.validate.counting.rounds import accepted_by_row, rounds
+from draftquant.validate.counting.rounds import (
+    accepted_by_row,
+    prompt_counts,
+    rounds,
+    shorter_counts,
+)
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import ReplayError
 from draftquant.validate.judging.judgement import judge
@@ -245,6 +251,17 @@ def test_accepted_prefixes_by_hand() -> None:
     assert accepted_by_row(trace, predicted) == [3, 2, 0]
     assert accepted_by_row(trace, predicted[:, :1]) == [1, 1, 0]
     assert accepted_by_row(trace, predicted[:0]) == []
+
+
+def test_shorter_rounds_begin_elsewhere() -> None:
+    """Four rows that would accept 2, 0, 1 and 2 of 2 proposals; at K = 1 rounds are shorter."""
+    trace = hand_trace([9, 1, 2, 3, 4, 5, 6], 1)
+    proposals = Proposals(token_ids=torch.tensor([[2, 3], [7, 7], [4, 7], [5, 6]]))
+    whole = prompt_counts(trace, proposals).decoding
+    assert whole.histogram == (0, 0, 2)  # rows 0 and 3
+    (one,) = shorter_counts(trace, proposals)
+    assert one.histogram == (0, 2)  # rows 0 and 2: row 0 accepts one of one
+    assert one.mean_acceptance_length == 2
 
 
 def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) -> None:

@@ -322,6 +322,15 @@ def test_a_report_without_a_date_is_read() -> None:
             parse_report(document_text(mapping | {"date": date}), "r.json")
 
 
+@pytest.mark.parametrize("head", [None, {"num_bins": 15}])
+def test_what_earlier_versions_wrote_beside_the_counts_is_passed_over(head: object) -> None:
+    """In every comparison of a report."""
+    mapping = mapping_of(joint())
+    for one in (mapping["replayed"], mapping["served"]):
+        one["background"]["confidence_head"] = head
+    assert parse_report(document_text(mapping), "r.json") == document(joint())
+
+
 def test_drafts_that_cannot_be_compared_stay_so() -> None:
     judged = judge(
         replay(BASELINE),

@@ -38,14 +38,13 @@ CALIBRATION = (
 )
 VALIDATE = (
     ("charts", "errors"),
-    ("confidence",),
     ("counting",),
     ("judging", "measure"),
     ("foreign", "launch", "parity", "tuning"),
     ("served",),
     ("report",),
     ("acceptance", "card", "comparison", "golden"),
-    ("draft_length", "vocabulary"),
+    ("vocabulary",),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

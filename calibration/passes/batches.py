@@ -11,7 +11,7 @@ from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
 from ..traces.trace_folder import TraceFolder
 from .draft_inputs import TraceBatch, first_hidden_of_batch
-from .predictions import Proposals, batch_proposals, confident_proposals
+from .predictions import Proposals, batch_proposals
 
 MAX_TOKENS = 4096
 """Of a batch, with what shorter prompts are filled up with; more is hardly faster."""
@@ -91,7 +91,6 @@ def proposals_of_batch(
     *,
     num_draft_tokens: int,
     temperature: float | None = None,
-    confident: bool = False,
 ) -> list[Proposals]:
     """What a draft proposes along several prompts: for each what `draft_proposals` gives.
 
@@ -109,8 +108,6 @@ def proposals_of_batch(
         batch: at least one prompt.
         num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
         temperature: see `draft_proposals`.
-        confident: with what its confidence head says, see `confident_proposals`: then every
-            proposal of every row; at no temperature.
 
     Returns:
         Per prompt, on the CPU.
@@ -123,27 +120,16 @@ def proposals_of_batch(
     rows = range(min(one.start for one in own), max(one.stop for one in own))
     together = TraceBatch.of(batch, draft.device)
     hidden = first_hidden_of_batch(draft, traces, together)
-    block_rows = min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch)))
-    if confident:
-        proposed = confident_proposals(
-            draft.forward,
-            hidden,
-            together.token_ids,
-            rows=rows,
-            num_draft_tokens=num_draft_tokens,
-            block_rows=block_rows,
-        ).cpu()
-    else:
-        proposed = batch_proposals(
-            draft.forward,
-            hidden,
-            together.token_ids,
-            rows=rows,
-            num_draft_tokens=num_draft_tokens,
-            temperature=temperature,
-            block_rows=block_rows,
-            counted=own if draft.rounds_alone else None,
-        ).cpu()
+    proposed = batch_proposals(
+        draft.forward,
+        hidden,
+        together.token_ids,
+        rows=rows,
+        num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
+        block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
+        counted=own if draft.rounds_alone else None,
+    ).cpu()
     return [
         proposed.of_sequence(i, slice(one.start - rows.start, one.stop - rows.start))
         for i, one in enumerate(own)

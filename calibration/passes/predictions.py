@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
 from ...quantize.drafts.geometry import Geometry
-from ...quantize.drafts.kinds.block import ConfidentBlockForward
 from .counted_rows import CountedRows
 
 MAX_LOGITS = 2**26
@@ -31,13 +30,10 @@ class Proposals:
         recorded_logprobs: [R, K] float32, its log-probabilities of the tokens recorded there,
             -infinity for those that it cannot propose, and where that is not counted; None where no
             temperature is given.
-        confidence_logits: [R, K] float32 of the confidence head, each behind the draft's own
-            tokens, as `token_ids` are then at every depth; None where it is not asked.
     """
 
     token_ids: Tensor
     recorded_logprobs: Tensor | None = None
-    confidence_logits: Tensor | None = None
 
     def of_sequence(self, i: int, rows: slice = slice(None)) -> "Proposals":
         """Some rows of one sequence of a batch."""
@@ -48,11 +44,10 @@ class Proposals:
         return self._each(Tensor.cpu)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Proposals":
-        logprobs, confidence = self.recorded_logprobs, self.confidence_logits
+        logprobs = self.recorded_logprobs
         return Proposals(
             token_ids=change(self.token_ids),
             recorded_logprobs=None if logprobs is None else change(logprobs),
-            confidence_logits=None if confidence is None else change(confidence),
         )
 
 
@@ -177,56 +172,6 @@ def batch_proposals(
             possible = likely == recorded if drawn is None else drawn > -torch.inf
             looked_at.go_on(one, states=states, top=top, possible=possible)
     return Proposals(token_ids=best, recorded_logprobs=logprobs)
-
-
-@torch.inference_mode()
-def confident_proposals(
-    forward: DraftForward,
-    hidden: Tensor,
-    token_ids: Tensor,
-    *,
-    rows: range,
-    num_draft_tokens: int,
-    block_rows: int = BLOCK_ROWS,
-) -> Proposals:
-    """`batch_proposals` of every row and depth, behind the draft's own tokens, with its confidence.
-
-    Args:
-        forward: a draft with a confidence head, see `confident`.
-        hidden: [B, N - 1, W].
-        token_ids: [B, N] int64, of which drafts read anchors and context alone.
-        rows: as of `batch_proposals`.
-        num_draft_tokens: K.
-        block_rows: see `DraftForward.passes`.
-
-    Returns:
-        [B, R, K] each.
-
-    Raises:
-        ForwardError: the draft computes NaN or infinity.
-    """
-    head = confident(forward)
-    assert head is not None  # nothing else is asked for confidence
-    tokens, logits = [], []
-    for one in forward.passes(
-        hidden, token_ids, rows=rows, num_draft_tokens=num_draft_tokens, block_rows=block_rows
-    ):
-        anchors = token_ids[:, one.rows.start + 1 : one.rows.stop + 1]
-        chosen, confidence = head.drafted(one.hidden.flatten(0, 1), anchors.flatten(), MAX_LOGITS)
-        shape = (*anchors.shape, num_draft_tokens)
-        tokens.append(chosen.view(shape))
-        logits.append(confidence.float().view(shape))
-    if not tokens:
-        nothing = token_ids.new_empty((len(token_ids), 0, num_draft_tokens))
-        return Proposals(token_ids=nothing, confidence_logits=nothing.float())
-    return Proposals(token_ids=torch.cat(tokens, 1), confidence_logits=torch.cat(logits, 1))
-
-
-def confident(forward: DraftForward) -> ConfidentBlockForward | None:
-    """The same, if the draft has a confidence head."""
-    if isinstance(forward, ConfidentBlockForward) and forward.has_confidence_head:
-        return forward
-    return None
 
 
 class _Chooser:

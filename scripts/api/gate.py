@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...validate.report.facts import Drafts, EngineFacts
     from ...validate.served.joint_report import JointReport
 
-OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size", "head_online", "sts")
+OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size", "head_online")
 """Fields that mean nothing without traces, and have no default."""
 _NAMES = ["BF16", "QUANT", "--traces"]
 
@@ -256,9 +256,7 @@ def _judge_joint(
     if replayed is None:
         background = background_of_named(settings, folders, measured, policy.name)
     else:
-        background = dataclasses.replace(
-            replayed.background, head_agreement=None, confidence_head=None, warnings=()
-        )
+        background = dataclasses.replace(replayed.background, head_agreement=None, warnings=())
     return judge_jointly(
         measured.runs,
         measured.again,

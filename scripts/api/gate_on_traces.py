@@ -12,7 +12,6 @@ from ...quantize.files.checkpoint import CONFIG_FILE
 from ...recipes.library import aliases, built_in_recipes
 from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments
-from .confidence_heads import heads_of_gate
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
 from .replay import OnTracesSettings, load_for_replay, replay_loaded
@@ -53,10 +52,6 @@ class GateOnTracesSettings(OnTracesSettings):
             "the identically fine-tuned BF16 draft (control); needed if 'retune' wrote QUANT",
             "TUNED",
         ),
-    ] = None
-    sts: Annotated[
-        arguments.AnyPath | None,
-        Option("temperatures for QUANT's confidence head", "FILE"),
     ] = None
     unrelated: Annotated[bool, Option("allow a QUANT that was not quantized from BF16")] = False
     expect_baseline: Annotated[
@@ -134,15 +129,7 @@ def judge_on_traces(
     warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
     warnings += _served_warnings(settings.served)
-    heads = heads_of_gate(
-        loaded.drafts,
-        traces,
-        draft_sampling=settings.draft_sampling,
-        num_draft_tokens=settings.num_draft_tokens,
-        sts=settings.sts,
-    )
-    warnings += heads.warnings
-    replays = replay_loaded(loaded, settings, heads.asked)
+    replays = replay_loaded(loaded, settings)
     background = Background(
         baseline_sha256=baseline.sha256,
         candidate_sha256=candidate.sha256,
@@ -154,7 +141,6 @@ def judge_on_traces(
         recipes_to_try=recipes_to_try(candidate.quantized_by),
         cut=bool(candidate.cuts),
         quantized=candidate.quantized or not candidate.cuts,
-        confidence_head=heads.change(replays, policy.confidence),
         warnings=warnings,
     )
     report: GateReport | RetunedReport

@@ -10,7 +10,6 @@ from typing_extensions import override
 from ...recipes.served_form import AS_STORED, ServedForm
 from ...validate.errors import GoldenError
 from . import arguments, reports
-from .confidence_heads import confidence_question
 from .division import running_division
 from .golden_output import check_golden, write_golden
 from .listener import Listener
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from ...calibration.traces.target_tables import SharedTables
     from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.counting.confidence_answers import ConfidenceQuestion
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import KnownProposals, ReplayCache
 
@@ -77,22 +75,6 @@ class ReplaySettings(OnTracesSettings):
             "RoPE base for all drafts instead of config.json's; acceptance is highest"
             " at the base used in training",
             "BASE",
-        ),
-    ] = None
-    confidence: Annotated[
-        str | None,
-        Option(
-            "shorten verify steps by the drafts' confidence heads: a survival from 0 to 1 down to"
-            " which drafted tokens are verified, or an engine's rule with what a step costs it"
-            " (sglang:TABLE.json, vllm:COSTS.json)",
-            "RULE",
-        ),
-    ] = None
-    sts: Annotated[
-        arguments.AnyPath | None,
-        Option(
-            "temperatures of the confidence head, as 'calibrate --sts' fits them, for all drafts",
-            "FILE",
         ),
     ] = None
     head_online: arguments.HeadsOnline = None
@@ -149,10 +131,7 @@ def replay(settings: ReplaySettings) -> "tuple[reports.DraftReplay, ...]":
     for warning in position_warnings(settings.drafts, traces, settings.listener):
         settings.listener.warning(warning)
     loaded = load_for_replay(settings.drafts, traces, settings)
-    asked = confidence_question(
-        loaded.drafts, settings.num_draft_tokens, settings.confidence, settings.sts
-    )
-    replays = replay_loaded(loaded, settings, asked)
+    replays = replay_loaded(loaded, settings)
     if fault := replays[0].traces.features.fault():
         settings.listener.warning(fault)
     if settings.golden is not None:
@@ -276,14 +255,10 @@ def load_beside(
     return dataclasses.replace(loaded, drafts=drafts)
 
 
-def replay_loaded(
-    loaded: LoadedForReplay,
-    settings: OnTracesSettings,
-    confidence: "ConfidenceQuestion | None" = None,
-) -> "tuple[DraftReplay, ...]":
+def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple[DraftReplay, ...]":
     """Replay, and then say what memory it took."""
     cache = replay_cache(settings.listener, no_cache=settings.no_cache)
-    replays = replay_beside(loaded, settings, cache, confidence)
+    replays = replay_beside(loaded, settings, cache)
     note_memory(settings.listener, loaded.device)
     return replays
 
@@ -292,7 +267,6 @@ def replay_beside(
     loaded: LoadedForReplay,
     settings: OnTracesSettings,
     cache: "KnownProposals | None",
-    confidence: "ConfidenceQuestion | None" = None,
 ) -> "tuple[DraftReplay, ...]":
     """Replay drafts; what the first proposes is asked of `cache` and kept there."""
     from ...calibration.passes.batches import MAX_TOKENS
@@ -310,7 +284,6 @@ def replay_beside(
             max_tokens=MAX_TOKENS if division else loaded.max_tokens,
             elsewhere=division.proposals if division else None,
             cache=cache,
-            confidence=confidence,
             on_progress=bar.set,
         )
 

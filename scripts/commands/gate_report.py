@@ -81,8 +81,6 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
             for own in report.context_bins
         )
         out.line(f"acceptance length by tokens before the verify step: {', '.join(lengths)}")
-    if (head := report.background.confidence_head) is not None:
-        out.line(f"confidence head: {words.calibration(head)}")
     out.line(
         f"target {_target(report)}, baseline {report.baseline.name}"
         f" ({_short(report.background.baseline_sha256)}), candidate {report.candidate.name}"

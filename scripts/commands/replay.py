@@ -22,16 +22,14 @@ def run(options: argparse.Namespace) -> int:
         from ...validate.comparison.replay_file import ReplayedDraft
 
         rope_theta, dtype = settings.rope_theta, settings.dtype
-        forms, rule = settings.served_forms(len(replays)), _rule_name(settings.confidence)
+        forms = settings.served_forms(len(replays))
         found = [
-            ReplayedDraft.of(one, rope_theta=rope_theta, dtype=dtype, served=form, rule=rule)
+            ReplayedDraft.of(one, rope_theta=rope_theta, dtype=dtype, served=form)
             for one, form in zip(replays, forms, strict=True)
         ]
         print_json([one.to_mapping() for one in found])
     else:
         print_replays(replays)
-        if settings.confidence is not None or settings.sts is not None:
-            _print_confidence(replays, _rule_name(settings.confidence))
         if settings.rope_theta is not None:
             stdout().line(
                 f"the RoPE base is {settings.rope_theta:g} instead of that of config.json"
@@ -89,45 +87,6 @@ def _print_context_bins(replays: "Sequence[DraftReplay]") -> None:
 
 def _length(counts: "AcceptanceCounts | None") -> str:
     return "" if counts is None else f"{counts.mean_acceptance_length:.4f}"
-
-
-def _rule_name(confidence: str | None) -> str:
-    from ...validate.confidence.length_rules import length_rule
-
-    return "" if confidence is None else length_rule(confidence).name
-
-
-def _print_confidence(replays: "Sequence[DraftReplay]", rule: str) -> None:
-    """Print one row per draft: its confidence head, and its verify steps where they are shortened.
-
-    Changes are those of shortening: against all K tokens of the same draft.
-    """
-    from ...validate.confidence.head_calibration import BOUNDS
-    from ...validate.counting.calibration_change import head_calibration
-
-    steps = ("acceptance length", "change", "verify steps", "change of steps", "verified per step")
-    numbers = (*(steps if rule else ()), *(("target tokens saved",) if rule else ()))
-    errors = ("calibration error", "at most", "Brier score")
-    title = f"Verify steps shortened by {rule}" if rule else "Confidence heads"
-    found = table(title, "draft", *numbers, *errors, right=(*numbers, *errors), spare=errors[1:])
-    for one in replays:
-        head, fixed, shorter = head_calibration(one.prompts, BOUNDS), one.counts, one.shortened
-        row: list[str] = []
-        if shorter is not None:
-            length, all_tokens = fixed.mean_acceptance_length, one.num_draft_tokens + 1
-            row = [
-                f"{shorter.mean_acceptance_length:.4f}",
-                f"{shorter.mean_acceptance_length / length - 1:+.2%}",
-                _number(shorter.num_steps),
-                f"{shorter.num_steps / fixed.num_steps - 1:+.2%}",
-                f"{shorter.verified_per_step:.3f}",
-                f"{1 - shorter.num_target_tokens / (fixed.num_steps * all_tokens):.2%}",
-            ]
-        error, score = head.calibration_error, head.brier_score
-        found.row(
-            one.name, *row, f"{error.estimate:.4f}", f"{error.upper:.4f}", f"{score.estimate:.4f}"
-        )
-    print_table(found)
 
 
 def _prompts(found: "DraftReplay") -> str:

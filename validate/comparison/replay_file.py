@@ -12,7 +12,6 @@ from ...recipes.formats import FP8_CACHE, KvCacheDtype, OnlineHead
 from ...recipes.regular_file import read_text
 from ...recipes.served_form import AS_STORED, ServedForm
 from ...recipes.strict_json import JsonProblem, decode, parse_json
-from ..confidence.head_calibration import BOUNDS, HeadCalibration
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.context_bins import ContextCounts
 from ..counting.draft_counts import PromptCounts, context_edges
@@ -22,8 +21,8 @@ from ..errors import CompareError
 from ..judging.contradictions import MOST_DRAFT_TOKENS, context_bins_problem, is_histogram
 from ..judging.figures import DraftFigures, draft_figures
 
-_OF_HEADS = ("confidence_head", "shortened")
-"""Keys of drafts whose confidence head was asked."""
+_LEFT = ("confidence_head", "shortened")
+"""Keys of 0.2 that change no count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +74,6 @@ class ReplayedPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShortenedFigures:
-    """Verify steps that a rule shortened; fields as in `ShortenedCounts`."""
-
-    rule: str
-    mean_acceptance_length: float
-    num_steps: int
-    num_verified: int
-    num_accepted: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedDraft(DraftFigures):
     """One draft: an item of the list that `replay --json` prints.
 
@@ -98,7 +86,6 @@ class ReplayedDraft(DraftFigures):
         kv_cache: of its KV cache; None = BF16, or what 0.2 printed. cache_scales: whether its
             scales are the folder's, or 1.
         context_edges: of the context bins; none in what 0.2 printed.
-        confidence_head, shortened: where its confidence head was asked.
     """
 
     estimand: str
@@ -116,8 +103,6 @@ class ReplayedDraft(DraftFigures):
     kv_cache: KvCacheDtype | None = None
     cache_scales: CacheScaleOrigin | None = None
     context_edges: tuple[int, ...] = ()
-    confidence_head: HeadCalibration | None = None
-    shortened: ShortenedFigures | None = None
 
     @classmethod
     def of(
@@ -127,13 +112,9 @@ class ReplayedDraft(DraftFigures):
         rope_theta: float | None,
         dtype: str,
         served: ServedForm = AS_STORED,
-        rule: str = "",
     ) -> "ReplayedDraft":
-        """Of a replay that was made with these settings; `rule` shortened its verify steps."""
-        from ..counting.calibration_change import head_calibration
-
-        traces, steps = replay.traces, replay.shortened
-        asked = any(one.survival is not None for one in replay.prompts)
+        """Of a replay that was made with these settings."""
+        traces = replay.traces
         return cls(
             **dataclasses.asdict(draft_figures(replay)),
             estimand=estimand(traces.temperature, traces.sampling, replay.draft_sampling),
@@ -151,23 +132,11 @@ class ReplayedDraft(DraftFigures):
             kv_cache=None if replay.cache_scales is None else FP8_CACHE,
             cache_scales=replay.cache_scales,
             context_edges=context_edges(replay.prompts),
-            confidence_head=head_calibration(replay.prompts, BOUNDS) if asked else None,
-            shortened=None
-            if steps is None
-            else ShortenedFigures(
-                rule=rule,
-                mean_acceptance_length=steps.mean_acceptance_length,
-                num_steps=steps.num_steps,
-                num_verified=steps.num_verified,
-                num_accepted=steps.num_accepted,
-            ),
         )
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; a prompt says its cluster where it has one."""
-        asked = self.confidence_head is not None
-        plain = dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
-        return {key: plain[key] for key in plain if asked or key not in _OF_HEADS}
+        return dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
 
     @property
     def counted(self) -> list[PromptCounts]:
@@ -214,7 +183,8 @@ def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
         CompareError: it cannot be read, or is something else.
     """
     try:
-        found: _Replays = decode(_Replays, {"replays": parse_json(read_text(path))})
+        plain = parse_json(read_text(path))
+        found: _Replays = decode(_Replays, {"replays": _without_left(plain)})
     except (OSError, JsonProblem) as exc:
         raise CompareError(
             path,
@@ -222,3 +192,15 @@ def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
             fix="give what 'draftquant replay --json' printed",
         ) from exc
     return found.replays
+
+
+def _without_left(replays: object) -> object:
+    """What 0.2 printed, without what left."""
+    if not isinstance(replays, list):
+        return replays
+    return [
+        {key: value for key, value in one.items() if key not in _LEFT}
+        if isinstance(one, dict)
+        else one
+        for one in replays
+    ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -10,13 +9,9 @@ from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import Sampling, TargetIdentity
 from ...quantize.drafts.kv_cache import CacheScaleOrigin
 from ...recipes.brief import Brief
-from ..confidence.shortened import ShortenedCounts
 from .acceptance_counts import AcceptanceCounts, pooled
 from .draft_counts import PromptCounts, TextFigures
 from .estimand import DraftSampling
-
-if TYPE_CHECKING:
-    from ..confidence.calibration_error import SurvivalCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +22,10 @@ class PromptReplay(PromptCounts):
         every_position: the counts as if a round started at every position: another quantity (it
             over-weights easy text), with less noise when two drafts are compared.
         shorter: [K - 1] the counts where only the first 1, 2, .. K - 1 proposals are verified.
-        survival: what the confidence head foretold of the verify steps; None where it was not
-            asked. shortened: the verify steps as a rule of `--confidence` shortens them.
     """
 
     every_position: AcceptanceCounts
     shorter: tuple[AcceptanceCounts, ...] = ()
-    survival: "SurvivalCounts | None" = None
-    shortened: ShortenedCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +123,6 @@ class DraftReplay(Brief):
     def every_position(self) -> AcceptanceCounts:
         """Counts of drafting at every position of the output, pooled over the prompts."""
         return pooled((p.every_position for p in self.prompts), self.num_draft_tokens)
-
-    @property
-    def shortened(self) -> ShortenedCounts | None:
-        """Counts of shortened verify steps, pooled over the prompts; None where none were asked."""
-        found = [p.shortened for p in self.prompts if p.shortened is not None]
-        return ShortenedCounts.pooled(found) if found else None
 
     @override
     def brief(self) -> Mapping[str, object]:

@@ -51,7 +51,6 @@ class Question:
 
     Attributes:
         batches: see `batches_of`. temperature: see `draft_proposals`.
-        confident: see `proposals_of_batch`.
     """
 
     draft: LoadedDraft
@@ -59,7 +58,6 @@ class Question:
     batches: Sequence[Sequence[int]]
     num_draft_tokens: int
     temperature: float | None
-    confident: bool = False
 
     @functools.cached_property
     def content(self) -> dict[str, object]:
@@ -69,7 +67,6 @@ class Question:
             "traces": self.traces.sha256,
             "num_draft_tokens": self.num_draft_tokens,
             "temperature": self.temperature,
-            "confident": self.confident,
         }
 
     @functools.cached_property
@@ -98,7 +95,6 @@ class Question:
             [self.traces.load(self.traces.manifest.prompts[position]) for position in positions],
             num_draft_tokens=self.num_draft_tokens,
             temperature=self.temperature,
-            confident=self.confident,
         )
 
 
@@ -178,9 +174,9 @@ Elsewhere = Callable[[Sequence[Question]], Sequence[Sequence[Proposals]]]
 
 
 def encoded(proposals: Sequence[Proposals]) -> bytes:
-    """Tokens, then what stands beside them; `decoded` reads it."""
+    """Tokens, then their log-probabilities where there are any; `decoded` reads it."""
     tokens = torch.cat([one.token_ids for one in proposals]).to(torch.int32)
-    floats = [found for p in proposals if (found := _floats(p)) is not None]
+    floats = [found for p in proposals if (found := p.recorded_logprobs) is not None]
     parts = [tokens, torch.cat(floats).float()] if floats else [tokens]
     return b"".join(part.numpy().tobytes() for part in parts)
 
@@ -267,14 +263,9 @@ def _holds(found: Sequence[Proposals], asked: Question, position: int) -> bool:
 
 
 def _equal(one: Proposals, other: Proposals) -> bool:
-    a, b = _floats(one), _floats(other)
+    a, b = one.recorded_logprobs, other.recorded_logprobs
     alike = a is b is None or (a is not None and b is not None and torch.equal(a, b))
     return alike and torch.equal(one.token_ids, other.token_ids)
-
-
-def _floats(one: Proposals) -> Tensor | None:
-    """What stands beside the tokens: a draft that is asked for its confidence draws none."""
-    return one.confidence_logits if one.recorded_logprobs is None else one.recorded_logprobs
 
 
 def decoded(kept: bytes, asked: Question, positions: Sequence[int]) -> list[Proposals] | None:
@@ -282,17 +273,19 @@ def decoded(kept: bytes, asked: Question, positions: Sequence[int]) -> list[Prop
     rows = [asked.rows(position) for position in positions]
     shape = (sum(rows), asked.num_draft_tokens)
     numbers = shape[0] * shape[1]
-    with_floats = asked.confident or asked.temperature is not None
-    if len(kept) != 4 * numbers * (2 if with_floats else 1):
+    with_logprobs = asked.temperature is not None
+    if len(kept) != 4 * numbers * (2 if with_logprobs else 1):
         return None
     tokens = torch.from_numpy(np.frombuffer(kept, np.int32, numbers).astype(np.int64))
     vocabulary = asked.traces.manifest.target.vocab_size
     if numbers and not -1 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         return None
     found = [Proposals(token_ids=own) for own in torch.split(tokens.reshape(shape), rows)]
-    if not with_floats:
+    if not with_logprobs:
         return found
     floats = np.frombuffer(kept, np.float32, numbers, 4 * numbers).copy()
-    name = "confidence_logits" if asked.confident else "recorded_logprobs"
     beside = torch.split(torch.from_numpy(floats).reshape(shape), rows)
-    return [dataclasses.replace(one, **{name: own}) for one, own in zip(found, beside, strict=True)]
+    return [
+        dataclasses.replace(one, recorded_logprobs=own)
+        for one, own in zip(found, beside, strict=True)
+    ]

@@ -38,7 +38,6 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes.bounds import AT_LEAST_1
 from ..errors import ReplayError
 from .acceptance_counts import repeated_ngram_share
-from .confidence_answers import ConfidenceQuestion, check_confident
 from .context_bins import CONTEXT_BINS, ContextBins
 from .draft_replay import (
     DraftReplay,
@@ -86,7 +85,6 @@ def replay_drafts(
     max_tokens: int = MAX_TOKENS,
     cache: KnownProposals | None = None,
     elsewhere: Elsewhere | None = None,
-    confidence: ConfidenceQuestion | None = None,
     context_bins: ContextBins = CONTEXT_BINS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
@@ -107,7 +105,6 @@ def replay_drafts(
         cache: what the first draft proposes is looked up there and kept there, unless it is
             quantized: what is judged is always replayed.
         elsewhere: gives what all drafts propose, in place of their passes; None = they run here.
-        confidence: what the drafts' confidence heads are asked; None = nothing.
         context_bins: by which verify steps are counted too.
         on_progress: called with (work done, work) after each batch of each draft; see `work_of`.
 
@@ -117,12 +114,9 @@ def replay_drafts(
     Raises:
         TraceError: the traces do not fit a draft, or are damaged.
         ReplayError: nothing to replay: no draft, a K that one of them cannot propose, or every
-            continuation is too short; or the traces lack what drawn proposals are judged by; or a
-            draft has no confidence head that could be asked.
+            continuation is too short; or the traces lack what drawn proposals are judged by.
     """
     _check_arguments(drafts, traces, num_draft_tokens)
-    if confidence is not None:
-        check_confident(drafts, draft_sampling)
     temperature = _draft_temperature(traces, draft_sampling)
     if not all(draft.rounds_alone for draft in drafts):
         batch_size = 1
@@ -133,7 +127,6 @@ def replay_drafts(
         batches=batches,
         num_draft_tokens=num_draft_tokens,
         temperature=temperature,
-        confident=confidence is not None,
     )
     kept_in = None if drafts[0].quantized or elsewhere else cache
     known: Sequence[Sequence[Proposals] | None] = [None] * len(drafts)
@@ -142,7 +135,7 @@ def replay_drafts(
     elif kept_in is not None:
         known = [kept_in.recall(asked), *known[1:]]
     reference: dict[int, Proposals] = {}
-    tallies = [_Tally(draft, i, confidence, context_bins) for i, draft in enumerate(drafts)]
+    tallies = [_Tally(draft, context_bins) for draft in drafts]
     probability = _TokenProbability()
     by_position: dict[int, PromptText] = {}
     features = FeatureTally()
@@ -193,25 +186,19 @@ class _TokenProbability:
 class _Tally:
     """What is counted of one draft while the traces go by."""
 
-    def __init__(
-        self, draft: LoadedDraft, i: int, asked: ConfidenceQuestion | None, bins: ContextBins
-    ) -> None:
+    def __init__(self, draft: LoadedDraft, bins: ContextBins) -> None:
         self._name, self._family = draft.name, draft.family.name
         self._vocabulary = draft.geometry.draft_vocab_size
         self._quantized = bool(draft.quantized)
         self._cache_scales = scale_origin(draft.cache_scales)
-        self._position, self._asked, self._bins = i, asked, bins
+        self._bins = bins
         self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
 
     def add(
         self, position: int, trace: PromptTrace, reference: Tensor, proposed: Proposals
     ) -> None:
-        found = _prompt_replay(trace, proposed, self._bins)
-        if self._asked is not None:
-            answers = self._asked.answers(trace, proposed, self._position)
-            found = dataclasses.replace(found, survival=answers[0], shortened=answers[1])
-        self._prompts[position] = found
+        self._prompts[position] = _prompt_replay(trace, proposed, self._bins)
         self._agreement += _agreement_counts(trace, reference, proposed.token_ids)
 
     def replay(
@@ -311,7 +298,6 @@ def _proposed(
                 batch,
                 num_draft_tokens=asked.num_draft_tokens,
                 temperature=asked.temperature,
-                confident=asked.confident,
             )
             found.append(proposals)
             done += own_work

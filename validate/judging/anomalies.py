@@ -7,7 +7,6 @@ on the features that it was trained to read. Figures that say otherwise are ANOM
 from dataclasses import dataclass
 
 from ...calibration.traces.head_agreement import MIN_AGREEMENT
-from ..confidence.head_calibration import CalibrationChange
 from ..counting.draft_counts import DraftCounts
 from ..errors import GateError
 from .policy import Policy
@@ -31,8 +30,6 @@ class Background:
         algorithm_to_try: with which the candidate may lose less, by its name on the command line;
             None = none is known. recipes_to_try: built-in ones, the nearest first.
         cut: the vocabulary of the candidate was cut. quantized: it is quantized, too or alone.
-        confidence_head: what the two drafts' confidence heads foretell; None = they have none, or
-            were not asked.
         not_compared: what makes two runs comparable and could not be compared, because files of
             another tool do not hold it: sentences without a full stop. No such run passes.
         to_compare: how those tools keep it, a sentence each.
@@ -50,7 +47,6 @@ class Background:
     recipes_to_try: tuple[str, ...] = ()
     cut: bool = False
     quantized: bool = True
-    confidence_head: CalibrationChange | None = None
     not_compared: tuple[str, ...] = ()
     to_compare: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -24,7 +24,6 @@ from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.vocabulary_cut import VocabularyCut
 from ...recipes.seen_prompts import SeenPrompts
-from ..confidence.temperatures import Temperatures
 from ..errors import GateError
 
 _OTHERS = "record traces of other prompts for the gate"
@@ -139,30 +138,6 @@ def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
     """
     others = "judge by traces of other prompts"
     _check_unseen(recorded_prompts(traces), seen, what, traces, others)
-
-
-def check_temperatures_held_out(
-    temperatures: Temperatures | None, traces: TraceFolder
-) -> tuple[str, ...]:
-    """The same of the prompts that temperatures of a confidence head were fitted on.
-
-    Returns:
-        What could not be held against anything, in sentences without a full stop.
-
-    Raises:
-        GateError: a prompt, or nearly the same one, is among them.
-    """
-    if temperatures is None:
-        return ()
-    if not temperatures.fitted_on:
-        return (
-            "the file of --sts does not name the prompts that its temperatures were fitted on, so"
-            " the gate's prompts may be among them",
-        )
-    prompts = recorded_prompts(traces)
-    for seen in temperatures.fitted_on:
-        _check_unseen(prompts, seen, "were used to fit the temperatures (--sts)", traces)
-    return ()
 
 
 def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder) -> None:

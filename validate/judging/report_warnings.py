@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from ...calibration.traces.suggested_clusters import suggested_clusters
-from ..confidence.head_calibration import CalibrationChange
 from ..counting.draft_counts import recorded_pairs
 from .categories import MIN_PROMPTS_TO_SUSPECT, CategoryFigures, ContextBinFigures
 from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
-from .verdict import in_percent
 
 MOST_NAMED = 20
 """Categories that a sentence names."""
@@ -70,31 +68,12 @@ def report_warnings(
                 f"{kind}{found.category!r} lost more than its limit of"
                 f" {found.max_relative_drop:.0%}, but that may be chance: record more prompts of it"
             )
-    head = evidence.background.confidence_head
-    if head is not None and head.is_worse:
-        yield _worse_head(head)
     if evidence.look:
         yield (
             f"this is planned interim analysis {evidence.look.number} of {evidence.look.total}"
             f" ({evidence.look.spending}): its bounds hold only if all of them were planned before"
             " the first, with equal numbers of prompts added each time"
         )
-
-
-def _worse_head(head: CalibrationChange) -> str:
-    error, bf16 = head.candidate.calibration_error, head.baseline.calibration_error
-    found = (
-        f"the candidate's confidence head is off by {error.estimate:.4f} (expected calibration"
-        f" error), the baseline's by {bf16.estimate:.4f}, at most {bf16.upper:.4f} with"
-        f" {in_percent(head.confidence)} confidence: what a fixed number of draft tokens gives is"
-        " the same, but engines that shorten verify steps by it choose worse lengths"
-    )
-    if head.temperatures is not None:
-        return found
-    return (
-        f"{found}; 'draftquant calibrate QUANT --traces TRACES --sts FILE' fits temperatures, which"
-        " SGLang reads, and 'gate --sts FILE' judges with them"
-    )
 
 
 def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:

@@ -186,6 +186,7 @@ def parse_report(text: str, where: object) -> Document:
         names = {field.name for field in fields(Header)}
         header = {key: value for key, value in found.items() if key in names}
         rest = {key: value for key, value in found.items() if key not in names}
+        _drop_left(rest)
         document = Document(header=decode(Header, header), judgement=_judgement(rest))
     except JsonProblem as exc:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
@@ -197,6 +198,16 @@ def parse_report(text: str, where: object) -> Document:
             fix=f"{_AGAIN}: this file was edited, or another version judged it",
         )
     return dataclasses.replace(document, judgement=judgement)
+
+
+def _drop_left(mapping: dict[str, Any]) -> None:
+    """Take out what 0.2 wrote beside the counts and judged nothing by."""
+    found: list[dict[str, Any]] = [mapping]
+    for one in found:  # which grows
+        found += [value for value in one.values() if isinstance(value, dict)]
+        background = one.get("background")
+        if isinstance(background, dict):
+            background.pop("confidence_head", None)
 
 
 def _identity_problem(document: Document) -> str:

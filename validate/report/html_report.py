@@ -230,8 +230,6 @@ def _provenance(document: Document) -> Iterator[tuple[str, str]]:
         yield "Target", f"{target.name}, weights {words.digest(target.weights_sha256)}"
         yield "Traces", found.traces.sha256
         yield "Repeated 8-grams in the text", words.share(found.traces.repeated_8gram_share)
-    if found.background.confidence_head is not None:
-        yield "Confidence head", words.calibration(found.background.confidence_head)
     if found.served is not None:
         yield "Served by", f"{words.server(found.served)}, {found.served.model}"
     yield "Policy", f"{found.policy.name}{_looser(found.looser_than_release)}"

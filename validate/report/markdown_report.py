@@ -62,9 +62,6 @@ def _lines(document: Document) -> Iterator[str]:
             yield f"#### {title}: {found.verdict}"
             yield ""
         yield from _categories(found)
-    if (head := document.comparisons[0][1].background.confidence_head) is not None:
-        yield ""
-        yield f"Confidence head: {escaped(words.calibration(head))}."
     yield from _beside(document)
     yield ""
     yield from _table(

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 
-from ..confidence.head_calibration import CalibrationChange
 from ..counting.paired_change import PairedChange
 from ..judging.categories import Parts
 from ..judging.figures import ServedFigures
@@ -97,20 +96,6 @@ def together(parts: Parts) -> str | None:
     return (
         f"Bounds of categories and context bins are one-sided, at {in_percent(max(of_each))} each,"
         " so that those of all judged ones hold together."
-    )
-
-
-def calibration(head: CalibrationChange) -> str:
-    """What two confidence heads foretell, in one line."""
-    error, score = head.calibration_error_change, head.brier_score_change
-    before, after = head.baseline, head.candidate
-    scaled = ", with its temperatures" if head.temperatures else ""
-    return (
-        f"expected calibration error {before.calibration_error.estimate:.4f} (at most"
-        f" {before.calibration_error.upper:.4f}) -> {after.calibration_error.estimate:.4f}{scaled},"
-        f" change {error.estimate:+.4f}, bounds {error.lower:+.4f} and {error.upper:+.4f}; Brier"
-        f" score {before.brier_score.estimate:.4f} -> {after.brier_score.estimate:.4f}, change"
-        f" {score.estimate:+.4f}, bounds {score.lower:+.4f} and {score.upper:+.4f}"
     )
 
 

@@ -107,32 +107,6 @@ class BlockForward(DraftForward):
             )
 
 
-class ConfidentBlockForward(BlockForward):
-    """A block draft that may have a confidence head: how likely each drafted token is accepted."""
-
-    @property
-    @abstractmethod
-    def has_confidence_head(self) -> bool:
-        """Whether the draft stores one."""
-
-    @abstractmethod
-    def drafted(self, hidden: Tensor, anchors: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """The tokens that an engine drafts greedily, and the logits of the confidence head.
-
-        Each token is chosen behind the draft's own tokens, not behind recorded ones: engines cut a
-        block by the confidence of all its tokens, those behind a wrong one included.
-
-        Args:
-            hidden: [A, K, W'] of `block`, of a draft with a confidence head.
-            anchors: [A] int64, target vocabulary.
-            most: see `DraftForward.largest_logits`.
-
-        Returns:
-            [A, K] int64 of the target's vocabulary, and [A, K] float32 or wider: the sigmoid of
-            entry j is the probability that token j is accepted if all before it are.
-        """
-
-
 class BlockAttention:
     """`Attend` of blocks: the context before each anchor, and the block itself.
 

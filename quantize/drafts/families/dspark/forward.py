@@ -10,17 +10,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import finite
-from ...kinds.block import ConfidentBlockForward
 from ...maths import Product, embedding, linear
 from ..dflash.forward import DFlashForward
 from .geometry import DSparkGeometry
 
 _HEAD = "markov_head."
-_CONFIDENCE = "confidence_head.proj."
 
 
-class DSparkForward(DFlashForward, ConfidentBlockForward):
+class DSparkForward(DFlashForward):
     """One DSpark draft over weights given by canonical name.
 
     With h_j the normed hidden state of what proposes token j, and e_j the row of markov_w1 of the
@@ -31,10 +28,7 @@ class DSparkForward(DFlashForward, ConfidentBlockForward):
         rnn      tanh(output), with (gate, candidate, output) = joint_proj [state; e_j; h_j] and the
                  next state sigmoid(gate) * state + (1 - sigmoid(gate)) * tanh(candidate), first 0
 
-    The confidence head shortens rounds in engines that are told to; it changes no proposal. Its
-    logit of token j is proj [h_j; e_j] + bias (or of h_j alone), in float32: e_j whatever the kind
-    of Markov head. Sources: vLLM 0.33 `qwen3_dspark.py:164`, `dspark/speculator.py:187-209`; SGLang
-    0.5.23 `models/dspark.py:442-484`.
+    The confidence head shortens rounds in engines that are told to; it changes no proposal.
     """
 
     geometry: DSparkGeometry
@@ -63,28 +57,6 @@ class DSparkForward(DFlashForward, ConfidentBlockForward):
         # What comes is normed already.
         return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
 
-    @property
-    @override
-    def has_confidence_head(self) -> bool:
-        return f"{_CONFIDENCE}weight" in self.weights
-
-    @override
-    def drafted(self, hidden: Tensor, anchors: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        h = hidden[..., : self.geometry.hidden_size]
-        last, state = anchors, h.new_zeros((len(h), self.geometry.markov_rank))
-        tokens, tops, logits = [], [], []
-        for h_j in h.unbind(1):
-            e_j = self._embedded(last, h_j)
-            s_j, state = self._correction(h_j, e_j, state)
-            top, draft_ids = self.largest_logits(torch.cat((h_j, s_j), dim=-1), most)
-            last = self.to_target(draft_ids)
-            tokens.append(last)
-            tops.append(top)
-            logits.append(self._confidence(h_j, e_j))
-        finite(torch.stack(tops), "the draft's head", "logits")  # of NaN, the largest is NaN
-        found = finite(torch.stack(logits, dim=1), "the confidence head", "logits")
-        return torch.stack(tokens, dim=1), found
-
     def _embedded(self, token_ids: Tensor, h: Tensor) -> Tensor:
         """e_j of the tokens before."""
         return embedding(token_ids, self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
@@ -99,15 +71,6 @@ class DSparkForward(DFlashForward, ConfidentBlockForward):
         gate, candidate, output = joint.chunk(3, dim=-1)
         state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
         return output.tanh(), state
-
-    def _confidence(self, h: Tensor, e: Tensor) -> Tensor:
-        """[...] of h [..., W] and e [..., r]."""
-        weight, bias = (self.weights.get(f"{_CONFIDENCE}{part}") for part in ("weight", "bias"))
-        assert weight is not None  # asked of drafts with a confidence head alone
-        read = h if weight.shape[1] == h.shape[-1] else torch.cat((h, e), dim=-1)
-        wide = torch.promote_types(h.dtype, torch.float32)
-        logits = linear(read.to(wide), weight.to(wide))[..., 0]
-        return logits if bias is None else logits + bias.to(wide)
 
     def _affine(self, name: str, x: Tensor) -> Tensor:
         weight, bias = (self.weights[f"{_HEAD}{name}.{part}"] for part in ("weight", "bias"))
