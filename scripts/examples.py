@@ -18,7 +18,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "inspect": ("draftquant inspect nvidia/Kimi-K2.5-Thinking-Eagle3",),
     "plan": ("draftquant plan ./draft --recipe fp8-ptpc",),
     "estimate": (
-        "draftquant estimate ./draft --gpu mi325x --target-step-ms 1=9.5,8=14.2,64=38",
+        "draftquant estimate ./draft --gpu mi325x --concurrency 8 --target-step-ms 14.2",
         "draftquant estimate ./draft --recipe fp8-ptpc --gpu b200 --context 8192 --tp 2",
     ),
     "tune": (

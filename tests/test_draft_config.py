@@ -14,7 +14,7 @@ from draftquant.calibration.recording.target_shape import TargetShape, chosen_la
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import declared_architecture
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.estimate.step_estimate import make_estimate
+from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.quantization_plan import make_plan
@@ -351,7 +351,7 @@ def test_other_commands_on_a_draft_without_fc(
     assert "reads the target's last hidden state, behind its final norm" in capsys.readouterr().out
     assert main(["plan", str(draft), "--recipe", "int4-channel"]) == 0
     read = read_draft(Checkpoint.open(draft))
-    assert make_estimate(read, [], num_draft_tokens=3, context=8, tp=1).candidates
+    assert candidates_of(read, [], num_draft_tokens=3, context=8, tp=1)
 
 
 @pytest.mark.parametrize(

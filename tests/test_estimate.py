@@ -1,4 +1,4 @@
-"""Estimates: bytes of published drafts worked by hand, roofline, break-even, targets, errors.
+"""Estimates: bytes of published drafts worked by hand, roofline, break-even, errors.
 
 Published drafts are headers without data; K = 3 and 4,096 positions of context if not said.
 """
@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines.preview import planned_verdicts
-from draftquant.quantize.engines.vllm.online_head import online_head_problem
-from draftquant.quantize.errors import CheckpointError, EstimateError, LayoutError
+from draftquant.quantize.errors import EstimateError, LayoutError
 from draftquant.quantize.estimate.attention_cache import cache_works
 from draftquant.quantize.estimate.draft_round import (
     checked_num_draft_tokens,
@@ -22,26 +21,13 @@ from draftquant.quantize.estimate.draft_round import (
     plain_weights,
     planned_weights,
     usual_context,
-    with_online_head,
-    with_vocabulary,
 )
-from draftquant.quantize.estimate.step_estimate import (
-    Candidate,
-    Estimate,
-    checked_concurrencies,
-    checked_efficiency,
-    make_estimate,
-)
-from draftquant.quantize.estimate.target import (
-    parse_step_times,
-    step_of_bytes,
-    step_of_config,
-)
+from draftquant.quantize.estimate.estimate_report import Candidate, EstimateReport, candidates_of
 from draftquant.quantize.estimate.work import Machine, Pass, Round, Work, break_even_loss
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import GPUS, USUAL_GPUS, named_gpu
 from draftquant.quantize.quantization_plan import Plan, make_plan
-from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
 from draftquant.recipes.formats import FP8_CACHE
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
@@ -50,9 +36,7 @@ from hypothesis import strategies as st
 from test_real_shapes import write_headers
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
-from tiny_llama import tiny_eagle1
 from tiny_mla import tiny_eagle3_mla
-from tiny_speculators import tiny_speculators_eagle3
 
 PAIRS = Path(__file__).parent / "pairs"
 HEAD = 163840 * 7168 * 2
@@ -166,7 +150,7 @@ def test_a_block_draft_reads_keys_and_values_twice_and_the_targets_head(
 def test_quantized_inputs_of_a_block_draft_lose_the_fused_context(
     drafts: dict[str, Draft], recipe: str, code_bytes: float, row_bytes: int
 ) -> None:
-    """Then q is read besides k and v for the verified positions, and each layer is a kernel."""
+    """Then q is read besides k and v for the verified positions."""
     fused, apart = (round_of(drafts["kimi-linear-dflash"], one, k=15) for one in (None, recipe))
     assert parts(fused.passes[0])["attention"] == 5 * 2 * 2 * 2304 * 2304
     shapes = 16 if recipe == "int4-channel" else 0
@@ -177,10 +161,19 @@ def test_quantized_inputs_of_a_block_draft_lose_the_fused_context(
         for one in (fused, apart)
     ]
     assert flops == [16 * 2 * n * 5 * 2304 * 2304 for n in (2, 3)]
-    assert (fused.launches, apart.launches) == (0, 5)
-    priced = Machine(gpu=GPUS["h100"], efficiency=1.0, launch_seconds=4e-6)
-    more = priced.round_seconds(apart, 1) - H100.round_seconds(apart, 1)
-    assert more == pytest.approx(5 * 4e-6)
+
+
+def test_a_cache_in_fp8_is_half_of_it(drafts: dict[str, Draft]) -> None:
+    """Of 64 key-value heads of 128 elements, and of a latent row of 512 + 64."""
+    for name, row in ((LLAMA, 2 * 64 * 128), ("kimi-k2.5-eagle3-mla", 512 + 64)):
+        draft = drafts[name]
+        wide, narrow = (
+            draft_round(
+                draft, plain_weights(draft), num_draft_tokens=1, context=9, tp=1, kv_cache=one
+            )
+            for one in (None, FP8_CACHE)
+        )
+        assert wide.nbytes(1, "kv_cache") == 2 * narrow.nbytes(1, "kv_cache") == 9 * row * 2
 
 
 def test_a_shorter_block_computes_less_and_reads_the_same_weights(
@@ -248,52 +241,6 @@ def test_the_default_number_of_draft_tokens(drafts: dict[str, Draft]) -> None:
     assert checked_num_draft_tokens(chain, 40) == 40
 
 
-# ---- the head
-
-
-def test_a_cut_head_by_hand(drafts: dict[str, Draft]) -> None:
-    cut = with_vocabulary(drafts[LLAMA], 32_000)
-    before, after = (parts(round_of(draft).step) for draft in (drafts[LLAMA], cut))
-    # 32,000 rows of 7,168 in BF16, and for each proposal a row of d2t; t2d is not read.
-    assert after == {**before, "head": 32_000 * 7168 * 2, "other": 8}
-    stored = {row.canonical: row.tensor.nbytes for row in cut.rows}
-    assert stored["d2t"] == 8 * 32_000
-    assert stored["t2d"] == 163840
-    assert stored["embed_tokens.weight"] == HEAD
-    channel = round_of(cut, "int4-channel").step
-    assert channel.nbytes(1, "head") == 32_000 * 7168 * 2
-    assert channel.nbytes(1, "mlp") == round_of(drafts[LLAMA], "int4-channel").step.nbytes(1, "mlp")
-
-
-def test_a_cut_head_of_a_draft_that_had_the_targets(drafts: dict[str, Draft]) -> None:
-    draft = drafts["kimi-linear-dflash"]
-    cut = with_vocabulary(draft, 8_000)
-    assert round_of(cut, k=15).step.nbytes(1, "head") == 8_000 * 2304 * 2
-    assert round_of(cut, k=15).step.nbytes(1, "other") == 15 * 8
-    assert cut.checkpoint.nbytes - draft.checkpoint.nbytes == 8_000 * (2304 * 2 + 8) + 163840
-
-
-@pytest.mark.parametrize("size", [0, -1, 163840, 200_000])
-def test_sizes_that_are_no_cut(drafts: dict[str, Draft], size: int) -> None:
-    with pytest.raises(EstimateError, match="at least 1 and fewer than the 163,840 rows"):
-        with_vocabulary(drafts[LLAMA], size)
-
-
-def test_a_head_that_vllm_quantizes_by_hand(drafts: dict[str, Draft]) -> None:
-    numel = 163840 * 7168
-    for dtype, nbytes in (("fp8", numel + 4 * 163840), ("nvfp4", numel // 2 + numel // 16 + 4)):
-        weights = with_online_head(drafts[LLAMA], plain_weights(drafts[LLAMA]), dtype)  # type: ignore[arg-type]
-        heads = [w for w in weights if w.row.role == "head"]
-        assert [(w.nbytes, w.precision, w.is_fp4) for w in heads] == [
-            (nbytes, "fp8" if dtype == "fp8" else "bf16", dtype == "nvfp4")
-        ]
-        assert len(weights) == len(drafts[LLAMA].rows)
-    draft = drafts["kimi-linear-dflash"]  # a copy of the target's
-    weights = with_online_head(draft, plain_weights(draft), "fp8")
-    step = draft_round(draft, weights, num_draft_tokens=15, context=4096, tp=1).step
-    assert step.nbytes(1, "head") == 163840 * (2304 + 4)
-
-
 # ---- shards
 
 
@@ -351,7 +298,7 @@ def test_weights_alone_gain_nothing_where_computing_takes_longer(
     """W4A16 is widened to 16 bits; FP8 and W4A8 multiply twice as fast."""
     plain, w4a16, w4a8, fp8 = (
         round_of(drafts[LLAMA], recipe)
-        for recipe in (None, "int4-channel", "hopper-w4a8", "fp8-ptpc")
+        for recipe in (None, "int4-channel", "mi325x-w4a8", "fp8-ptpc")
     )
     few, many = ([mlp_seconds(H100, one, c) for one in (plain, w4a16, w4a8, fp8)] for c in (1, 512))
     assert few[1] < few[2] < few[3] < few[0]
@@ -446,254 +393,50 @@ def test_at_break_even_both_drafts_are_equally_fast(
     assert (loss > 0) == (candidate < baseline)
 
 
-def estimate_of(draft: Draft, recipes: Sequence[str]) -> Estimate:
+def estimate_of(draft: Draft, recipes: Sequence[str]) -> tuple[Candidate, ...]:
     plans = [planned(draft, recipe) for recipe in recipes]
-    return make_estimate(draft, plans, num_draft_tokens=3, context=4096, tp=1)
-
-
-def named(estimate: Estimate) -> dict[str, Candidate]:
-    return {one.name: one for one in estimate.candidates}
+    return candidates_of(draft, plans, num_draft_tokens=3, context=4096, tp=1)
 
 
 def test_break_even_of_an_estimate(drafts: dict[str, Draft]) -> None:
-    estimate = estimate_of(drafts[LLAMA], ["fp8-ptpc"])
-    target = parse_step_times("1=14,8=20", (1, 4, 8))
-    fp8 = named(estimate)["fp8-ptpc"]
-    points = estimate.break_even(fp8, H100, target, (1, 4, 8))
-    assert [(p.concurrency, p.verify_seconds) for p in points] == [(1, 0.014), (8, 0.02)]
-    before, after = (H100.round_seconds(one.round, 8) for one in (estimate.baseline, fp8))
-    assert points[1].loss == (before - after) / (before + 0.02)
-    nothing = estimate.break_even(estimate.baseline, H100, target, (8,))
-    assert nothing[0].loss == 0
+    plain, fp8 = estimate_of(drafts[LLAMA], ["fp8-ptpc"])
+    report = EstimateReport(
+        draft=drafts[LLAMA],
+        num_draft_tokens=3,
+        context=4096,
+        tp=1,
+        concurrency=8,
+        candidates=(plain, fp8),
+        loaded_by={},
+        refused={},
+        machines=(H100,),
+        verify_seconds=0.02,
+    )
+    before, after = (H100.round_seconds(one.round, 8) for one in (plain, fp8))
+    assert report.break_even(fp8, H100) == (before - after) / (before + 0.02)
+    assert report.break_even(plain, H100) == 0
+    assert replace(report, verify_seconds=None).break_even(fp8, H100) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "share", "dropped", "own_head"),
+    ("name", "parameters"),
     [
-        (LLAMA, 2 * 1_174_405_120 / 3_178_262_528, HEAD, True),  # 73.9 %
-        ("kimi-k2.5-eagle3-mla", 2 * 1_174_405_120 / 3_015_604_224, HEAD, True),  # 77.9 %
-        ("nvidia-kimi-k2.6-eagle3", 1_174_405_120 / 1_841_199_104, 0, True),
-        ("kimi-linear-dflash", 0, 0, False),
+        (LLAMA, 3_178_262_528),
+        ("kimi-k2.5-eagle3-mla", 3_015_604_224),
+        ("nvidia-kimi-k2.6-eagle3", 1_841_199_104),
     ],
 )
-def test_the_share_of_embedding_and_head(
-    drafts: dict[str, Draft], name: str, share: float, dropped: int, own_head: bool
+def test_stored_bytes_of_a_draft_as_it_is(
+    drafts: dict[str, Draft], name: str, parameters: int
 ) -> None:
-    estimate = estimate_of(drafts[name], ["fp8-ptpc", "int4-channel"])
-    assert estimate.shared_share == share
-    assert estimate.dropped_bytes == dropped
-    assert estimate.reads_shared_head == (not own_head)
-    assert sum(one.nbytes for one in estimate.parts) == estimate.draft.checkpoint.nbytes
-    hypothetical = [one.name for one in estimate.candidates if one.hypothetical]
-    # With the head in FP8: the draft as it is, and the form that reads least.
-    assert hypothetical == (["BF16, FP8 head", "int4-channel, FP8 head"] if own_head else [])
-
-
-def test_an_fp8_head_by_hand(drafts: dict[str, Draft]) -> None:
-    candidates = named(estimate_of(drafts[LLAMA], ["int4-channel"]))
-    for name in ("BF16", "int4-channel"):
-        plain, fp8 = candidates[name], candidates[f"{name}, FP8 head"]
-        saved = HEAD // 2 - 4 * 163840  # a byte per weight, a float32 scale per row
-        assert plain.stored_bytes - fp8.stored_bytes == saved
-        assert plain.round.step.nbytes(1) - fp8.round.step.nbytes(1) == saved
-        assert plain.round.nbytes(1) - fp8.round.nbytes(1) == 3 * saved
-
-
-def test_heads_beside_recipes(drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]) -> None:
-    """Layers, rows and head together; who serves it, by check and by vLLM's own rule."""
-    folder = str(drafts[LLAMA].checkpoint.folder)
-    found = run_json(
-        capsys, folder, "--gpu", "h200", "--gpu", "mi325x", "--recipe", "int4-channel",
-        "--vocab-size", "32000", "--head-online", "fp8,nvfp4",
-    )  # fmt: skip
-    by_name = {one["name"]: one for one in found["drafts"]}
-    assert len(by_name) == 2 + 2 * 5
-    both = by_name["int4-channel, 32,000 rows, FP8 head"]
-    # fc once; layers in INT4 with BF16 scales, head, norms, cache, rows and d2t three times.
-    fc, layers = 2 * 7168 * 3 * 7168, (3 * 8192 * 14336 + 7168 * 8192 + 3 * 12288 * 7168) // 2
-    scales = 2 * (3 * 8192 + 7168) + 2 * (2 * 12288 + 7168) + 7 * 16
-    step = layers + scales + 32_000 * (7168 + 4) + 2 * 4 * 7168 + 4096 * 2 * 64 * 128 * 2 + 8
-    assert sum(both["round_bytes"].values()) == fc + 3 * step + 6 * 2 * 7168 == 2_413_010_280
-    assert (both["vocab_size"], both["head"], both["hypothetical"]) == (32_000, "fp8", True)
-    assert both["engines"]["h200"] == ["vllm", "sglang"]
-    assert by_name["BF16"]["engines"] is None
-    assert by_name["BF16, 32,000 rows"]["online_head"] is None
-    online = by_name["BF16, FP8 head"]["online_head"]["h200"]
-    assert not online["served"]
-    assert "this draft has a head of its own" in online["why_not"]
-    assert "this one is cut" in both["online_head"]["h200"]["why_not"]
-
-
-def test_a_cache_in_fp8_is_half_of_it_at_every_context(
-    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """64 key-value heads of 128 elements; three passes read all of it."""
-    folder = str(drafts[LLAMA].checkpoint.folder)
-    given = (folder, "--gpu", "h200", "--recipe", "int4-channel", "--kv-cache-dtype", "fp8_e4m3")
-    found = run_json(capsys, *given, "--concurrency", "1,32")
-    by_name = {one["name"]: one for one in found["drafts"]}
-    plain, served = by_name["BF16"], by_name["BF16, FP8 KV cache"]
-    assert (plain["kv_cache"], served["kv_cache"], served["hypothetical"]) == (
-        None,
-        "fp8_e4m3",
-        True,
-    )
-    of_cache = [one["round_bytes"].pop("kv_cache") for one in (plain, served)]
-    assert of_cache == [3 * 4096 * 2 * 64 * 128 * size for size in (2, 1)]
-    assert plain["round_bytes"] == served["round_bytes"]
-    assert by_name["int4-channel, FP8 KV cache"]["kv_cache"] == "fp8_e4m3"
-    rows = [one for one in found["by_context"] if one["form"] == "BF16"]
-    assert [one["context"] for one in rows] == [1024 * 2**i for i in range(8)]
-    assert {one["gpu"] for one in rows} == {"h200"}
-    last = rows[-1]
-    assert last["cache_bytes"] == 2 * last["fp8_cache_bytes"] == 3 * 131_072 * 2 * 64 * 128 * 2
-    assert 1 - last["fp8_seconds"] / last["seconds"] == pytest.approx(0.49, abs=0.01)
-    assert run_json(capsys, *given[:-2])["by_context"] == []
-    latent = drafts["kimi-k2.5-eagle3-mla"]
-    wide, narrow = (
-        draft_round(
-            latent, plain_weights(latent), num_draft_tokens=1, context=9, tp=1, kv_cache=one
-        )
-        for one in (None, FP8_CACHE)
-    )
-    assert wide.nbytes(1, "kv_cache") == 2 * narrow.nbytes(1, "kv_cache") == 9 * (512 + 64) * 2
-
-
-def test_the_targets_head_is_quantized_by_vllm_where_it_loads_such_drafts(tmp_path: Path) -> None:
-    draft = read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "own")))
-    bare = replace(draft, rows=tuple(row for row in draft.rows if row.role != "head"))
-    h100, a100, mi325x = GPUS["h100"], GPUS["a100"], GPUS["mi325x"]
-    assert online_head_problem(bare, "fp8", h100) is None
-    assert online_head_problem(bare, "nvfp4", a100) is None
-    assert "refuses an online FP8 head on a100" in str(online_head_problem(bare, "fp8", a100))
-    assert online_head_problem(bare, "fp8", mi325x) is None
-    assert "no kernel for NVFP4" in str(online_head_problem(bare, "nvfp4", mi325x))
-    assert "a head of its own" in str(online_head_problem(draft, "fp8", h100))
-    block = read_draft(Checkpoint.open(tiny_dflash(tmp_path / "block")))
-    assert "for method 'dflash'" in str(online_head_problem(block, "fp8", h100))
-
-
-def test_a_cut_head_of_a_speculators_folder(tmp_path: Path) -> None:
-    """Its config.json has the size at the top, as every other."""
-    draft = read_draft(Checkpoint.open(tiny_speculators_eagle3(tmp_path / "draft")))
-    cut = with_vocabulary(draft, 8)
-    assert {row.canonical: row.tensor.shape for row in cut.rows}["d2t"] == (8,)
-    assert cut.geometry.draft_vocab_size == 8
-
-
-def test_a_recipe_that_quantizes_the_head_is_named(
-    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(drafts[LLAMA].checkpoint.folder)
-    command = ["estimate", folder, "--gpu", "h200", "--recipe", "int4-channel"]
-    assert main([*command, "--recipe", "int4-channel-gptq-head", "--vocab-size", "32000"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "of the parameters, and only int4-channel-gptq-head quantizes the head" in out
-    assert "int4-channel-gptq-head, 32,000 rows" in out  # which reads least
-    assert "int4-channel-gptq-head, FP8 head" not in out
-
-
-def test_families_without_cut_heads(tmp_path: Path) -> None:
-    eagle = read_draft(Checkpoint.open(tiny_eagle1(tmp_path / "eagle")))
-    with pytest.raises(EstimateError, match="drafts of eagle1-llama have no map of a cut vocab"):
-        with_vocabulary(eagle, 8)
+    (plain,) = estimate_of(drafts[name], [])
+    assert (plain.name, plain.stored_bytes) == ("BF16", drafts[name].checkpoint.nbytes)
+    assert plain.stored_bytes >= 2 * parameters
 
 
 def test_two_recipes_of_one_name(drafts: dict[str, Draft]) -> None:
     with pytest.raises(EstimateError, match="--recipe: two forms are called fp8-ptpc"):
         estimate_of(drafts[LLAMA], ["fp8-ptpc", "fp8-ptpc"])
-
-
-# ---- targets
-
-
-def test_step_times_as_measured() -> None:
-    alone = parse_step_times("14.2", (1, 64))
-    assert [alone.verify_seconds(H100, c) for c in (1, 64)] == [pytest.approx(0.0142)] * 2
-    some = parse_step_times("1=9.5,8=14", (1, 4, 8))
-    assert [some.verify_seconds(H100, c) for c in (1, 4, 8)] == [0.0095, None, 0.014]
-
-
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "nan", "inf", "1=2,3", "1=2,1=3", "a=2", "="])
-def test_step_times_that_are_none(text: str) -> None:
-    with pytest.raises(EstimateError, match="expected milliseconds, or CONCURRENCY=") as caught:
-        parse_step_times(text, (1,))
-    assert "for example 14.2" in caught.value.fix
-
-
-def test_a_time_at_a_concurrency_that_is_not_asked_for() -> None:
-    with pytest.raises(EstimateError, match="a time at concurrency 12, but --concurrency is 1,8"):
-        parse_step_times("1=9,12=20", (1, 8))
-
-
-def test_a_target_by_its_bytes() -> None:
-    step = step_of_bytes(140e9, num_draft_tokens=3, tp=8)
-    assert step.verify_seconds(H100, 1) == pytest.approx(140e9 / 8 / 3.35e12)
-    many = 1000 * 4 * 140e9 / 8 / 989.5e12  # 2 FLOP for each 2-byte weight and token
-    assert step.verify_seconds(H100, 1000) == pytest.approx(many)
-    assert "mixture of experts" in str(step)
-    for wrong in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(EstimateError, match="--target-bytes: expected a positive number"):
-            step_of_bytes(wrong, num_draft_tokens=3, tp=1)
-
-
-def target_config(folder: Path, **changes: Any) -> Path:
-    config = json.loads(
-        (PAIRS / "eagle3-llama" / "target" / "config.json").read_text(encoding="utf-8")
-    )
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
-    return folder
-
-
-def from_config(folder: Path, *, tp: int = 1) -> float:
-    step = step_of_config(folder, num_draft_tokens=3, context=512, tp=tp, vocab_size=1024)
-    return step.verify_seconds(H100, 2)
-
-
-def test_a_target_by_its_config(tmp_path: Path) -> None:
-    # q, o 256 x 256; k, v 128 x 256; gate, up, down 704 x 256; the head; 4 key heads of 32.
-    layer = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 704 * 256
-    nbytes = 2 * (4 * layer + 1024 * 256) + 2 * 4 * 512 * 2 * 4 * 32 * 2
-    folder = target_config(tmp_path / "target")
-    assert from_config(folder) == pytest.approx(nbytes / 3.35e12)
-    assert from_config(folder, tp=2) == pytest.approx(nbytes / 2 / 3.35e12)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "nested").mkdir()
-    (tmp_path / "nested" / "config.json").write_text(
-        json.dumps({"text_config": config}), encoding="utf-8"
-    )
-    assert from_config(tmp_path / "nested") == from_config(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        (
-            {"num_experts": 8},
-            "the target is a mixture of experts, and how many experts",
-        ),
-        ({"n_routed_experts": 384}, "a mixture of experts"),
-        ({"quantization_config": {}}, "the target is stored quantized"),
-        ({"model_type": "kimi_linear"}, "expected one of llama, mistral, qwen2, qwen3, whose"),
-    ],
-)
-def test_targets_whose_reads_do_not_follow_from_the_config(
-    tmp_path: Path, changes: dict[str, Any], what: str
-) -> None:
-    with pytest.raises(EstimateError, match=what) as caught:
-        from_config(target_config(tmp_path / "target", **changes))
-    assert "--target-step-ms" in caught.value.fix
-    assert "--target-bytes" in caught.value.fix
-
-
-def test_a_target_of_another_vocabulary_or_without_config(tmp_path: Path) -> None:
-    with pytest.raises(EstimateError, match="vocab_size: expected 1024, as the draft's config"):
-        from_config(target_config(tmp_path / "other", vocab_size=2048))
-    with pytest.raises(CheckpointError, match="no such file"):
-        from_config(tmp_path)
-    with pytest.raises(CheckpointError, match="intermediate_size: expected a positive whole"):
-        from_config(target_config(tmp_path / "wrong", intermediate_size="wide"))
 
 
 # ---- hardware
@@ -739,36 +482,12 @@ def test_verdicts_on_one_gpu_ask_the_engines_that_know_it(drafts: dict[str, Draf
 # ---- wrong numbers
 
 
-@pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan")])
-def test_a_share_that_no_kernel_reaches(share: float) -> None:
-    with pytest.raises(EstimateError, match=r"--efficiency: expected a share in \(0, 1\], got"):
-        checked_efficiency(share)
-    assert checked_efficiency(1) == 1
+def test_draft_tokens_that_no_engine_drafts(drafts: dict[str, Draft]) -> None:
+    with pytest.raises(EstimateError, match="expected at most 15, got 16: the draft fills blocks"):
+        checked_num_draft_tokens(drafts["kimi-linear-dflash"].geometry, 16)
 
 
-def test_concurrencies() -> None:
-    assert checked_concurrencies([8, 1, 8]) == (1, 8)
-    with pytest.raises(EstimateError, match="--concurrency: expected at least 1, got 0"):
-        checked_concurrencies([1, 0])
-
-
-@pytest.mark.parametrize(
-    ("name", "asked", "what"),
-    [
-        (LLAMA, 0, "expected at least 1, got 0"),
-        ("kimi-linear-dflash", 16, "expected at least 1 and at most 15, as blocks hold 16 tokens"),
-    ],
-)
-def test_draft_tokens_that_no_engine_drafts(
-    drafts: dict[str, Draft], name: str, asked: int, what: str
-) -> None:
-    with pytest.raises(EstimateError, match=what):
-        checked_num_draft_tokens(drafts[name].geometry, asked)
-
-
-def test_a_context_or_shards_that_cannot_be(drafts: dict[str, Draft]) -> None:
-    with pytest.raises(EstimateError, match="--context: expected at least 1, got 0"):
-        round_of(drafts[LLAMA], context=0)
+def test_shards_that_cannot_be(drafts: dict[str, Draft]) -> None:
     for tp in (0, 3):
         with pytest.raises(EstimateError, match=f"share 64 attention heads evenly, got {tp}"):
             round_of(drafts[LLAMA], tp=tp)
@@ -801,57 +520,6 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return found
 
 
-def test_json_of_a_small_pair(capsys: pytest.CaptureFixture[str]) -> None:
-    pair = PAIRS / "eagle3-llama"
-    found = run_json(
-        capsys, str(pair / "draft"), "--gpu", "h100", "--target", str(pair / "target"),
-        "--context", "512", "--concurrency", "8,1", "--recipe", "int4-channel", "--recipe",
-        "fp8-ptpc", "--recipe", "int4-channel",
-    )  # fmt: skip
-    assert (found["family"], found["num_draft_tokens"], found["context"]) == (
-        "eagle3-llama",
-        3,
-        512,
-    )
-    names = ["BF16", "int4-channel", "fp8-ptpc", "BF16, FP8 head", "int4-channel, FP8 head"]
-    assert [one["name"] for one in found["drafts"]] == names
-    plain, int4 = found["drafts"][:2]
-    assert (plain["stored_bytes"], int4["stored_bytes"]) == (3_082_240, 1_858_160)
-    # 4 key heads of 32 at 512 positions; gate, up, down of 640 x 256.
-    assert plain["step_bytes"]["kv_cache"] == 512 * 2 * 4 * 32 * 2
-    assert plain["step_bytes"]["mlp"] == 2 * 3 * 640 * 256
-    assert "fusion" not in plain["step_bytes"]
-    assert plain["round_bytes"]["fusion"] == 2 * 768 * 256
-    assert plain["engines"] is None
-    assert int4["engines"] == {"h100": ["vllm", "sglang"]}
-    assert [t["concurrency"] for t in int4["times"]] == [1, 8]
-    for one, other in zip(plain["break_even"], int4["break_even"], strict=True):
-        before, after = (
-            next(t for t in form["times"] if t["concurrency"] == one["concurrency"])
-            for form in (plain, int4)
-        )
-        gained = before["round_seconds"] - after["round_seconds"]
-        assert one["loss"] == 0 < other["loss"]
-        assert other["loss"] == pytest.approx(
-            gained / (before["round_seconds"] + one["verify_seconds"])
-        )
-    assert found["efficiency"] == 0.75
-    assert "config.json" in found["target"]
-    assert found["gpus"][0]["bandwidth_bytes_per_second"] == 3.35e12
-
-
-def test_every_shipped_recipe_that_fits_is_estimated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = run_json(capsys, str(tiny_eagle3_llama(tmp_path / "draft")))  # 64 and 96 inputs
-    names = [one["name"] for one in found["drafts"] if not one["hypothetical"]][1:]
-    assert sorted([*names, *found["not_planned"]]) == list(built_in_recipes())
-    assert "needs a multiple of 128 inputs" in found["not_planned"]["int4-group128"]
-    assert [gpu["name"] for gpu in found["gpus"]] == list(USUAL_GPUS)
-    assert found["target"] is None
-    assert all(one["break_even"] == [] for one in found["drafts"])
-
-
 def test_a_recipe_that_was_asked_for_must_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -862,25 +530,76 @@ def test_a_recipe_that_was_asked_for_must_fit(
         main(["estimate", draft, "--recipe", "int4-group128", "--debug"])
 
 
+def test_json_of_a_small_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(
+        capsys, str(PAIRS / "eagle3-llama" / "draft"), "--gpu", "h100", "--target-step-ms", "2.5",
+        "--context", "512", "--concurrency", "8", "--recipe", "int4-channel", "--recipe",
+        "fp8-ptpc", "--recipe", "int4-channel",
+    )  # fmt: skip
+    assert (found["family"], found["num_draft_tokens"], found["context"]) == (
+        "eagle3-llama",
+        3,
+        512,
+    )
+    assert (found["parameters"], found["tp"], found["efficiency"]) == (1_541_120, 1, 0.75)
+    assert [one["name"] for one in found["drafts"]] == ["BF16", "int4-channel", "fp8-ptpc"]
+    plain, int4 = found["drafts"][:2]
+    assert (plain["stored_bytes"], int4["stored_bytes"]) == (3_082_240, 1_858_160)
+    # 4 key heads of 32 at 512 positions; gate, up, down of 640 x 256.
+    assert plain["step_bytes"]["kv_cache"] == 512 * 2 * 4 * 32 * 2
+    assert plain["step_bytes"]["mlp"] == 2 * 3 * 640 * 256
+    assert "fusion" not in plain["step_bytes"]
+    assert plain["round_bytes"]["fusion"] == 2 * 768 * 256
+    assert plain["engines"] is None
+    assert int4["engines"] == {"h100": ["vllm", "sglang"]}
+    (before,), (after,) = plain["times"], int4["times"]
+    assert (after["gpu"], after["concurrency"]) == ("h100", 8)
+    (nothing,), (lost,) = plain["break_even"], int4["break_even"]
+    assert (lost["gpu"], lost["concurrency"], lost["verify_seconds"]) == ("h100", 8, 0.0025)
+    gained = before["round_seconds"] - after["round_seconds"]
+    assert nothing["loss"] == 0 < lost["loss"]
+    assert lost["loss"] == pytest.approx(gained / (before["round_seconds"] + 0.0025))
+
+
+def test_every_shipped_recipe_that_fits_is_estimated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_json(capsys, str(tiny_eagle3_llama(tmp_path / "draft")))  # 64 and 96 inputs
+    names = [one["name"] for one in found["drafts"]][1:]
+    assert sorted([*names, *found["not_planned"]]) == list(built_in_recipes())
+    assert "needs a multiple of 128 inputs" in found["not_planned"]["int4-group128"]
+    assert [one["gpu"] for one in found["drafts"][0]["times"]] == list(USUAL_GPUS)
+    assert all(one["break_even"] == [] for one in found["drafts"])
+
+
+def test_the_cache_of_a_recipe_is_read_in_its_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {**to_mapping(load_recipe("fp8-ptpc")), "name": "narrow"}
+    keys["kv_cache"] = {"dtype": FP8_CACHE, "scales": "unit"}
+    path = tmp_path / "narrow.yaml"
+    path.write_text(json.dumps(keys), encoding="utf-8")
+    draft = str(PAIRS / "eagle3-llama" / "draft")
+    found = run_json(capsys, draft, "--recipe", "fp8-ptpc", "--recipe", str(path))
+    wide, narrow = (one["round_bytes"] for one in found["drafts"][1:])
+    assert wide.pop("kv_cache") == 2 * narrow.pop("kv_cache")
+    assert wide == narrow
+
+
 def test_the_report_says_what_it_rests_on(
     drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(drafts[LLAMA].checkpoint.folder)
     arguments = ["estimate", folder, "--gpu", "h200", "--recipe", "mi325x-w4a8", "--tp", "8"]
-    assert main([*arguments, "--recipe", "int4-channel", "--target-step-ms", "1=14,8=22"]) == 0
-    out = capsys.readouterr().out
-    assert "embedding and head are 73.9% of the parameters, and no recipe touches them" in out
-    assert "dropping embed_tokens would save 2,348,810,240 bytes on disk" in out
-    assert "an FP8 head would save 1,173,749,760 bytes of a step" in out
+    assert main([*arguments, "--recipe", "int4-channel", "--target-step-ms", "14"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "3,178,262,528 parameters; K = 3, context 4,096, tp 8" in out
     assert "† no stock engine is known to load it there" in out
-    assert "│ mi325x-w4a8 †" in out
-    assert "│ int4-channel  " in out
-    assert "int4-channel, FP8 head on h200 pays if it loses less acceptance" in out
-    assert "length than 1.57% at concurrency 1" in out
-    assert "FP8 head made while loading: vLLM 0.33 quantizes online only a head that is" in out
-    assert "gate --policy release lets 1.00% be lost" in out
+    assert "beside a verify step of 14 ms at concurrency 1" in out
+    assert "BF16 no gain mi325x-w4a8 0.73% † int4-channel 0.73%" in out
+    assert "fc and a first step over the 4 positions of each sequence that were verified" in out
+    assert "KV cache 4,096 positions of each sequence" in out
     assert "at 75% of the data sheet" in out
-    assert "8 GPUs share draft and target" in out
     assert f"h200: 4.8 TB/s; TFLOPS bf16 990, fp8 1,979 ({GPUS['h200'].source})" in out
 
 
@@ -891,12 +610,9 @@ def test_without_a_target_the_rest_is_printed_and_what_is_needed(
     assert main(["estimate", folder, "--recipe", "fp8-ptpc"]) == 0
     out = capsys.readouterr().out
     assert "Roofline: draft step / all drafting in µs" in out
-    assert "embedding and head are the target's; attention and mlp" in out
-    assert "each draft step reads its 754,974,720 bytes, whatever" in out
-    assert "break-even acceptance needs the target's verify step: --target-step-ms" in out
-    assert "Break-even on" not in out
-    assert "  the head is the target's, in BF16\n" in out
-    assert "one pass over a block of 16, and the head reads 15 of them" in out
+    assert "needs the target's measured verify step: --target-step-ms" in out
+    assert "Break-even:" not in out
+    assert "then one pass over a block, with the target's head in BF16\n" in out
 
 
 def test_a_draft_that_cannot_gain_says_so(
@@ -905,32 +621,20 @@ def test_a_draft_that_cannot_gain_says_so(
     folder = str(drafts[LLAMA].checkpoint.folder)
     slow = ["--gpu", "mi325x", "--recipe", "mi355-mxfp4", "--target-step-ms", "20"]
     assert main(["estimate", folder, *slow]) == 0
-    out = capsys.readouterr().out
-    assert "slower by" in out
-    assert "BF16, FP8 head on mi325x pays if it loses less" in out
-    bare = str(drafts["kimi-linear-dflash"].checkpoint.folder)
-    assert main(["estimate", bare, *slow]) == 0
-    out = capsys.readouterr().out
-    assert "mi355-mxfp4 on mi325x does not pay at any of these concurrencies" in out
-    nobody = ["--gpu", "l40s", "--recipe", "int4-channel", "--target-step-ms", "20"]
-    assert main(["estimate", folder, *nobody]) == 0
-    assert "no stock engine is known to load any of these on l40s" in capsys.readouterr().out
+    assert "slower by" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
         (["--gpu", "h1000"], "did you mean h100"),
-        (["--vocab-size", "1024"], "expected at least 1 and fewer than the 1,024 rows"),
-        (["--efficiency", "2"], "--efficiency"),
-        (["--launch-us", "-1"], "--launch-us"),
+        (["--efficiency", "2"], "--efficiency: expected a share in (0, 1], got 2.0"),
+        (["--efficiency", "nan"], "--efficiency"),
         (["--tp", "5"], "--tp"),
-        (["--context", "0"], "--context"),
-        (["--concurrency", "0"], "--concurrency"),
-        (["-k", "0"], "--num-draft-tokens"),
-        (["--target-step-ms", "soon"], "--target-step-ms"),
-        (["--target-bytes", "0"], "--target-bytes"),
-        (["--target", "nowhere"], "nowhere/config.json: no such file"),
+        (["--context", "0"], "--context: expected at least 1, got 0"),
+        (["--concurrency", "0"], "--concurrency: expected at least 1, got 0"),
+        (["-k", "0"], "--num-draft-tokens: expected at least 1, got 0"),
+        (["--target-step-ms", "0"], "--target-step-ms: expected more than 0, got 0.0"),
         (["--recipe", "int3"], "no built-in recipe has this name"),
     ],
 )
@@ -949,30 +653,19 @@ def test_bad_input_exits_with_2(
     assert "\n  fix: " in output.err
 
 
-def test_the_usual_context_is_what_the_models_can_hold() -> None:
-    """Of the draft and of the target, a multimodal one too; nothing sensible is no limit."""
-    limits = [1024, 2048, None, "many", 0, True]
-    configs = [{"max_position_embeddings": limit} for limit in limits]
-    assert usual_context(configs) == 1024
-    assert usual_context(configs[2:]) == 4096
-    assert usual_context([{"max_position_embeddings": 131072}]) == 4096
-    assert usual_context([{"text_config": {"max_position_embeddings": 300}}, {}]) == 300
+def test_the_usual_context_is_what_the_draft_can_hold() -> None:
+    """A multimodal one too; nothing sensible is no limit."""
+    for limit, context in ((1024, 1024), (131072, 4096), (None, 4096), ("many", 4096), (0, 4096)):
+        assert usual_context({"max_position_embeddings": limit}) == context
+    assert usual_context({"max_position_embeddings": True}) == 4096
+    assert usual_context({"text_config": {"max_position_embeddings": 300}}) == 300
+    assert usual_context({}) == 4096
 
 
-@pytest.mark.parametrize(
-    ("given", "context", "said"),
-    [
-        ((), 512, "512 positions of each sequence, as many as config.json allows;"),
-        (("--context", "4096"), 4096, "4,096 positions of each sequence; reading"),
-    ],
-)
-def test_the_context_follows_the_configs_unless_it_is_given(
-    given: tuple[str, ...], context: int, said: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("given", "context"), [((), 512), (("--context", "4096"), 4096)])
+def test_the_context_follows_the_config_unless_it_is_given(
+    given: tuple[str, ...], context: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = Path(__file__).parent / "pairs" / "eagle3-llama"
-    command = ["estimate", str(pair / "draft"), "--gpu", "h200", "--recipe", "fp8-ptpc", *given]
-    target = ("--target", str(pair / "target"))
-    assert main([*command, *target, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["context"] == context
-    assert main([*command, *target]) == 0
-    assert said in " ".join(capsys.readouterr().out.split())
+    draft = str(PAIRS / "eagle3-llama" / "draft")
+    found = run_json(capsys, draft, "--gpu", "h200", "--recipe", "fp8-ptpc", *given)
+    assert found["context"] == context

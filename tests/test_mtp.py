@@ -17,7 +17,7 @@ from draftquant.quantize.drafts.shared.mixture.forward import routed
 from draftquant.quantize.drafts.shared.mixture.names import Mixture
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
-from draftquant.quantize.estimate.step_estimate import make_estimate
+from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.quantization_plan import make_plan
@@ -257,8 +257,8 @@ def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None
     draft = read_draft(Checkpoint.open(tiny_deepseek_mtp(tmp_path / "draft")))
     with pytest.raises(PlanError, match="gradients and optimizer states of all experts"):
         make_plan(load_recipe("mi355-mxfp4-learned"), draft)
-    with pytest.raises(EstimateError, match="a mixture of experts"):
-        make_estimate(draft, (), num_draft_tokens=3, context=100, tp=1)
+    with pytest.raises(EstimateError, match="drafts with experts"):
+        candidates_of(draft, (), num_draft_tokens=3, context=100, tp=1)
 
 
 @pytest.mark.some(2)

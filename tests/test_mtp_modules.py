@@ -18,7 +18,7 @@ from draftquant.calibration.passes.predictions import num_draft_tokens_fault
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
-from draftquant.quantize.estimate.step_estimate import make_estimate
+from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
 from draftquant.quantize.quantization_plan import make_plan
@@ -258,8 +258,8 @@ def test_steps_keys_as_transformers_5_writes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["deepseek-mtp", "step3p5-mtp"])
 def test_several_modules_are_not_estimated(family: str, tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(BUILDERS[family](tmp_path / "draft", modules=2)))
-    with pytest.raises(EstimateError, match="a module for each draft token"):
-        make_estimate(draft, (), num_draft_tokens=2, context=100, tp=1)
+    with pytest.raises(EstimateError, match="a module for each token"):
+        candidates_of(draft, (), num_draft_tokens=2, context=100, tp=1)
 
 
 def test_steps_heads_are_not_dropped(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_plan_as_plain_data(draft: Draft) -> None:
         ["--help"],
         ["recipes"],
         ["plan", "?", "--recipe", "int4-channel", "--json"],
-        ["estimate", "?", "--gpu", "h100", "--target-bytes", "140e9"],
+        ["estimate", "?", "--gpu", "h100", "--target-step-ms", "14"],
         ["inspect", "?"],
         ["verify", "OUT", "--against", "?"],
     ],

@@ -11,8 +11,11 @@ import torch
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vocabulary.row_chooser import RowChooser, crosswise, held_out_coverage
 from draftquant.calibration.vocabulary.token_counts import said_texts
-from draftquant.quantize.estimate.target import MeasuredStep
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import EstimateError
+from draftquant.quantize.estimate.draft_round import draft_round, plain_weights
 from draftquant.quantize.estimate.work import Machine, Pass, Round, Work
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import named_gpu
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.validate.comparison.simultaneous import bonferroni
@@ -20,11 +23,20 @@ from draftquant.validate.counting.acceptance_counts import pooled
 from draftquant.validate.counting.paired_change import paired_change
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.vocabulary.curve_chart import drawing
+from draftquant.validate.vocabulary.cut_headers import with_vocabulary
 from draftquant.validate.vocabulary.right_sizes import right_sizes
 from draftquant.validate.vocabulary.size_curve import SizeCurve, size_curve, usual_sizes
 from draftquant.validate.vocabulary.size_speed import size_speeds
+from draftquant.validate.vocabulary.step_times import (
+    StepTimes,
+    checked_concurrencies,
+    parse_step_times,
+)
 from said_traces import VOCAB, write_said
+from test_real_shapes import write_headers
 from tiny import tiny_eagle3_llama
+from tiny_mtp import tiny_deepseek_mtp
+from tiny_speculators import tiny_speculators_eagle3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -163,7 +175,7 @@ def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> Non
             curve.chosen,
             rounds(curve, per_row),
             [machine],
-            MeasuredStep(seconds={None: verify}),
+            StepTimes(seconds={None: verify}),
             (1,),
         )
         for one, change in zip(found.speeds, curve.chosen.whole, strict=False):
@@ -201,3 +213,76 @@ def test_the_picture_says_what_it_shows(curve: SizeCurve) -> None:
         assert f"{one.size:,}, {one.coverage:.2%}: rows chosen by all categories" in described
     assert "rows chosen by other categories" in described
     assert drawing(curve, "draft") == svg
+
+
+# ---- what is estimated of a size
+
+
+def test_a_cut_head_by_hand(tmp_path: Path) -> None:
+    """Of headers alone, as published: 163,840 rows of 7,168."""
+    draft = read_draft(write_headers(tmp_path / "kimi", "kimi-k2.5-eagle3"))
+    cut = with_vocabulary(draft, 32_000)
+    before, after = (
+        draft_round(one, plain_weights(one), num_draft_tokens=3, context=4096, tp=1).step
+        for one in (draft, cut)
+    )
+    assert before.nbytes(1, "head") == 163_840 * 7168 * 2
+    assert after.nbytes(1, "head") == 32_000 * 7168 * 2
+    assert after.nbytes(1, "other") == 8  # of each proposal a row of d2t; t2d is not read
+    for part in ("attention", "mlp", "norm", "kv_cache"):
+        assert after.nbytes(1, part) == before.nbytes(1, part)
+    stored = {row.canonical: row.tensor.nbytes for row in cut.rows}
+    assert (stored["d2t"], stored["t2d"]) == (8 * 32_000, 163_840)
+    assert stored["embed_tokens.weight"] == 163_840 * 7168 * 2
+    for size in (0, -1, 163_840, 200_000):
+        with pytest.raises(EstimateError, match="at least 1 and fewer than the 163,840 rows"):
+            with_vocabulary(draft, size)
+
+
+def test_a_cut_head_of_a_draft_that_had_the_targets(tmp_path: Path) -> None:
+    draft = read_draft(write_headers(tmp_path / "linear", "kimi-linear-dflash"))
+    cut = with_vocabulary(draft, 8_000)
+    weights = plain_weights(cut)
+    step = draft_round(cut, weights, num_draft_tokens=15, context=4096, tp=1).step
+    assert step.nbytes(1, "head") == 8_000 * 2304 * 2
+    assert step.nbytes(1, "other") == 15 * 8
+    assert cut.checkpoint.nbytes - draft.checkpoint.nbytes == 8_000 * (2304 * 2 + 8) + 163840
+
+
+def test_a_cut_head_of_a_speculators_folder(tmp_path: Path) -> None:
+    """Its config.json has the size at the top, as every other."""
+    draft = read_draft(Checkpoint.open(tiny_speculators_eagle3(tmp_path / "draft")))
+    cut = with_vocabulary(draft, 8)
+    assert {row.canonical: row.tensor.shape for row in cut.rows}["d2t"] == (8,)
+    assert cut.geometry.draft_vocab_size == 8
+
+
+def test_families_without_cut_heads(tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_deepseek_mtp(tmp_path / "mtp")))
+    with pytest.raises(EstimateError, match="have no map of a cut vocabulary"):
+        with_vocabulary(draft, 8)
+
+
+def test_step_times_as_measured() -> None:
+    alone = parse_step_times("14.2", (1, 64))
+    assert [alone.verify_seconds(c) for c in (1, 64)] == [pytest.approx(0.0142)] * 2
+    some = parse_step_times("1=9.5,8=14", (1, 4, 8))
+    assert [some.verify_seconds(c) for c in (1, 4, 8)] == [0.0095, None, 0.014]
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "nan", "inf", "1=2,3", "1=2,1=3", "a=2", "="])
+def test_step_times_that_are_none(text: str) -> None:
+    with pytest.raises(EstimateError, match="expected milliseconds, or CONCURRENCY=") as caught:
+        parse_step_times(text, (1,))
+    assert "for example 14.2" in caught.value.fix
+
+
+def test_a_time_at_a_concurrency_that_is_not_asked_for() -> None:
+    with pytest.raises(EstimateError, match="a time at concurrency 12, but --concurrency is 1,8"):
+        parse_step_times("1=9,12=20", (1, 8))
+
+
+def test_concurrencies() -> None:
+    assert checked_concurrencies([8, 1, 8]) == (1, 8)
+    with pytest.raises(EstimateError, match="--concurrency: expected at least 1, got 0"):
+        checked_concurrencies([1, 0])

@@ -5,8 +5,6 @@ latent row per position, which all heads share and attention reads as it is: eng
 into queries and outputs.
 """
 
-from dataclasses import replace
-
 from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype
 from ..drafts.geometry import Geometry, GroupedAttention, LatentAttention
 from ..errors import EstimateError
@@ -35,41 +33,13 @@ def cache_works(
     Raises:
         EstimateError: this family's cache is not known.
     """
+    size = ELEMENT_BYTES if dtype is None else NUMBER_FORMATS[dtype].bits // 8
     if isinstance(geometry, LatentAttention):
-        latent = _latent(geometry, context + own_positions, queries, tp)
-        return (_narrowed(latent, dtype),) * geometry.num_layers
+        latent = _latent(geometry, context + own_positions, queries, tp, size)
+        return (latent,) * geometry.num_layers
     heads = _grouped(geometry)
-    return tuple(
-        _narrowed(
-            grouped_work(
-                positions=min(context, heads.window_of(layer) or context) + own_positions,
-                queries=queries,
-                heads=heads.num_attention_heads,
-                key_value_heads=heads.num_key_value_heads,
-                head_dim=heads.head_dim,
-                tp=tp,
-            ),
-            dtype,
-        )
-        for layer in range(heads.num_layers)
-    )
-
-
-def grouped_work(
-    *, positions: int, queries: int, heads: int, key_value_heads: int, head_dim: int, tp: int
-) -> Work:
-    """Attention of one layer whose query heads share key and value heads, for one sequence.
-
-    Bytes are keys and values of all positions; FLOP are 2 for the scores and 2 for the sum, each
-    per query, head, position and dimension. GPUs beyond the key heads hold copies of them.
-    """
-    return Work(
-        part="kv_cache",
-        sequence_bytes=positions * 2 * key_value_heads * head_dim * ELEMENT_BYTES,
-        sequence_flops=4 * queries * heads * positions * head_dim,
-        byte_shards=min(tp, key_value_heads),
-        flop_shards=tp,
-    )
+    held = (min(context, heads.window_of(i) or context) for i in range(heads.num_layers))
+    return tuple(_layer(heads, n + own_positions, queries, tp, size) for n in held)
 
 
 def key_value_shards(geometry: Geometry, tp: int) -> int:
@@ -79,19 +49,25 @@ def key_value_shards(geometry: Geometry, tp: int) -> int:
     return min(tp, _grouped(geometry).num_key_value_heads)
 
 
-def _narrowed(work: Work, dtype: KvCacheDtype | None) -> Work:
-    """The same of a cache of this format instead of 16 bits."""
-    if dtype is None:
-        return work
-    bits = NUMBER_FORMATS[dtype].bits
-    return replace(work, sequence_bytes=work.sequence_bytes * bits // (8 * ELEMENT_BYTES))
+def _layer(g: GroupedAttention, positions: int, queries: int, tp: int, size: int) -> Work:
+    """Bytes are keys and values of all positions, whose heads GPUs beyond them hold copies of.
+
+    FLOP are 2 for the scores and 2 for the sum, each per query, head, position and dimension.
+    """
+    return Work(
+        part="kv_cache",
+        sequence_bytes=positions * 2 * g.num_key_value_heads * g.head_dim * size,
+        sequence_flops=4 * queries * g.num_attention_heads * positions * g.head_dim,
+        byte_shards=min(tp, g.num_key_value_heads),
+        flop_shards=tp,
+    )
 
 
-def _latent(g: LatentAttention, positions: int, queries: int, tp: int) -> Work:
+def _latent(g: LatentAttention, positions: int, queries: int, tp: int, size: int) -> Work:
     row = g.kv_lora_rank + g.qk_rope_head_dim
     return Work(
         part="kv_cache",
-        sequence_bytes=positions * row * ELEMENT_BYTES,
+        sequence_bytes=positions * row * size,
         sequence_flops=2 * queries * g.num_attention_heads * positions * (row + g.kv_lora_rank),
         flop_shards=tp,  # every GPU reads all latent rows, for its own heads
     )

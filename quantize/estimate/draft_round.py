@@ -5,24 +5,53 @@ Sources: vLLM 0.33 `llm_base_proposer.py`, `qwen3_dflash.py`; SGLang 0.5.23 `eag
 that were not accepted: the batch keeps its shape.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from math import prod
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype, OnlineHead, Precision
+from ...recipes.formats import KvCacheDtype, Precision
 from ...recipes.schema import Recipe
-from ..drafts import read_config
-from ..drafts.family import Draft, Row, TensorSpec
+from ..drafts.family import Draft, Row
 from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
-from ..errors import CheckpointError, EstimateError
+from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
-from ..quantization_plan import Plan, Step
-from .passes import Passes, Weight, targets_head
-from .work import Pass, Round
+from ..quantization_plan import Plan
+from .attention_cache import cache_works, key_value_shards
+from .work import ELEMENT_BYTES, Part, Pass, Round, Work
 
 USUAL_CONTEXT = 4096
 """Positions of each sequence that are in the KV cache where nobody says how many."""
+_REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
+"""Latent projections, which every shard computes whole."""
+_LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
+"""Tables of which a block reads a few rows."""
+_PARTS: dict[str, Part] = {
+    "attention": "attention",
+    "kv_up": "attention",
+    "mlp": "mlp",
+    "fusion": "fusion",
+    "head": "head",
+    "embedding": "embedding",
+    "mask": "embedding",
+    "proposal": "head",
+    "router": "other",
+    "norm": "norm",
+    "vocabulary_map": "other",
+}
+
+
+class Weight(NamedTuple):
+    """A tensor of a draft: the bytes that stand for it, and what its inputs are multiplied as."""
+
+    row: Row
+    nbytes: int
+    precision: Precision
+    is_fp4: bool = False
+
+    @property
+    def is_quantized(self) -> bool:
+        """Other bytes stand for it than its own."""
+        return self.nbytes != self.row.tensor.nbytes
 
 
 def plain_weights(draft: Draft) -> tuple[Weight, ...]:
@@ -35,15 +64,15 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
 
     What it drops is the target's, as in a draft that never had it.
     """
-    return tuple(_planned(plan, step) for step in plan.steps if step.action != "drop")
-
-
-def _planned(plan: Plan, step: Step) -> Weight:
-    if step.action != "quantize":
-        return Weight(step.row, step.bytes_after, "bf16")
-    recipe = plan.recipe_of(step)
-    is_fp4 = NUMBER_FORMATS[recipe.weights.dtype].is_fp4
-    return Weight(step.row, step.bytes_after, multiplied_as(recipe), is_fp4)
+    found = []
+    for step in plan.steps:
+        if step.action == "quantize":
+            recipe = plan.recipe_of(step)
+            precision, is_fp4 = multiplied_as(recipe), recipe.weights.number.is_fp4
+            found.append(Weight(step.row, step.bytes_after, precision, is_fp4))
+        elif step.action != "drop":
+            found.append(Weight(step.row, step.bytes_after, "bf16"))
+    return tuple(found)
 
 
 def multiplied_as(recipe: Recipe) -> Precision:
@@ -51,136 +80,31 @@ def multiplied_as(recipe: Recipe) -> Precision:
 
     Weights alone in fewer bits are widened on the way into a 16-bit multiplication.
     """
-    return NUMBER_FORMATS[recipe.activations.dtype].unit if recipe.activations else "bf16"
+    return recipe.activations.number.unit if recipe.activations else "bf16"
 
 
-def has_plain_head(weights: Iterable[Weight]) -> bool:
-    """Whether the draft has a head of its own, in floats."""
-    return any(w.row.role == "head" and not w.is_quantized for w in weights)
-
-
-def with_vocabulary(draft: Draft, size: int) -> Draft:
-    """The draft as it would be with a head of `size` kept rows: headers and geometry alone.
-
-    Every tensor whose spec has the dimension draft_vocab_size has so many rows; a head that was the
-    target's is the draft's own, in the dtype of the draft; the maps d2t and t2d are there.
-
-    Raises:
-        EstimateError: the family takes no cut head, or the draft has no more rows than that.
-    """
-    held = draft.geometry.draft_vocab_size
-    if not 0 < size < held:
-        raise EstimateError(
-            "--vocab-size",
-            f"expected at least 1 and fewer than the {held:,} rows of the head, got {size:,}",
-            fix="give the number of rows to keep, such as 32000",
-        )
-    config = {**draft.checkpoint.config, "draft_vocab_size": size}
-    try:
-        _, geometry = read_config(replace(draft.checkpoint, config=config))
-    except CheckpointError as exc:
-        raise EstimateError("--vocab-size", exc.what, fix="leave it out for this draft") from exc
-    specs = draft.family.tensor_specs(geometry)
-    if geometry.draft_vocab_size != size or "d2t" not in specs:
-        raise EstimateError(
-            "--vocab-size",
-            f"drafts of {draft.family.name} have no map of a cut vocabulary",
-            fix="leave it out for this draft",
-        )
-    rows = {row.canonical: row for row in draft.rows}
-    dtypes = {"lm_head.weight": as_it_is(draft), "d2t": "I64", "t2d": "BOOL"}
-    held_rows = [_resized(row, specs[row.canonical]) for row in draft.rows]
-    made = [_made(name, dtype, specs[name]) for name, dtype in dtypes.items() if name not in rows]
-    ordered = sorted([*held_rows, *made], key=lambda row: row.tensor.name)
-    tensors = {row.tensor.name: row.tensor for row in ordered}
-    return replace(
-        draft,
-        checkpoint=replace(draft.checkpoint, config=config, tensors=tensors),
-        geometry=geometry,
-        rows=tuple(ordered),
-    )
-
-
-def as_it_is(draft: Draft) -> str:
-    """The dtype of its norms, which Medusa heads need not have: else of its first tensor."""
-    norms = [row for row in draft.rows if row.role == "norm"]
-    return (*norms, *draft.rows)[0].tensor.dtype
-
-
-def _resized(row: Row, spec: TensorSpec) -> Row:
-    shape = tuple(dim.size for dim in spec.shape)
-    stop = row.tensor.start + prod(shape) * DTYPE_BYTES[row.tensor.dtype]
-    file = "" if row.role == "vocabulary_map" else row.tensor.file  # other numbers than it holds
-    return replace(row, tensor=replace(row.tensor, file=file, shape=shape, stop=stop))
-
-
-def _made(name: str, dtype: str, spec: TensorSpec) -> Row:
-    """A tensor that no file has yet."""
-    shape = tuple(dim.size for dim in spec.shape)
-    nbytes = prod(shape) * DTYPE_BYTES[dtype]
-    tensor = TensorInfo(name=name, dtype=dtype, shape=shape, file="", start=0, stop=nbytes)
-    return Row(tensor=tensor, canonical=name, role=spec.role)
-
-
-def with_online_head(
-    draft: Draft, weights: Sequence[Weight], dtype: OnlineHead
-) -> tuple[Weight, ...]:
-    """The same with a head in fewer bits, its own or a copy of the target's.
-
-    As vLLM 0.33 makes it while it loads (`layers/quantization/online/lm_head.py`); a folder has the
-    same bytes of such a head. FP8 has a float32 scale per row and multiplies in FP8; NVFP4 has an
-    FP8 scale per 16 inputs and a float32 one above them, and its inputs stay in 16 bits.
-    """
-    own = [weight.row for weight in weights if weight.row.role == "head"]
-    others = [weight for weight in weights if weight.row.role != "head"]
-    return (*others, *(_online(row, dtype) for row in own or [targets_head(draft).row]))
-
-
-def _online(row: Row, dtype: OnlineHead) -> Weight:
-    rows, numel = row.tensor.shape[0], row.tensor.numel
-    if dtype == "fp8":
-        return Weight(row, numel + 4 * rows, "fp8")
-    return Weight(row, numel // 2 + numel // 16 + 4, "bf16", is_fp4=True)
-
-
-def usual_context(configs: Sequence[Mapping[str, Any]]) -> int:
-    """Positions per sequence where nobody says them: 4,096, or what the models can hold.
-
-    Args:
-        configs: config.json of the draft and, where it is given, of the target; an engine serves
-            no more positions than the lesser of the two says (vLLM 0.33:
-            `_maybe_override_draft_max_model_len`).
-    """
-    limits = [_positions(config) for config in configs]
-    return min([USUAL_CONTEXT, *(limit for limit in limits if limit is not None)])
-
-
-def _positions(config: Mapping[str, Any]) -> int | None:
+def usual_context(config: Mapping[str, Any]) -> int:
+    """Positions per sequence where nobody says them: 4,096, or fewer by the draft's config.json."""
     section = config.get("text_config")
     text = section if isinstance(section, Mapping) else config
     found = text.get("max_position_embeddings")
-    return found if type(found) is int and found > 0 else None
+    return min(USUAL_CONTEXT, found) if type(found) is int and found > 0 else USUAL_CONTEXT
 
 
 def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
     """K: as asked, else a chain of 3 or the whole block behind its anchor.
 
     Raises:
-        EstimateError: below 1, or more than the block holds.
+        EstimateError: more than the draft can propose.
     """
-    most = geometry.most_draft_tokens
-    if asked is None:
-        return usual_draft_tokens(geometry)
-    if asked < 1 or (most is not None and asked > most):
-        size = geometry.block_size
-        why = f"it has {most} heads" if size is None else f"blocks hold {size} tokens"
-        limit = "" if most is None else f" and at most {most}, as {why}"
+    limit = geometry.token_limit
+    if asked is not None and limit is not None and asked > limit.tokens:
         raise EstimateError(
             "--num-draft-tokens",
-            f"expected at least 1{limit}, got {asked}",
+            f"expected at most {limit.tokens}, got {asked}: {limit.why}",
             fix="give the number that will be served",
         )
-    return asked
+    return usual_draft_tokens(geometry) if asked is None else asked
 
 
 def draft_round(
@@ -203,42 +127,13 @@ def draft_round(
         kv_cache: its format; None = BF16.
 
     Raises:
-        EstimateError: `context` or `tp` is below 1, or the heads cannot be shared by `tp` GPUs.
+        EstimateError: `tp` GPUs cannot share the heads; the draft has experts or several modules.
     """
-    _check(draft, context, tp)
-    whole, proposed = num_draft_tokens + 1, num_draft_tokens
-    builder = Passes(draft, weights, context, tp, kv_cache)
-    if isinstance(draft.geometry, HeadsGeometry):
-        return Round(passes=(Pass(name="heads", works=builder.heads(draft.geometry)),))
-    if draft.geometry.block_size is not None:
-        slots = whole - (draft.geometry.most_draft_tokens == draft.geometry.block_size)
-        context_works = (*builder.features(whole), *builder.context_keys_values(whole))
-        return Round(
-            passes=(
-                Pass(name="features", works=context_works),
-                Pass(name="block", works=builder.body(slots, proposed, own_positions=slots)),
-            )
-        )
-    later = num_draft_tokens - 1
-    if draft.geometry.parallel:
-        return Round(
-            passes=(
-                Pass(name="features", works=builder.features(whole)),
-                Pass(name="step", works=builder.body(whole + later, proposed)),
-            )
-        )
-    passes = [
-        Pass(name="features", works=builder.features(whole)),
-        Pass(name="first step", works=builder.body(whole, 1)),
-        Pass(name="step", works=builder.body(1, 1), repeats=later),
-    ]
-    return Round(passes=tuple(passes if later else passes[:-1]))
-
-
-def _check(draft: Draft, context: int, tp: int) -> None:
-    if context < 1:
+    if draft.geometry.num_modules > 1 or any(row.role == "router" for row in draft.rows):
         raise EstimateError(
-            "--context", f"expected at least 1, got {context}", fix="give positions per sequence"
+            draft.checkpoint.folder,
+            "drafts with experts, or with a module for each token, are not estimated",
+            fix="measure it ('draftquant measure')",
         )
     heads = draft.geometry.num_attention_heads
     if tp < 1 or heads % tp:
@@ -247,3 +142,129 @@ def _check(draft: Draft, context: int, tp: int) -> None:
             f"expected a number of GPUs that share {heads} attention heads evenly, got {tp}",
             fix=f"give a divisor of {heads}",
         )
+    whole, proposed, later = num_draft_tokens + 1, num_draft_tokens, num_draft_tokens - 1
+    builder = _Passes(draft, weights, context, tp, kv_cache)
+    if isinstance(draft.geometry, HeadsGeometry):
+        return Round(passes=(Pass(name="heads", works=builder.heads(draft.geometry)),))
+    features = builder.features(whole)
+    if draft.geometry.block_size is not None:
+        slots = whole - (draft.geometry.most_draft_tokens == draft.geometry.block_size)
+        features = (*features, *builder.context_keys_values(whole))
+        steps = [Pass(name="block", works=builder.body(slots, proposed, own_positions=slots))]
+    elif draft.geometry.parallel:
+        steps = [Pass(name="step", works=builder.body(whole + later, proposed))]
+    else:
+        steps = [Pass(name="first step", works=builder.body(whole, 1))]
+        if later:
+            steps.append(Pass(name="step", works=builder.body(1, 1), repeats=later))
+    return Round(passes=(Pass(name="features", works=features), *steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Makes the works of passes; tokens and proposals are those of one sequence."""
+
+    draft: Draft
+    weights: Sequence[Weight]
+    context: int
+    tp: int
+    kv_cache: KvCacheDtype | None
+
+    def features(self, tokens: int) -> tuple[Work, ...]:
+        """What makes the draft's first input of the target's features."""
+        return tuple(self._weight(w, tokens) for w in self.weights if self._makes_features(w.row))
+
+    def context_keys_values(self, tokens: int) -> tuple[Work, ...]:
+        """Keys and values of new context positions, projected apart from the block's.
+
+        In floats, k and v of all layers are one matrix. Quantized, a layer's q, k and v are run
+        whole and q is thrown away. Sources: vLLM 0.33 `qwen3_dflash.py:505-534` and `:592-616`;
+        SGLang 0.5.23 `models/dflash.py:429-456` and `dflash_worker_v2.py:1000-1062`.
+        """
+        inputs = [w for w in self.weights if _leaf(w.row) in ("q_proj", "k_proj", "v_proj")]
+        quantized = any(w.is_quantized for w in inputs)
+        read = [w for w in inputs if quantized or _leaf(w.row) != "q_proj"]
+        norms = [w for w in self.weights if _leaf(w.row) == "k_norm"]
+        return tuple(self._weight(w, tokens) for w in (*read, *norms))
+
+    def heads(self, geometry: HeadsGeometry) -> tuple[Work, ...]:
+        """All heads over one state, however many tokens are asked for.
+
+        Source: vLLM 0.32 `v1/spec_decode/medusa.py:40-55` and `models/medusa.py:21-31`, whose
+        blocks are plain linears, whole on every GPU.
+        """
+        proposals = geometry.num_heads if geometry.shared_head else 1
+        heads = [w for w in self.weights if w.row.role == "head"]
+        blocks = [w for w in self.weights if w.row.role in ("mlp", "norm")]
+        return (
+            *(replace(self._weight(w, 1), byte_shards=1, flop_shards=1) for w in blocks),
+            *(self._weight(w, proposals) for w in heads),
+        )
+
+    def body(self, tokens: int, proposals: int, *, own_positions: int = 0) -> tuple[Work, ...]:
+        """The layers over `tokens`, the head over `proposals`; `own_positions` see each other."""
+        works = []
+        for weight in self.weights:
+            role = weight.row.role
+            looked_up = role in ("embedding", "mask") or _leaf(weight.row) in _LOOKED_UP
+            if looked_up or self._makes_features(weight.row) or weight.row.canonical == "t2d":
+                continue
+            if role == "vocabulary_map":
+                nbytes = DTYPE_BYTES[weight.row.tensor.dtype] * proposals
+                works.append(Work(part="other", sequence_bytes=nbytes))
+            else:
+                works.append(self._weight(weight, proposals if role == "head" else tokens))
+        if all(weight.row.role != "head" for weight in self.weights):
+            works.append(self._weight(_targets_head(self.draft), proposals))
+        cache = cache_works(
+            self.draft.geometry,
+            context=self.context,
+            own_positions=own_positions,
+            queries=tokens,
+            tp=self.tp,
+            dtype=self.kv_cache,
+        )
+        return (*works, self._embedding_rows(tokens), *cache)
+
+    def _makes_features(self, row: Row) -> bool:
+        return row.canonical.startswith(self.draft.family.makes_features)
+
+    def _weight(self, weight: Weight, tokens: int) -> Work:
+        shards, tensor = self._shards(weight.row), weight.row.tensor
+        return Work(
+            part=_PARTS[weight.row.role],
+            weight_bytes=weight.nbytes,
+            sequence_flops=2 * tensor.numel * tokens if len(tensor.shape) == 2 else 0,
+            unfolded_bytes=2 * ELEMENT_BYTES * tensor.numel if weight.is_fp4 else 0,
+            precision=weight.precision,
+            byte_shards=shards,
+            flop_shards=shards,
+        )
+
+    def _shards(self, row: Row) -> int:
+        """SGLang holds fc as a plain linear, and vLLM replicates it; norms are everywhere."""
+        if row.role in ("fusion", "norm") or _leaf(row) in _REPLICATED:
+            return 1
+        if self.tp > 1 and _leaf(row) in ("k_proj", "v_proj"):
+            return key_value_shards(self.draft.geometry, self.tp)
+        return self.tp
+
+    def _embedding_rows(self, tokens: int) -> Work:
+        """One row for each token, of the draft's table or of the target's."""
+        own = (w.row.tensor.dtype for w in self.weights if w.row.role == "embedding")
+        size = next((DTYPE_BYTES[dtype] for dtype in own), ELEMENT_BYTES)
+        return Work(
+            part="embedding", sequence_bytes=tokens * size * self.draft.geometry.hidden_size
+        )
+
+
+def _targets_head(draft: Draft) -> Weight:
+    """The target's head, which a draft that has none reads."""
+    shape = (draft.geometry.draft_vocab_size, draft.geometry.hidden_size)
+    nbytes, name = ELEMENT_BYTES * shape[0] * shape[1], "lm_head.weight"
+    tensor = TensorInfo(name=name, dtype="BF16", shape=shape, file="", start=0, stop=nbytes)
+    return Weight(Row(tensor=tensor, canonical=name, role="head"), nbytes, "bf16")
+
+
+def _leaf(row: Row) -> str:
+    return row.canonical.removesuffix(".weight").rpartition(".")[2]

@@ -24,7 +24,6 @@ class Work:
         sequence_flops: multiplications and additions for each sequence.
         unfolded_bytes: moved besides where FP4 is emulated and multiplied as bf16, see
             `Gpu.widens_fp4`.
-        launches: kernels beside those that every form of the draft has.
         byte_shards, flop_shards: GPUs that share the reading, and the arithmetic.
     """
 
@@ -33,7 +32,6 @@ class Work:
     sequence_bytes: int = 0
     sequence_flops: int = 0
     unfolded_bytes: int = 0
-    launches: int = 0
     precision: Precision = "bf16"
     byte_shards: int = 1
     flop_shards: int = 1
@@ -72,26 +70,16 @@ class Round:
         """Bytes that the round reads: of one part, or of all."""
         return sum(one.repeats * one.nbytes(concurrency, part) for one in self.passes)
 
-    @property
-    def launches(self) -> int:
-        """Kernels beside those that every form of the draft has."""
-        return sum(one.repeats * work.launches for one in self.passes for work in one.works)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """GPUs that serve, and the share of their data sheet that kernels reach, in (0, 1].
-
-    Attributes:
-        launch_seconds: of a kernel that one form launches beside those of the others.
-    """
+    """GPUs that serve, and the share of their data sheet that kernels reach, in (0, 1]."""
 
     gpu: Gpu
     efficiency: float
-    launch_seconds: float = 0.0
 
     def work_seconds(self, work: Work, concurrency: int) -> float:
-        """The longer of reading and computing, as bandwidth and peak allow, and launches."""
+        """The longer of reading and computing, as bandwidth and peak allow."""
         precision = self.gpu.computes_in(work.precision)
         peak = self.gpu.peaks[precision]
         moved = work.nbytes(concurrency)
@@ -99,7 +87,7 @@ class Machine:
             moved += work.unfolded_bytes
         reading = moved / work.byte_shards / self.gpu.bandwidth
         computing = concurrency * work.sequence_flops / work.flop_shards / peak
-        return max(reading, computing) / self.efficiency + work.launches * self.launch_seconds
+        return max(reading, computing) / self.efficiency
 
     def pass_seconds(self, one: Pass, concurrency: int) -> float:
         """One run of a pass: its works, one after the other."""

@@ -20,10 +20,10 @@ from .verb import verb
 
 if TYPE_CHECKING:
     from ...calibration.vocabulary.choosing import Choosing
-    from ...quantize.estimate.target import MeasuredStep
     from ...quantize.estimate.work import Machine
     from ...validate.vocabulary.size_curve import SizeCurve
     from ...validate.vocabulary.size_estimate import SizeEstimate
+    from ...validate.vocabulary.step_times import StepTimes
     from ...validate.vocabulary.vocab_report import VocabReport
 
 USUAL_GPU = "h200"
@@ -281,12 +281,11 @@ def _sizes(settings: VocabSettings, choosing: "Choosing") -> tuple[int, ...]:
 
 def _serving(
     settings: VocabSettings,
-) -> "tuple[list[Machine], MeasuredStep | None, tuple[int, ...]]":
+) -> "tuple[list[Machine], StepTimes | None, tuple[int, ...]]":
     """What the curve's speed is estimated for, checked before anything is replayed."""
-    from ...quantize.estimate.step_estimate import checked_concurrencies
-    from ...quantize.estimate.target import parse_step_times
     from ...quantize.estimate.work import Machine
     from ...quantize.gpus import named_gpu
+    from ...validate.vocabulary.step_times import checked_concurrencies, parse_step_times
 
     concurrencies = checked_concurrencies(settings.concurrency)
     names = dict.fromkeys(named_gpu(name).name for name in settings.gpus or (USUAL_GPU,))
@@ -300,7 +299,7 @@ def _estimate(
     choosing: "Choosing",
     curve: "SizeCurve",
     machines: "Sequence[Machine]",
-    target: "MeasuredStep | None",
+    target: "StepTimes | None",
     concurrencies: Sequence[int],
 ) -> "tuple[SizeEstimate | None, str | None]":
     """Bytes and times by size, or why they are not estimated."""
@@ -310,7 +309,7 @@ def _estimate(
     if choosing.is_quantized:
         return None, (
             "bytes and times are estimated of unquantized drafts: give the one that this was made"
-            " of, or ask 'draftquant estimate --recipe R --vocab-size ROWS'"
+            " of"
         )
     try:
         return size_estimate(choosing.draft, curve, machines, target, concurrencies), None

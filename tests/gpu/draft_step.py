@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.estimate.step_estimate import make_estimate
+from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.estimate.work import Machine, Part, Pass
 from draftquant.quantize.gpus import GPUS
 from draftquant.quantize.quantization_plan import make_plan
@@ -113,10 +113,10 @@ def _estimated_step(run: Run, config: dict[str, object], shapes: object) -> dict
     folder = run.work / "headers"
     draft = read_draft(write_sparse_model(folder, config, shapes))  # type: ignore[arg-type]
     plans = [make_plan(load_recipe(name), draft) for name in dict.fromkeys(_RECIPES.values())]
-    estimate = make_estimate(draft, plans, num_draft_tokens=3, context=1, tp=1)
-    rounds = {one.name: one.round.step for one in estimate.candidates}
-    plain = estimate.baseline.round.step
-    return {"BF16": plain} | {kernel: rounds[recipe] for kernel, recipe in _RECIPES.items()}
+    candidates = candidates_of(draft, plans, num_draft_tokens=3, context=1, tp=1)
+    steps = {one.name: one.round.step for one in candidates}
+    plain = candidates[0].round.step
+    return {"BF16": plain} | {kernel: steps[recipe] for kernel, recipe in _RECIPES.items()}
 
 
 def _machine(run: Run) -> Machine | None:

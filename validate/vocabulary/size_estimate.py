@@ -4,18 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...quantize.drafts import Draft
-from ...quantize.errors import EstimateError
-from ...quantize.estimate.draft_round import (
-    checked_num_draft_tokens,
-    draft_round,
-    plain_weights,
-    usual_context,
-    with_vocabulary,
-)
-from ...quantize.estimate.target import Target
+from ...quantize.estimate.draft_round import draft_round, plain_weights, usual_context
 from ...quantize.estimate.work import Machine, Round
+from .cut_headers import with_vocabulary
 from .size_curve import SizeCurve
 from .size_speed import MachineSpeeds, size_speeds
+from .step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +35,7 @@ def size_estimate(
     draft: Draft,
     curve: SizeCurve,
     machines: Sequence[Machine],
-    target: Target | None,
+    target: StepTimes | None,
     concurrencies: Sequence[int],
 ) -> SizeEstimate:
     """Estimate every size of a curve.
@@ -56,8 +50,8 @@ def size_estimate(
     Raises:
         EstimateError: such a draft is not estimated.
     """
-    context = usual_context([draft.checkpoint.config])
-    k = checked_num_draft_tokens(draft.geometry, curve.num_draft_tokens)
+    context = usual_context(draft.checkpoint.config)
+    k = curve.num_draft_tokens
     drafts = {size: with_vocabulary(draft, size) for size in curve.sizes} | {curve.num_rows: draft}
     rounds = {size: _round(one, k, context) for size, one in drafts.items()}
     return SizeEstimate(
@@ -72,11 +66,5 @@ def size_estimate(
 
 
 def _round(draft: Draft, num_draft_tokens: int, context: int) -> Round:
-    if draft.geometry.num_modules > 1 or any(row.role == "router" for row in draft.rows):
-        raise EstimateError(
-            draft.checkpoint.folder,
-            "drafts with experts, or with a module for each token, are not estimated",
-            fix="measure it ('draftquant measure')",
-        )
     weights = plain_weights(draft)
     return draft_round(draft, weights, num_draft_tokens=num_draft_tokens, context=context, tp=1)

@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...quantize.estimate.target import Target
 from ...quantize.estimate.work import Machine, Round
 from .size_curve import ChoiceCurve, SizeChange, SizeCurve
+from .step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def size_speeds(
     chosen: ChoiceCurve,
     rounds: Mapping[int, Round],
     machines: Sequence[Machine],
-    target: Target | None,
+    target: StepTimes | None,
     concurrencies: Sequence[int],
 ) -> tuple[MachineSpeeds, ...]:
     """Every size on every machine at every concurrency.
@@ -90,7 +90,7 @@ def size_speeds(
     found = []
     for machine in machines:
         for concurrency in concurrencies:
-            verify = None if target is None else target.verify_seconds(machine, concurrency)
+            verify = None if target is None else target.verify_seconds(concurrency)
             whole = machine.round_seconds(rounds[curve.num_rows], concurrency)
             speeds = [
                 _speed(one, machine.round_seconds(rounds[one.size], concurrency), whole, verify)
