@@ -150,7 +150,7 @@ COMMANDS = (
         Row("--concurrency", "3", "concurrency", 3),
         Row("--tp", "2", "tp", 2, "scripts.api.estimate.candidates_of"),
         Row("--efficiency", "0.5", "machines.0.efficiency", 0.5),
-        Row("--target-step-ms", "14.2", "verify_seconds", 0.0142),
+        Row("--target-step-ms", "14", "verify_seconds", 0.014),
         Row("--target-layers", "61", "target_layers", 61, "scripts.api.estimate.make_plan"),
     ), {
         "scripts.api.estimate.open_draft": TWO,
@@ -464,8 +464,7 @@ COMMANDS = (
         "validate.counting.trace_replay.replay_drafts": [
             MagicMock(**{"traces.features.fault.return_value": ""})],
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
-                "scripts.commands.replay.print_replays",
-                "scripts.commands.replay._print_confidence"),
+                "scripts.commands.replay.print_replays"),
     }),
     Command("accept DRAFT QUANT --target M --prompts P --out OUT", "scripts.api.accept.steps_of", (
         Row("DRAFT", "a/b", "given.settings.draft", "a/b"),

@@ -107,7 +107,7 @@ class EstimateReport(Brief):
         return sum(row.tensor.numel for row in rows)
 
     def break_even(self, candidate: Candidate, machine: Machine) -> float | None:
-        """What the candidate may lose, see `break_even_loss`; None: no verify step is known."""
+        """The relative loss of acceptance length that makes it as slow; None: no verify step."""
         ours, theirs = (
             machine.round_seconds(one.round, self.concurrency)
             for one in (self.candidates[0], candidate)
