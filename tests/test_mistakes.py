@@ -57,7 +57,7 @@ MISTAKES = {
         Mistake("check quant --engine vllm --fix", "no folder is given", "add --out FOLDER"),
         Mistake("estimate draft --gpu mi325", "is called 'mi325'", "did you mean mi325x"),
         Mistake("estimate draft --tp 0", "8 attention heads evenly, got 0", "a divisor of 8"),
-        Mistake("vocab draft --traces t --curve --concurrency 1:2", "with commas between", "--help"),
+        Mistake("vocab d --traces t --curve --concurrency 1:2", "with commas between", "--help"),
         Mistake("clean . --older-than tomorrow", "expected hours, such as 24", "clean --help"),
         Mistake("completion tcsh", "expected one of bash, zsh, fish", "--help"),
     ),
