@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "how it is quantized": (
         "algorithm", "allow_zero_rows", "backend", "carrier", "input_correction", "input_scale",
         "kv_cache", "layout", "precise", "subtree", "target_layers", "vocab_coverage",
-        "vocab_size ROWS",
+        "vocab_size",
     ),
     "how tokens are drawn": (
         "ignore_eos", "logprobs", "seed", "temperature", "top_k", "top_logprobs", "top_p",
