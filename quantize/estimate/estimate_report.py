@@ -7,11 +7,10 @@ from typing import Any, get_args
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted
-from ...recipes.formats import KvCacheDtype
 from ..drafts.family import Draft
 from ..errors import EstimateError
 from ..quantization_plan import Plan
-from .draft_round import Weight, draft_round, plain_weights, planned_weights
+from .draft_round import draft_round, plain_weights, planned_weights
 from .work import Machine, Part, Pass, Round, break_even_loss
 
 
@@ -46,14 +45,12 @@ def candidates_of(
         EstimateError: two recipes have one name; see also `draft_round`.
     """
     norms = [row for row in draft.rows if row.role == "norm"]
-    forms: list[tuple[str, tuple[Weight, ...], KvCacheDtype | None]] = [
-        ((*norms, *draft.rows)[0].tensor.dtype, plain_weights(draft), None)
-    ]
-    for plan in plans:
-        cache = plan.recipe.kv_cache
-        forms.append((plan.recipe.name, planned_weights(plan), cache.dtype if cache else None))
+    dtype = (*norms, *draft.rows)[0].tensor.dtype
     found: dict[str, Candidate] = {}
-    for name, weights, kv_cache in forms:
+    for plan in (None, *plans):
+        name = plan.recipe.name if plan else dtype
+        weights = planned_weights(plan) if plan else plain_weights(draft)
+        cache = plan.recipe.kv_cache if plan else None
         if name in found:
             what = f"two forms are called {name}"
             raise EstimateError("--recipe", what, fix="rename one of them")
@@ -66,7 +63,7 @@ def candidates_of(
                 num_draft_tokens=num_draft_tokens,
                 context=context,
                 tp=tp,
-                kv_cache=kv_cache,
+                kv_cache=cache.dtype if cache else None,
             ),
         )
     return tuple(found.values())

@@ -137,7 +137,7 @@ def _plans(draft: Draft, settings: EstimateSettings) -> tuple[list[Plan], Mappin
 
 def _loaded_by(plan: Plan, gpus: Sequence[Gpu], tp: int) -> dict[str, list[str]]:
     """GPU -> the engines that load the result of a plan there, by `check`."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for gpu in gpus:
         layers = plan.target_layers
         verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp, target_layers=layers)
