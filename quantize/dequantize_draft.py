@@ -24,9 +24,9 @@ from .files.provenance import (
     DequantizedProvenance,
     GraftedProvenance,
     QuantizedProvenance,
-    RepairedProvenance,
     Rounding,
     TensorBytes,
+    TranscodedProvenance,
     TunedProvenance,
 )
 from .files.provenance_file import check_recorded, check_seal, read_provenance
@@ -237,7 +237,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
     plan: DequantizePlan
     source: DraftSource
     argv: Sequence[str]
-    made_by: QuantizedProvenance | RepairedProvenance | CutProvenance | None
+    made_by: QuantizedProvenance | TranscodedProvenance | CutProvenance | None
     on_progress: Callable[[int], None]
 
     @override

@@ -52,7 +52,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "check": (
         "draftquant check ./draft-fp8 --engine sglang --arch mi325x",
-        "draftquant check ./draft-fp8 --engine vllm --tp 2 --fix --out ./draft-mended",
+        "draftquant check ./draft-fp8 --engine vllm --tp 2",
     ),
     "clean": ("draftquant clean ./outputs --older-than 24",),
     "record": (

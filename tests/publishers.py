@@ -100,7 +100,7 @@ def make_publishers(work: Path, *, divide: int, log: Path, new_tokens: int) -> l
     """
     _import_all()
     work.mkdir()
-    draft, packed, broken, target = (work / n for n in ("draft", "packed", "broken", "target"))
+    draft, packed, target = (work / n for n in ("draft", "packed", "target"))
     prompts = work / "prompts.jsonl"
 
     def make() -> int:
@@ -108,26 +108,20 @@ def make_publishers(work: Path, *, divide: int, log: Path, new_tokens: int) -> l
         _write_draft(draft, divide)
         _write_target(target, prompts)
         arguments = ["--recipe", "fp8-ptpc", "--backend", "torch", "--out", str(packed)]
-        code = main(["quantize", str(draft), *arguments])
-        shutil.copytree(packed, broken)
-        config = json.loads((broken / "config.json").read_text(encoding="utf-8"))
-        config["quantization_config"]["ignore"] = []
-        (broken / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return code
+        return main(["quantize", str(draft), *arguments])
 
     if exit_code(fork(make)):
         raise RuntimeError(f"the inputs could not be made; see {log}")
     runs = {
         "quantize": (draft, ("quantize", str(draft), "--recipe", "int4-channel")),
         "dequantize": (packed, ("dequantize", str(packed))),
-        "check --fix": (broken, ("check", str(broken), "--engine", "vllm", "--fix")),
         "record": (target, ("record", "--target", str(target), "--prompts", str(prompts),
                             "--tables", "--aux-layers", "1,2,4",
                             "--max-new-tokens", str(new_tokens))),
     }  # fmt: skip
     publishers = []
     for name, (source, argv) in runs.items():
-        out = work / name.replace(" ", "") / "out"
+        out = work / name / "out"
         out.parent.mkdir()
         last = "trace.json" if name == "record" else "config.json"
         publishers.append(Publisher(name=name, argv=argv, source=source, out=out, last=last))

@@ -13,7 +13,6 @@ from draftquant.quantize.engines.captured_layers import (
     sglang_captures,
     vllm_captures,
 )
-from draftquant.scripts.cli import main
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 
@@ -144,12 +143,29 @@ def test_a_dflash_draft_is_captured_as_it_says(tmp_path: Path) -> None:
     assert "V1 model runner" in answer.notes[0]
 
 
-def test_fix_writes_both_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_to_be_written_is_read_in_both_places(tmp_path: Path) -> None:
     folder = draft(tmp_path / "a", OTHER)
-    asked = ["check", str(folder), "--engine", "vllm", "--arch", "h100"]
-    assert main(asked) != 0
-    assert "note: vLLM's V1 model runner" in capsys.readouterr().out
-    assert main([*asked, "--fix", "--out", str(tmp_path / "fixed")]) == 0
+    answer = check_draft(folder, engine="vllm", arch="sm90")
+    assert answer.remedy == (
+        f"set {KEY} in config.json to [1, 2, 3] at the top level, and to [0, 1, 2] in eagle_config"
+    )
+    assert answer.notes[0].endswith(f": {answer.remedy}")
+    edit_json(folder / "config.json", eagle_config={KEY: [0, 1, 2]}, **{KEY: [1, 2, 3]})
     for engine in ("vllm", "sglang"):
-        answer = check_draft(tmp_path / "fixed", engine=engine, arch="sm90")  # type: ignore[arg-type]
-        assert (answer.verdict, answer.notes) == ("LOADS", ())
+        corrected = check_draft(folder, engine=engine, arch="sm90")  # type: ignore[arg-type]
+        assert (corrected.verdict, corrected.notes) == ("LOADS", ())
+
+
+def test_a_dflash_draft_says_its_layers_in_one_place(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "a")
+    edit_json(folder / "config.json", eagle_config={"use_aux_hidden_state": True})
+    answer = check_draft(folder, engine="vllm", arch="sm90")
+    assert answer.notes[0].endswith("of a block draft stand in dflash_config.target_layer_ids")
+
+
+def test_no_layers_are_the_default_ones(tmp_path: Path) -> None:
+    answer = check_draft(draft(tmp_path / "a", []), engine="sglang", arch="sm90")
+    assert answer.error == "SGLang captures no layer for an empty list, and fails when it serves"
+    assert answer.remedy == (
+        f"set {KEY} in eagle_config of config.json to null, which means the default layers"
+    )

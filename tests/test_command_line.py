@@ -1,6 +1,5 @@
 """The command line in provenance: names, no paths, no output, no token; equal runs, equal bytes."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -48,18 +47,14 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def runs(home: Path, name: str) -> list[Path]:
-    """Quantize, dequantize and repair below `home`, with outputs named after `name`."""
+    """Quantize and dequantize below `home`, with outputs named after `name`."""
     home.mkdir(parents=True)
     draft = tiny_eagle3_llama(home / "draft")
-    int4, plain, fixed = (home / f"{name}-{what}" for what in ("int4", "plain", "fixed"))
+    int4, plain = (home / f"{name}-{what}" for what in ("int4", "plain"))
     recipe = ["--recipe", "int4-channel"]
     assert main(["quantize", str(draft), *recipe, f"--out={int4}"]) == 0
     assert main(["dequantize", str(int4), "--out", str(plain)]) == 0
-    config = json.loads((int4 / "config.json").read_text(encoding="utf-8"))
-    config["quantization_config"]["ignore"] = []
-    (int4 / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert main(["check", str(int4), "--engine", "vllm", "--fix", "--out", str(fixed)]) in (0, 1, 3)
-    return [int4, plain, fixed]
+    return [int4, plain]
 
 
 def test_equal_runs_in_other_places_give_equal_bytes(tmp_path: Path) -> None:

@@ -190,16 +190,3 @@ def test_who_calibrated_it_cannot_be_left_out(tmp_path: Path) -> None:
     reseal(out)
     assert "quantized_by: expected the source's record" in faults_of(verify(out, quantized))
     assert "quantized_by.sha256" in faults_of(verify(out, source))
-
-
-def test_a_repaired_folder_may_not_compute_otherwise(tmp_path: Path) -> None:
-    """A repair writes what engines read; what the draft computes stays as it was."""
-    source, out = tiny_eagle3_llama(tmp_path / "source"), tmp_path / "out"
-    cut(source, out)
-    repair = {"name": "architectures", "wrong": "none", "written": "one"}
-    edit_json(out / "draftquant.json", repairs=[repair])
-    reseal(out)
-    edit_json(out / "config.json", transformers_version="5.0")
-    assert verify(out, source).faults == ()
-    edit_json(out / "config.json", rope_theta=7.0)
-    assert any(fault.where == "config.json: rope_theta" for fault in verify(out, source).faults)

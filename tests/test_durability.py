@@ -14,7 +14,6 @@ import pytest
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines.repairs import plan_repairs, repair_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.measured import Measured
@@ -103,16 +102,6 @@ def test_a_dequantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.Mo
     quantized(draft, tmp_path / "packed")
     with watched(tmp_path / "out", monkeypatch) as disk:
         dequantize_draft(DraftSource(folder=tmp_path / "packed"), tmp_path / "out")
-    assert lost(tmp_path / "out", disk) == set()
-
-
-def test_a_repaired_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quantized(draft, tmp_path / "packed")
-    (tmp_path / "packed" / "hf_quant_config.json").unlink()
-    plan = plan_repairs(tmp_path / "packed", engine="vllm")
-    assert plan.repairs
-    with watched(tmp_path / "out", monkeypatch) as disk:
-        repair_draft(plan, tmp_path / "out", source=DraftSource(folder=tmp_path / "packed"))
     assert lost(tmp_path / "out", disk) == set()
 
 

@@ -15,17 +15,13 @@ import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import EngineName, Verdict
 from draftquant.quantize.engines.engine_check import check_checkpoint
-from draftquant.quantize.engines.registry import choose
-from draftquant.quantize.engines.repairs import plan_repairs
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.lints import config_changes, find_lints, fixed_config
 from draftquant.scripts.cli import main
-from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
-from tiny_dflash import tiny_dflash
-from tiny_dspark import tiny_dspark
-from tiny_llama import tiny_eagle1, tiny_language_model
+from tiny import edit_json, tiny_eagle3_llama
+from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
-from tiny_mtp import tiny_mimo_mtp
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
@@ -86,57 +82,6 @@ def test_names_decide_nothing_under_a_method_that_is_not_read(
     assert "no module or parameter" not in (said.error or "")
 
 
-BUILDERS: tuple[Callable[..., Path], ...] = (
-    tiny_eagle3_llama,
-    tiny_eagle3_mla,
-    tiny_dflash,
-    tiny_dspark,
-    tiny_eagle1,
-    tiny_language_model,
-    tiny_mimo_mtp,
-)
-EDITS: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "tied": {"tie_word_embeddings": True},
-    "layers": {"num_hidden_layers": 24},
-    "other name": {"architectures": ["Eagle3LlamaForCausalLM"]},
-    "eagle name": {"architectures": ["EagleLlamaForCausalLM"]},
-    "tied under another name": {
-        "architectures": ["Eagle3LlamaForCausalLM"],
-        "tie_word_embeddings": True,
-    },
-    "layers under another name": {
-        "architectures": ["Eagle3LlamaForCausalLM"],
-        "num_hidden_layers": 24,
-    },
-    "v3 name": {"architectures": ["Eagle3DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
-    "no vocabulary": {"draft_vocab_size": None},
-    "no dtype": {"torch_dtype": None},
-    "empty declaration": {"quantization_config": {}},
-    "elsewhere": {"compression_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
-    "biases": {"attention_bias": True},
-}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
-def test_a_repair_never_makes_a_silent_fault_of_an_error(
-    build: Callable[..., Path], edit: str, engine: EngineName, tmp_path: Path
-) -> None:
-    folder = build(tmp_path / "draft")
-    edit_json(folder / "config.json", **EDITS[edit])
-    try:
-        plan = plan_repairs(folder, engine=engine, target_layers=None)
-    except CheckpointError:
-        return  # exit 2: nothing is repaired
-    source = plan.source
-    for arch in choose(engine).archs:
-        before = _verdict(source, engine, arch)
-        after = _verdict(Checkpoint.open(folder), engine, arch, config=plan.config)
-        assert (before, after) != ("REFUSED", "LOADS BUT WRONG"), plan.repairs
-
-
 def _verdict(
     checkpoint: Checkpoint, engine: EngineName, arch: str, *, config: Any = None
 ) -> Verdict | str:
@@ -147,39 +92,28 @@ def _verdict(
         return "no draft"
 
 
-def test_what_would_be_served_wrongly_is_not_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Under its own name SGLang would take the draft's tokens for those of the whole vocabulary."""
-    folder = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
-    tensors = read_tensors(folder)
-    del tensors["d2t"]
-    write_tensors(folder, tensors, metadata={"format": "pt"})
-    edit_json(folder / "config.json", architectures=["Eagle3LlamaForCausalLM"])
-    out = tmp_path / "out"
-    asked = ["check", str(folder), "--engine", "sglang", "--fix", "--out", str(out)]
-    assert main(asked) == 1
-    assert not out.exists()
-    assert "would serve the repaired one wrongly" in " ".join(capsys.readouterr().out.split())
+def _fixed(source: Checkpoint) -> dict[str, Any]:
+    """config.json as `quantize --fix-config` writes it."""
+    return fixed_config(source.config, config_changes(find_lints(read_draft(source))))
 
 
 @pytest.mark.parametrize("build", [tiny_eagle3_llama, tiny_eagle3_mla])
-def test_a_tied_head_is_untied_by_fix(build: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_tied_head_is_untied_by_fix_config(build: Callable[..., Path], tmp_path: Path) -> None:
     folder = build(tmp_path / "draft", pruned_vocabulary=True)
     edit_json(folder / "config.json", tie_word_embeddings=True)
     source = Checkpoint.open(folder)
     assert _verdict(source, "sglang", "sm90") == "LOADS BUT WRONG"
     assert _verdict(source, "vllm", "sm90") == "LOADS"
-    plan = plan_repairs(folder, engine="sglang")
-    assert plan.config["tie_word_embeddings"] is False
-    assert _verdict(source, "sglang", "sm90", config=plan.config) == "LOADS"
+    config = _fixed(source)
+    assert config["tie_word_embeddings"] is False
+    assert _verdict(source, "sglang", "sm90", config=config) == "LOADS"
 
 
 @pytest.mark.parametrize(
     ("build", "verdict"),
     [(tiny_eagle3_llama, "LOADS BUT WRONG"), (tiny_eagle3_mla, "REFUSED")],
 )
-def test_the_targets_number_of_layers_is_repaired(
+def test_the_targets_number_of_layers_is_corrected(
     build: Callable[..., Path], verdict: str, tmp_path: Path
 ) -> None:
     """Engines build as many layers as config.json says; the draft has one."""
@@ -188,10 +122,10 @@ def test_the_targets_number_of_layers_is_repaired(
     source = Checkpoint.open(folder)
     assert _verdict(source, "sglang", "sm90") == verdict
     assert _verdict(source, "vllm", "sm90") == "LOADS BUT WRONG"
-    plan = plan_repairs(folder, engine="vllm")
-    assert plan.config["num_hidden_layers"] == 1
-    assert _verdict(source, "vllm", "sm90", config=plan.config) == "LOADS"
-    assert _verdict(source, "sglang", "sm90", config=plan.config) == "LOADS"
+    config = _fixed(source)
+    assert config["num_hidden_layers"] == 1
+    assert _verdict(source, "vllm", "sm90", config=config) == "LOADS"
+    assert _verdict(source, "sglang", "sm90", config=config) == "LOADS"
 
 
 def test_a_declaration_that_is_not_supported_is_bad_input(tmp_path: Path) -> None:

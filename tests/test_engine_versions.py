@@ -10,14 +10,13 @@ import pytest
 from draftquant.quantize.engines import check_draft, registry, versions
 from draftquant.quantize.engines.contract import ENGINE_NAMES
 from draftquant.quantize.engines.declared import READERS
-from draftquant.quantize.engines.repairs import plan_repairs
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
-from cases import NUM_TARGET_LAYERS, Workshop  # noqa: E402
+from cases import Workshop  # noqa: E402
 from formats import format_recipe  # noqa: E402
 
 KNOWN = [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "main at 008e0af8")]
@@ -114,26 +113,6 @@ def test_without_the_files_the_versions_are_not_known(draft: Path) -> None:
     assert answer.remedy == (
         "ask for vLLM 0.33.0 on one of H200 (sm90), B200 (sm100), A100 (sm80), MI325X (gfx942)"
     )
-
-
-@pytest.mark.usefixtures("two_more")
-@pytest.mark.parametrize(
-    ("version", "renamed"), [("0.33.0", True), ("0.34.0", False), (None, False)]
-)
-def test_fix_repairs_for_the_version_that_is_asked_for(
-    draft: Path, tmp_path: Path, version: str | None, renamed: bool
-) -> None:
-    folder = tmp_path / "named"
-    folder.mkdir()
-    for path in draft.iterdir():
-        (folder / path.name).hardlink_to(path)
-    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(
-        json.dumps({**config, "architectures": [TENSORRT_LLM_NAME]}), encoding="utf-8"
-    )
-    plan = plan_repairs(folder, engine="vllm", version=version, target_layers=NUM_TARGET_LAYERS)
-    assert ("architecture" in [repair.name for repair in plan.repairs]) == renamed
 
 
 def test_a_version_is_known_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,6 @@ QUANTIZED = (
     ("dequantize", "DRAFT", "--out", "OUT"),
     ("gate", "SOURCE", "DRAFT", "--traces", "TRACES"),
     *CHECKS,
-    ("check", "DRAFT", "--engine", "vllm", "--fix", "--out", "OUT", "--against", "SOURCE"),
 )
 
 

@@ -214,7 +214,6 @@ DAMAGED = {
     "inspect": ["inspect", "OUT"],
     "dequantize": ["dequantize", "OUT", "--out", "NEW"],
     "gate": ["gate", "DRAFT", "OUT", "--traces", "NEW"],
-    "fix": ["check", "OUT", "--engine", "vllm", "--fix", "--out", "NEW"],
 }
 
 

@@ -335,7 +335,6 @@ COMMANDS: dict[str, list[str]] = {
     "verify": ["verify", "DRAFT", "--against", "SOURCE"],
     "check": ["check", "DRAFT", "--engine", "vllm"],
     "check-json": ["check", "DRAFT", "--engine", "sglang", "--json"],
-    "fix": ["check", "DRAFT", "--engine", "vllm", "--fix", "--out", "OUT"],
     "dequantize": ["dequantize", "DRAFT", "--out", "OUT"],
     "recipe": ["recipes", "check", "DRAFT/mine.yaml"],
     "record": ["record", "--target", "DRAFT", "--prompts", "DRAFT/p.jsonl", "--out", "OUT"],

@@ -84,7 +84,6 @@ def test_no_option_of_ours_is_left_in_any_message() -> None:
         (lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl"), r"record\(out=\): "),
         (lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl", "x", fused=True),
          r"record\(fused=\)"),
-        (lambda: dq.check(PAIR / "draft", "vllm", fix=True), r"check\(fix=\)"),
         (lambda: dq.check(PAIR / "draft", "vllm", tp=0), r"check\(tp=\)"),
         (lambda: dq.check(PAIR / "draft", "vllm", arch="rtx"), r"check\(arch=\)"),
         (lambda: dq.gate(), r"expected baseline= candidate= traces=T, got no baseline=, "),

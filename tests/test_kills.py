@@ -12,7 +12,7 @@ from publishers import FAILED, contents, exit_code, fork
 
 pytestmark = pytest.mark.slow
 
-COMMANDS = ["check --fix", "dequantize", "quantize", "record"]
+COMMANDS = ["dequantize", "quantize", "record"]
 
 
 def in_a_process(code: str, folder: Path) -> str:
@@ -79,8 +79,7 @@ def while_it_sleeps(_seconds):
 killed_runs._kill = kill_slowly
 killed_runs.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=while_it_sleeps)
 from draftquant.quantize import dequantize_draft, quantize_draft
-from draftquant.quantize.engines.repairs import repaired_copy
-for module in (dequantize_draft, quantize_draft, repaired_copy):
+for module in (dequantize_draft, quantize_draft):
     module.UNVERIFIED_CONFIG_FILE = "config.json"
 """
     said = in_a_process(KILLS.format(early, 1, 0), tmp_path)

@@ -54,7 +54,6 @@ MISTAKES = {
         Mistake("check quant --engine vllm --tp 0", "--tp: expected at least 1, got 0", "leave it"),
         Mistake("check quant --engine vllm --tp two", "a whole number, got 'two'", "--tp 4"),
         Mistake("check quant --engine vllm --arch mi32", "does not know the GPU 'mi32'", "mi325x"),
-        Mistake("check quant --engine vllm --fix", "no folder is given", "add --out FOLDER"),
         Mistake("estimate draft --gpu mi325", "is called 'mi325'", "did you mean mi325x"),
         Mistake("estimate draft --tp 0", "8 attention heads evenly, got 0", "a divisor of 8"),
         Mistake("vocab d --traces t --curve --concurrency 1:2", "with commas between", "--help"),
@@ -175,7 +174,6 @@ MISTAKES = {
         Mistake("quantize draft --recipe h200 --out none/o", "does not exist", "mkdir -p"),
         Mistake("quantize draft --recipe h200 --out prompts.jsonl/o", "is a file", "in a folder"),
         Mistake("quantize draft --recipe h200 --out /proc/o", "is not on a disk", "another pl"),
-        Mistake("check quant --engine vllm --out o", "without --fix", "add --fix"),
         Mistake("clean nowhere", "no such folder", "the parent of outputs"),
     ),
     "prompts and traces": (

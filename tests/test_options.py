@@ -106,7 +106,6 @@ WRITERS = stubs(
 )
 SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
-FIX = "quantize.engines.repairs"
 CHOOSING = "calibration.vocabulary.choosing"
 VOCABULARY = "validate.vocabulary"
 CURVE = {"beside": "--curve", "without": ("--size", "--out")}
@@ -334,21 +333,11 @@ COMMANDS = (
         Row("--subtree", "mtp", "subtree", "mtp", PAIR_CHECK, "--target t"),
         Row("--traces", "other", "folder", Path("other"), OPEN, "--target t"),
         Row("--arch", "b200", "arch", "sm100"),
-        Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
-        Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
-        Row("--version", "1.2", "version", "1.2", f"{FIX}.plan_repairs", "--fix --out OUT"),
-        Row("--target-layers", "61", "target_layers", 61, f"{FIX}.plan_repairs",
-            "--fix --out OUT"),
-        Row("--out", "other", "out", Path("other"), f"{FIX}.repair_draft", "--fix"),
-        Row("--against", "a/b", "settings.against", "a/b", "scripts.commands.check.check.run",
-            "--fix --out OUT"),
     ), {
         "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
         PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),
-        f"{FIX}.repair_draft": MagicMock(verification=None),
         **stubs("scripts.api.check.resolve_draft", "scripts.api.check.resolve_target",
-                "scripts.commands.check.print_pair", f"{FIX}.plan_repairs", OPEN,
-                "scripts.commands.check._print_repaired", "scripts.commands.check._print"),
+                "scripts.commands.check.print_pair", OPEN, "scripts.commands.check._print"),
     }),
     Command("clean FOLDER", "quantize.files.staging_names.clean_folder", (
         Row("FOLDER", ".", "parent", Path()),

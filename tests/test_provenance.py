@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.files.later_runs import with_repairs
 from draftquant.quantize.files.provenance import (
     CutProvenance,
     DequantizedProvenance,
-    MadeBy,
     QuantizedProvenance,
-    RepairedProvenance,
-    RepairRecord,
+    TranscodedProvenance,
     TunedProvenance,
 )
-from draftquant.quantize.files.provenance_file import check_seal, read_provenance, sealed
+from draftquant.quantize.files.provenance_file import check_seal, read_provenance
 from draftquant.quantize.files.publish import write_provenance
 from draftquant.recipes import (
     Recipe,
@@ -48,7 +45,6 @@ RECIPE = """{
   "gate": {"policy": "screening"}
 }"""
 MADE_BY = '{"draftquant": "0.1.0", "argv": ["draftquant", "quantize"]}'
-REPAIRS = '[{"name": "excludes", "wrong": "fc", "written": "model.fc"}]'
 QUANTIZED = f"""{{
   "format": "draftquant-provenance",
   "version": 1,
@@ -71,18 +67,25 @@ OPTIONAL = f"""{{
   "balanced": {{"midlayer.input_layernorm.weight": -4}},
   "input_scales": {{"a.q_proj": 0.25, "a.k_proj": 1}},
   "input_scale_origin": null,
-  "made_by": {MADE_BY},
-  "repairs": {REPAIRS}
+  "made_by": {MADE_BY}
 }}"""
-REPAIRED = f"""{{
+TRANSCODED = """{
   "format": "draftquant-repaired",
   "version": 1,
   "draftquant": "0.1.0",
   "argv": [],
-  "source": {{"hub_id": "owner/name", "revision": "abc"}},
-  "repairs": {REPAIRS},
-  "tensor_sha256": {{"norm.weight": "11"}}
-}}"""
+  "source": {"hub_id": "owner/name", "revision": "abc"},
+  "repairs": [],
+  "tensor_sha256": {"norm.weight": "11"},
+  "transcoded_from": {
+    "hub_id": "owner/name",
+    "revision": "abc",
+    "layout": "awq",
+    "weights": {"dtype": "int4", "granularity": "group", "symmetric": true, "group_size": 128},
+    "scale_dtype": "F16",
+    "tensor_sha256": {"norm.weight": "00"}
+  }
+}"""
 DEQUANTIZED = """{
   "format": "draftquant-dequantized",
   "version": 1,
@@ -178,14 +181,10 @@ def document(kind: str) -> dict[str, Any]:
     documents: dict[str, dict[str, Any]] = {
         "quantized": quantized,
         "whole": quantized | json.loads(OPTIONAL),
-        "repaired": json.loads(REPAIRED),
+        "transcoded": json.loads(TRANSCODED),
         "dequantized": json.loads(DEQUANTIZED),
         "tuned": json.loads(TUNED),
         "cut": json.loads(CUT),
-    }
-    documents["tuned-and-repaired"] = documents["tuned"] | {
-        "made_by": json.loads(MADE_BY),
-        "repairs": json.loads(REPAIRS),
     }
     documents["quantized-of-cut"] = quantized | {"cuts": documents["cut"]["cuts"]}
     documents["cut-of-quantized"] = documents["cut"] | {"quantized_by": documents["whole"]}
@@ -196,14 +195,14 @@ def document(kind: str) -> dict[str, Any]:
     documents["dequantized-of-cut"] = documents["dequantized"] | {
         "quantized_by": documents["cut-of-quantized"]
     }
-    documents["repaired-again"] = documents["repaired"] | {"made_by": json.loads(MADE_BY)}
+    documents["transcoded-again"] = dict(documents["transcoded"])
+    origin = documents["transcoded-again"].pop("transcoded_from")
+    documents["transcoded-again"] |= {"made_by": json.loads(MADE_BY), "transcoded_from": origin}
     documents["dequantized-of-ours"] = documents["dequantized"] | {
         "quantized_by": documents["whole"],
-        "made_by": json.loads(MADE_BY),
-        "repairs": json.loads(REPAIRS),
     }
     documents["dequantized-of-others"] = documents["dequantized"] | {
-        "quantized_by": documents["repaired"]
+        "quantized_by": documents["transcoded"]
     }
     return documents[kind]
 
@@ -216,13 +215,12 @@ def stored(folder: Path, content: object) -> Path:
 KINDS = {
     "quantized": QuantizedProvenance,
     "whole": QuantizedProvenance,
-    "repaired": RepairedProvenance,
-    "repaired-again": RepairedProvenance,
+    "transcoded": TranscodedProvenance,
+    "transcoded-again": TranscodedProvenance,
     "dequantized": DequantizedProvenance,
     "dequantized-of-ours": DequantizedProvenance,
     "dequantized-of-others": DequantizedProvenance,
     "tuned": TunedProvenance,
-    "tuned-and-repaired": TunedProvenance,
     "cut": CutProvenance,
     "quantized-of-cut": QuantizedProvenance,
     "cut-of-quantized": CutProvenance,
@@ -260,20 +258,31 @@ def test_the_method_of_a_quantized_folder(tmp_path: Path) -> None:
     assert (plain.method.input_scales, plain.method.balanced) == ({}, {})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_repairs_are_added_and_the_first_maker_stays(kind: str, tmp_path: Path) -> None:
-    found = read_provenance(stored(tmp_path, document(kind)))
-    assert found is not None
-    first = RepairRecord(name="a", wrong="b", written="c")
-    once = with_repairs(found, [first], argv=["fix"])
-    twice = with_repairs(once, [first], argv=["fix", "again"])
-    maker = found.made_by or MadeBy(draftquant="0.1.0", argv=found.argv)
-    assert once.made_by == twice.made_by == maker
-    assert once.repairs == (*found.repairs, first)
-    assert twice.repairs == (*found.repairs, first, first)
-    assert (once.argv, twice.argv) == (("fix",), ("fix", "again"))
-    write_provenance(tmp_path, twice)
-    assert read_provenance(tmp_path) == sealed(twice)
+REPAIRS = [{"name": "excludes", "wrong": "fc", "written": "model.fc"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "repaired"),
+    [
+        ("quantized", lambda d: d),
+        ("transcoded", lambda d: d),
+        ("dequantized-of-ours", lambda d: d["quantized_by"]),
+        ("dequantized-of-cut", lambda d: d["quantized_by"]["quantized_by"]),
+    ],
+)
+def test_a_repair_of_an_earlier_version_names_that_version(
+    kind: str, repaired: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    content = document(kind)
+    repaired(content)["repairs"] = REPAIRS
+    with pytest.raises(CheckpointError) as caught:
+        read_provenance(stored(tmp_path, content))
+    assert caught.value.where == str(tmp_path / "draftquant.json")
+    assert caught.value.what == (
+        "repairs: the folder records that config.json was repaired, which draftquant 0.2.0 was the"
+        " last to read"
+    )
+    assert "use draftquant 0.2.0" in str(caught.value)
 
 
 # ---- the seal
@@ -286,7 +295,7 @@ SEALED_EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "Hub id": lambda d: d["source"].update(hub_id="owner/other"),
     "revision": lambda d: d["source"].update(revision="main"),
     "origin of scales": lambda d: d.update(input_scale_origin="guessed"),
-    "repair": lambda d: d["repairs"][0].update(wrong="nothing"),
+    "maker": lambda d: d["made_by"].update(draftquant="9"),
     "no seal": lambda d: d.pop("sha256"),
 }
 
@@ -338,20 +347,19 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
         "backend_versions: unknown key",
     ),
     "newer version": ("quantized", lambda d: d.update(version=2), "version: expected 1, got 2"),
-    "true is not 1": ("repaired", lambda d: d.update(version=True), "version: expected 1, got Tr"),
+    "true is not 1": ("transcoded", lambda d: d.update(version=True), "version: expected 1, got T"),
     "no version": ("dequantized", lambda d: d.pop("version"), "version: missing key"),
     "unknown key": ("whole", lambda d: d.update(note=1), "note: unknown key"),
     "missing key": ("whole", lambda d: d.pop("tensor_bytes"), "tensor_bytes: missing key"),
     "missing null": ("dequantized", lambda d: d.pop("quantized_by"), "quantized_by: missing key"),
-    "null for text": ("repaired", lambda d: d.update(draftquant=None), "expected str, got None"),
-    "text for a list": ("repaired", lambda d: d.update(argv="x"), "argv: expected a list, got 'x'"),
-    "number in argv": ("repaired", lambda d: d.update(argv=["a", 1]), "argv[1]: expected str, got"),
+    "null for text": ("transcoded", lambda d: d.update(draftquant=None), "expected str, got None"),
+    "text for a list": ("transcoded", lambda d: d.update(argv="x"), "argv: expected a list, got"),
+    "number in argv": ("transcoded", lambda d: d.update(argv=["a", 1]), "argv[1]: expected str,"),
     "hash": (
         "quantized", lambda d: d["source"]["tensor_digests"].update({"norm.weight": 1}),
         "source.tensor_digests.norm.weight: expected str, got 1",
     ),
-    "hashes as a list": ("repaired", lambda d: d.update(tensor_sha256=[]), "got a list"),
-    "repair": ("repaired", lambda d: d["repairs"][0].pop("wrong"), "repairs[0].wrong: missing key"),
+    "hashes as a list": ("transcoded", lambda d: d.update(tensor_sha256=[]), "got a list"),
     "fraction of a byte": (
         "whole", lambda d: d["tensor_bytes"].update(after=5.0), "tensor_bytes.after: expected int",
     ),

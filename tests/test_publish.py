@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from draftquant.quantize.errors import OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.provenance import Provenance, RepairedProvenance
+from draftquant.quantize.files.provenance import GraftedProvenance, Provenance
 from draftquant.quantize.files.provenance_sources import SourceFolder
 from draftquant.quantize.files.publish import SPARE_BYTES, Rewrite, check_faults, publish
 from tiny import tiny_eagle3_llama
 
-RECORD = RepairedProvenance(
+RECORD = GraftedProvenance(
     draftquant="0.1.0",
     argv=(),
+    layers=(),
+    target={},
     source=SourceFolder(hub_id=None, revision=None),
-    repairs=(),
-    tensor_digests={},
 )
 
 

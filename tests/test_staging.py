@@ -14,7 +14,6 @@ from draftquant.quantize.files.staging import check_output, staged_output, write
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 from transformers import LlamaConfig, LlamaForCausalLM
-from verify_cases import edit_declaration
 
 
 def test_folder_appears_whole_under_its_name(tmp_path: Path) -> None:
@@ -38,14 +37,12 @@ def test_modes_are_those_of_the_umask(umask: int, folder: int, file: int, tmp_pa
         draft = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
         (draft / "deep").mkdir()
         (draft / "deep" / "notes.txt").write_text("", encoding="utf-8")
-        outs = [tmp_path / name for name in ("int4", "plain", "fixed", "traces")]
+        outs = [tmp_path / name for name in ("int4", "plain", "traces")]
         recipe = ["--recipe", "int4-channel"]
         assert main(["quantize", str(draft), *recipe, "--out", str(outs[0])]) == 0
         assert main(["dequantize", str(outs[0]), "--out", str(outs[1])]) == 0
-        edit_declaration(outs[0], lambda declared: declared.update(ignore=[]))
-        main(["check", str(outs[0]), "--engine", "vllm", "--fix", "--out", str(outs[2])])
         record = ["record", "--target", str(target), "--prompts", str(prompts), "--tables"]
-        options = ["--aux-layers", "0,1", "--max-new-tokens", "2", "--out", str(outs[3])]
+        options = ["--aux-layers", "0,1", "--max-new-tokens", "2", "--out", str(outs[2])]
         assert main([*record, *options]) == 0
     finally:
         os.umask(before)

@@ -11,7 +11,7 @@ eagle3_utils.py` (V2); SGLang 0.5.23 `spec_aux_hidden_state.py`, `deepseek_v2.py
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..drafts.shared.aux_layers import DEEPSEEK_TYPES, KEY, SECTION
+from ..drafts.shared.aux_layers import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 
@@ -30,7 +30,6 @@ class Capture(NamedTuple):
 
 Captures = tuple[Capture, ...]
 """Of the runner that is used by default, then of others."""
-REMEDY = "'draftquant check --fix' writes the layers in each place as it is read there"
 
 
 def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Captures:
@@ -89,6 +88,24 @@ def misread_layers(
         f"{capture.runner} hands the draft the inputs of the target's layers {shown}{which}, and"
         f" the draft was trained on the inputs of layers {read}"
     )
+
+
+def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -> str:
+    """What config.json must say so that every runner captures the layers that the draft reads.
+
+    Args:
+        config: the parsed config.json.
+        after: as of `misread_layers`.
+    """
+    if after is None:
+        return f"set {KEY} in {SECTION} of config.json to null, which means the default layers"
+    if {_DFLASH_SECTION, _DFLASH_KEY} & config.keys():
+        return (
+            f"remove {KEY} and {SECTION} from the top level of config.json: the layers of a block"
+            f" draft stand in {_DFLASH_SECTION}.{_DFLASH_KEY}"
+        )
+    inputs, nested = layers_in_both_places(after, config)
+    return f"set {KEY} in config.json to {inputs} at the top level, and to {nested} in {SECTION}"
 
 
 def _default(num_layers: int) -> tuple[int, ...]:

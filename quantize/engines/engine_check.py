@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..gpus import gpu_name, gpu_names
 from ..stored.declarations import HF_QUANT_CONFIG
-from .captured_layers import REMEDY, misread_layers
+from .captured_layers import misread_layers, remedy_of_layers
 from .contract import (
     ENGINE_NAMES,
     STAGES,
@@ -206,14 +206,15 @@ def _check(
     layers, findings = walk.layers_and_findings()
     captures = engine.config.captures(question) if question.fuses else ()
     misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
+    layers_remedy = remedy_of_layers(config, geometry.aux_layer_ids)
     if misread and misread[0] is not None:
-        findings = [*findings, Finding("wrong", misread[0], REMEDY)]
+        findings = [*findings, Finding("wrong", misread[0], layers_remedy)]
     serving = serving or Serving(draft=str(checkpoint.folder))
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(place, findings, layers, launch or None)
-    notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]
+    notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
     notes += _absent_tables(engine, question, family)
     notes += head_notes(engine, question, geometry, answer.verdict)
     return replace(answer, captures=captures, notes=tuple(notes))

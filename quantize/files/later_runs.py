@@ -1,4 +1,4 @@
-"""What a later run adds to a record: a repair, or the same codes in another layout."""
+"""What a later run makes of a record: the same codes in another layout."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,10 @@ from typing import TypeVar
 from ...recipes.schema import Recipe, recipe_sha256
 from .command_line import recorded_argv
 from .package_version import package_version
-from .provenance import MadeBy, Provenance, QuantizedProvenance, RepairedProvenance, RepairRecord
+from .provenance import MadeBy, Provenance, QuantizedProvenance, TranscodedProvenance
 from .provenance_sources import SourceFolder, TranscodedFrom
 
 ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
-
-
-def with_repairs(
-    recorded: Provenance, repairs: Sequence[RepairRecord], *, argv: Sequence[str]
-) -> Provenance:
-    """What a folder recorded of itself, and what is repaired in it by this command line."""
-    return dataclasses.replace(_by_this_run(recorded, argv), repairs=(*recorded.repairs, *repairs))
 
 
 def transcoded(
@@ -28,7 +21,7 @@ def transcoded(
     tensor_digests: Mapping[str, str],
     bytes_after: int,
     argv: Sequence[str],
-) -> QuantizedProvenance | RepairedProvenance:
+) -> QuantizedProvenance | TranscodedProvenance:
     """What a folder recorded of itself, its codes now written as `recipe` stores them.
 
     Args:
@@ -49,14 +42,14 @@ def transcoded(
             tensor_bytes=dataclasses.replace(recorded.tensor_bytes, after=bytes_after),
             transcoded_from=origin,
         )
-    if isinstance(recorded, RepairedProvenance):
+    if isinstance(recorded, TranscodedProvenance):
         return dataclasses.replace(
             _by_this_run(recorded, argv),
             tensor_digests=tensor_digests,
             tensor_sha256={},
             transcoded_from=origin,
         )
-    return RepairedProvenance(
+    return TranscodedProvenance(
         draftquant=package_version("draftquant"),
         argv=recorded_argv(argv),
         source=SourceFolder(hub_id=origin.hub_id, revision=origin.revision),

@@ -9,8 +9,8 @@ from .provenance import (
     GraftedProvenance,
     Provenance,
     QuantizedProvenance,
-    RepairedProvenance,
     TensorBytes,
+    TranscodedProvenance,
 )
 from .vocabulary_cut import VocabularyCut
 
@@ -58,5 +58,5 @@ def sources_of(record: Provenance | None) -> Iterator[Mapping[str, str]]:
     elif isinstance(record, QuantizedProvenance):
         yield record.source.digests
         yield from (cut.source.digests for cut in reversed(record.cuts))
-    elif record is not None and not isinstance(record, RepairedProvenance):
+    elif record is not None and not isinstance(record, TranscodedProvenance):
         yield record.source.digests

@@ -1,15 +1,15 @@
 """Provenance: who made a folder, from what and how; what draftquant.json holds.
 
-A folder is quantized, dequantized, tuned, cut, a target with a layer grafted into it, or was made
-by something else and repaired here; one class for each, whose fields are the keys of the file. No
-time stamp and no path, so that equal runs give equal files. The last key is a seal, the sha256 of
-the others: it shows edits, and signs none.
+A folder is quantized, dequantized, tuned, cut, a target with a layer grafted into it, or another
+tool's in another layout; one class for each, whose fields are the keys of the file. No time stamp
+and no path, so that equal runs give equal files. The last key is a seal, the sha256 of the others:
+it shows edits, and signs none.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Never
 
 from typing_extensions import override
 
@@ -55,15 +55,6 @@ class MadeBy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairRecord:
-    """One repair; fields as in `engines.repairs.Repair`."""
-
-    name: str
-    wrong: str
-    written: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBytes:
     """Bytes of all tensors together, of the source and of the folder; headers not counted."""
 
@@ -98,11 +89,9 @@ class QuantizedProvenance(Digested):
             version.
         learned, retuning: how codes were learned, how the target taught them; None where not.
         cuts: of the vocabulary of the source, in order, before it was quantized.
-        made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
-            run's.
+        made_by: where the folder was transcoded later: `draftquant` and `argv` are that run's.
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
             carrier of this folder.
-        repairs: in order.
         card: README.md has to be there. sha256: the seal, see `sealed`; "" until it is written.
     """
 
@@ -132,7 +121,6 @@ class QuantizedProvenance(Digested):
     retuning: Retuning | None = None
     cuts: tuple[VocabularyCut, ...] = ()
     made_by: MadeBy | None = None
-    repairs: tuple[RepairRecord, ...] = ()
     transcoded_from: TranscodedFrom | None = None
     card: bool = False
     sha256: str = ""
@@ -164,10 +152,12 @@ class QuantizedProvenance(Digested):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairedProvenance(Digested):
-    """Of a folder that something else made: it says nothing of how the codes were found.
+class TranscodedProvenance(Digested):
+    """Of a folder whose codes another tool found, and `transcode` wrote in another layout.
 
-    It was repaired or transcoded here; `transcoded_from` as in `QuantizedProvenance`.
+    Attributes:
+        repairs: always empty.
+        transcoded_from: as in `QuantizedProvenance`.
     """
 
     format: Literal["draftquant-repaired"] = "draftquant-repaired"
@@ -175,11 +165,11 @@ class RepairedProvenance(Digested):
     draftquant: str
     argv: tuple[str, ...]
     source: SourceFolder
-    repairs: tuple[RepairRecord, ...]
+    repairs: tuple[Never, ...]
     tensor_digests: Mapping[str, str] = field(default_factory=dict)
     tensor_sha256: Mapping[str, str] = field(default_factory=dict)
     made_by: MadeBy | None = None
-    transcoded_from: TranscodedFrom | None = None
+    transcoded_from: TranscodedFrom
     sha256: str = ""
 
 
@@ -202,9 +192,7 @@ class CutProvenance(Digested):
     tensor_digests: Mapping[str, str] = field(default_factory=dict)
     tensor_sha256: Mapping[str, str] = field(default_factory=dict)
     tensor_bytes: TensorBytes
-    quantized_by: QuantizedProvenance | RepairedProvenance | None = None
-    made_by: MadeBy | None = None
-    repairs: tuple[RepairRecord, ...] = ()
+    quantized_by: QuantizedProvenance | TranscodedProvenance | None = None
     sha256: str = ""
 
     @property
@@ -247,9 +235,7 @@ class DequantizedProvenance(Digested):
     tensor_digests: Mapping[str, str] = field(default_factory=dict)
     tensor_sha256: Mapping[str, str] = field(default_factory=dict)
     tensor_bytes: TensorBytes
-    quantized_by: QuantizedProvenance | RepairedProvenance | CutProvenance | None
-    made_by: MadeBy | None = None
-    repairs: tuple[RepairRecord, ...] = ()
+    quantized_by: QuantizedProvenance | TranscodedProvenance | CutProvenance | None
     sha256: str = ""
 
 
@@ -272,8 +258,6 @@ class TunedProvenance(Digested):
     learned: LearnedRounding
     retuning: Retuning
     calibration_sketches: Sketches | None = None
-    made_by: MadeBy | None = None
-    repairs: tuple[RepairRecord, ...] = ()
     sha256: str = ""
 
 
@@ -301,9 +285,7 @@ class GraftedProvenance(Digested):
     source: SourceFolder
     tensor_digests: Mapping[str, str] = field(default_factory=dict)
     tensor_sha256: Mapping[str, str] = field(default_factory=dict)
-    quantized_by: QuantizedProvenance | RepairedProvenance | DequantizedProvenance | None = None
-    made_by: MadeBy | None = None
-    repairs: tuple[RepairRecord, ...] = ()
+    quantized_by: QuantizedProvenance | TranscodedProvenance | DequantizedProvenance | None = None
     sha256: str = ""
 
 
@@ -311,7 +293,7 @@ Provenance = (
     QuantizedProvenance
     | DequantizedProvenance
     | TunedProvenance
-    | RepairedProvenance
+    | TranscodedProvenance
     | CutProvenance
     | GraftedProvenance
 )

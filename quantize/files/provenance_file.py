@@ -13,6 +13,7 @@ from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
+from .earlier_records import check_still_read
 from .files_of_folder import check_own
 from .provenance import Provenance
 
@@ -24,14 +25,16 @@ def read_provenance(folder: Path) -> Provenance | None:
 
     Raises:
         CheckpointError: it is not readable, or a key is unknown, missing, mistyped, or contradicts
-            another.
+            another; or only an earlier version reads what it records.
     """
     path = folder / PROVENANCE_FILE
     check_own(folder, PROVENANCE_FILE)
     if not path.exists():
         return None
     try:
-        found: Provenance = decode(Provenance, parse_object(read_text(path)))
+        content = parse_object(read_text(path))
+        check_still_read(path, content)
+        found: Provenance = decode(Provenance, content)
     except (OSError, JsonProblem) as exc:
         raise CheckpointError(
             path,

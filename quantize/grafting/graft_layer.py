@@ -18,7 +18,7 @@ from ..files.provenance import (
     DequantizedProvenance,
     GraftedProvenance,
     QuantizedProvenance,
-    RepairedProvenance,
+    TranscodedProvenance,
 )
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.provenance_sources import SourceFolder
@@ -31,7 +31,7 @@ from ..verify import GraftVerification, verify_graft
 from .graft_plan import GraftPlan
 
 _METADATA = {"format": "pt"}
-_MADE = QuantizedProvenance | RepairedProvenance | DequantizedProvenance
+_MADE = QuantizedProvenance | TranscodedProvenance | DequantizedProvenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

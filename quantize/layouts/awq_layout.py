@@ -32,7 +32,6 @@ class AwqLayout(Layout):
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]."""
 
     name: LayoutName = "awq"
-    exclude_keys: tuple[str, ...] = ("modules_to_not_convert",)
     int4_scale_dtype: Literal["float16"] | None = "float16"
 
     @override

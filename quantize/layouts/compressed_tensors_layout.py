@@ -58,7 +58,6 @@ class CompressedTensorsLayout(Layout):
 
     name: LayoutName = "compressed-tensors"
     mix_problem: str | None = None
-    exclude_keys: tuple[str, ...] = ("ignore",)
     heads: Heads = "named"
     cache_problem = None
     cache_scale_shape = (1,)

@@ -32,7 +32,6 @@ class Fp8Layout(Layout):
     name: LayoutName = "fp8"
     exact_excludes = True
     cache_problem = None
-    exclude_keys: tuple[str, ...] = ("ignored_layers", "modules_to_not_convert")
 
     @override
     def problem(self, recipe: Recipe) -> str | None:

@@ -61,7 +61,6 @@ class Layout(ABC):
     Attributes:
         mix_problem: why it cannot declare several formats for one draft; None = it can.
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
-        exclude_keys: of a declaration, each with the same list of excludes.
         heads: whether engines take a head as quantized in this layout.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
         cache_problem: why it cannot declare the format of a KV cache; None = it can.
@@ -69,7 +68,6 @@ class Layout(ABC):
     """
 
     name: LayoutName
-    exclude_keys: tuple[str, ...]
     mix_problem: str | None = ONE_FORMAT
     exact_excludes: bool = False
     heads: Heads = "never"

@@ -42,7 +42,6 @@ class ModelOptLayout(Layout):
         " (MIXED_PRECISION), but engines have names of their own for a draft's"
         " linears"
     )
-    exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
     heads: Heads = "as linears"
     cache_problem = None
 
@@ -108,7 +107,7 @@ class ModelOptLayout(Layout):
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        declared = flat_form(_algorithm(recipe) or "", self.excludes(kept))
+        declared = _flat_form(_algorithm(recipe) or "", self.excludes(kept))
         if recipe.kv_cache is not None:
             number = NUMBER_FORMATS[recipe.kv_cache.dtype]
             args = {"dynamic": False, "num_bits": number.bits, "type": number.kind}
@@ -132,7 +131,7 @@ class ModelOptLayout(Layout):
         return {SIDE_FILE: {"producer": PRODUCER, "quantization": quantization}}
 
 
-def flat_form(algorithm: str, excludes: list[str]) -> dict[str, Any]:
+def _flat_form(algorithm: str, excludes: list[str]) -> dict[str, Any]:
     """The flat `quantization_config` of an algorithm, which every engine reads."""
     declared: dict[str, Any] = {
         "exclude_modules": excludes,

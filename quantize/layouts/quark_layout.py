@@ -45,7 +45,6 @@ class QuarkLayout(Layout):
     """
 
     name: LayoutName = "quark"
-    exclude_keys: tuple[str, ...] = ("exclude",)
     cache_problem = None
 
     @override

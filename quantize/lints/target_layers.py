@@ -12,6 +12,7 @@ from ..drafts.shared.aux_layers import (
     SECTION,
     AuxLayerIds,
     Spelling,
+    layers_in_both_places,
     read_aux_layer_ids,
 )
 from ..drafts.shared.eagle3.lints import eagle3
@@ -35,18 +36,14 @@ _READ_BY: dict[Spelling, str] = {
 def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
     """Ids that an engine misses or misreads; a default needs none.
 
-    Source: `aux_layers.py`. SGLang 0.5.23 `deepseek_v2.py` adds one to nested ids only where they
-    begin with 1, so other lists for such targets must stand there as inputs of layers.
+    Source: `aux_layers.py`.
     """
-    found = _spelled(draft)
-    if found is None or found.after is None or found.inputs is None:
+    found, config = _spelled(draft), draft.checkpoint.config
+    if found is None or found.after is None:
         return
-    as_inputs = _for_deepseek(draft) and found.after[0] > 1
-    if found.spelling == ("equal" if as_inputs else "portable"):
+    inputs, nested = layers_in_both_places(found.after, config)
+    if found.spelling == ("equal" if nested == inputs else "portable"):
         return
-    inputs = list(found.inputs)
-    nested = inputs if as_inputs else list(found.after)
-    config = draft.checkpoint.config
     spelled = {KEY: config.get(KEY), _NESTED: (config.get(SECTION) or {}).get(KEY)}
     yield Lint(
         name="aux-layer-ids",

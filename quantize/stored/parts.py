@@ -10,7 +10,6 @@ from .layouts import READ_LAYOUTS, DeclaredScheme
 from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Part, Parts
 
 __all__ = [
-    "BESIDE_CODES",
     "COMPANIONS",
     "FLOAT_DTYPES",
     "FP8_DTYPE",
@@ -36,7 +35,7 @@ INVERSE_INPUT_SCALE = "input_global_scale"
 """Of NVFP4 in compressed-tensors: it divides."""
 INPUT_SCALES = ("input_scale", INVERSE_INPUT_SCALE)
 """Static scales of a linear's input: one of the two."""
-BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
+_BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
 """What symmetric codes are decoded without."""
 WORDS_OF_CODES = (".qweight", ".qzeros")
 """Ends of names of codes, and of their zero points, in words of 32 bits: of AWQ and GPTQ."""
@@ -65,7 +64,7 @@ def stored_parts(
 def beside_codes(scheme: DeclaredScheme) -> frozenset[str]:
     """What its codes are decoded without."""
     zeros = scheme.layout.zeros(scheme)
-    return BESIDE_CODES - ({zeros.suffix} if zeros else set())
+    return _BESIDE_CODES - ({zeros.suffix} if zeros else set())
 
 
 def weight_suffix(scheme: DeclaredScheme) -> str:

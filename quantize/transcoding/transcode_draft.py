@@ -22,7 +22,7 @@ from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from ..files.digests import algorithm_of
 from ..files.hub import DraftSource
 from ..files.later_runs import transcoded
-from ..files.provenance import CutProvenance, Provenance, QuantizedProvenance, RepairedProvenance
+from ..files.provenance import CutProvenance, Provenance, QuantizedProvenance, TranscodedProvenance
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.provenance_sources import TranscodedFrom
 from ..files.publish import Rewrite, check_faults, publish
@@ -161,7 +161,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None, layout: LayoutName |
             f"its layout {scheme.layout.name} is read, but not written",
             fix="name the layout of the output, for example --layout compressed-tensors",
         )
-    if isinstance(record, RepairedProvenance) and record.transcoded_from is not None:
+    if isinstance(record, TranscodedProvenance):
         first = record.transcoded_from.weights
         if first.dtype != weights.dtype:  # its codes are carried by what is declared
             weights = replace(first, carrier="fp8_e4m3")
@@ -203,7 +203,7 @@ def _origin(
     record: Provenance | None, found: Recipe, stored: StoredDraft, source: DraftSource
 ) -> TranscodedFrom:
     before = None
-    if isinstance(record, QuantizedProvenance | RepairedProvenance):
+    if isinstance(record, QuantizedProvenance | TranscodedProvenance):
         before = record.transcoded_from
     return TranscodedFrom(
         hub_id=source.hub_id,

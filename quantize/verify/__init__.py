@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from ...recipes.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from .codes import not_nearest as not_nearest
     from .cut_verification import verify_cut as verify_cut
     from .dequantized_verification import DequantizedLinear as DequantizedLinear
     from .dequantized_verification import DequantizedReport as DequantizedReport
     from .dequantized_verification import verify_dequantized as verify_dequantized
-    from .exclude_list_faults import exclude_faults as exclude_faults
     from .folder_verification import verify as verify
     from .graft_verification import GraftVerification as GraftVerification
     from .graft_verification import verify_graft as verify_graft
@@ -33,8 +31,6 @@ _HOMES = {
     "LinearFinding": ".verify_report",
     "TranscodedReport": ".transcoded_verification",
     "VerifyReport": ".verify_report",
-    "exclude_faults": ".exclude_list_faults",
-    "not_nearest": ".codes",
     "verify": ".folder_verification",
     "verify_cut": ".cut_verification",
     "verify_dequantized": ".dequantized_verification",

@@ -18,7 +18,7 @@ from ..drafts.kv_cache import CacheScales
 from ..drafts.speculators_layout import is_speculators
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.provenance import CutProvenance, QuantizedProvenance, RepairedProvenance
+from ..files.provenance import CutProvenance, QuantizedProvenance, TranscodedProvenance
 from ..files.provenance_file import read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
@@ -263,8 +263,8 @@ def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
     recorded = read_provenance(checkpoint.folder)
     if recorded is not None:
         by, origin = f"draftquant {recorded.draftquant}", recorded.source.hub_id or "a folder"
-        if isinstance(recorded, RepairedProvenance):
-            found.append(f"something else, repaired by {by}")
+        if isinstance(recorded, TranscodedProvenance):
+            found.append(f"something else, transcoded by {by}")
         elif isinstance(recorded, QuantizedProvenance):
             found.append(f"{_quantized_by(recorded)}, from {origin}{_marks(recorded)}")
         elif isinstance(recorded, CutProvenance):

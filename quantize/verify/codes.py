@@ -4,14 +4,12 @@ Both are read in blocks of rows, so memory stays bounded, and hashed on the way.
 scales must be is said by a rule: see `rules`.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from ...recipes.formats import WeightDtype
-from ..drafts import Draft
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest
@@ -58,27 +56,6 @@ class Expected:
     carried: WeightDtype | None = None
     scale_dtype: str = "F32"
     from_inverse: bool = False
-
-
-def not_nearest(
-    source: Draft, output: Checkpoint, scheme: DeclaredScheme, modules: Collection[str]
-) -> Fault | None:
-    """What is wrong with the first linear whose codes are not the nearest, whatever the scales.
-
-    Args:
-        source: the draft that was quantized.
-        output: the quantized folder.
-        scheme: by which its codes are decoded.
-        modules: on-disk names of its quantized linears.
-    """
-    expected = Expected(rule=Rule(scales="positive", codes="about-nearest"))
-    for row in source.linears():
-        if row.module in modules:
-            sides = source.checkpoint, output, row.tensor, scheme, expected
-            compared = compare_linear(*sides, on_bytes=lambda _count: None)
-            if compared.faults:
-                return compared.faults[0]
-    return None
 
 
 def compare_linear(

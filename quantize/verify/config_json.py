@@ -24,8 +24,7 @@ def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> l
         draft: the source.
         output: the folder that was made of it.
         changes: dotted key -> value, as the run says; None where nothing says, since another tool
-            made the folder or it was repaired later: what changes nothing that the draft computes
-            may be written there.
+            made the folder: what changes nothing that the draft computes may be written there.
     """
     source = draft.checkpoint.config
     if changes is not None:

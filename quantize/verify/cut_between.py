@@ -185,6 +185,5 @@ def _of_cut(
             tensor_sha256={},
             tensor_bytes=TensorBytes(before=wanted.nbytes, after=recorded.tensor_bytes.after),
             config_changes=changes,
-            repairs=(*quantized.repairs, *recorded.repairs),
         )
     )

@@ -26,7 +26,6 @@ from ..stored.looks_quantized import looks_quantized
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import StoredTables
 from ..stored.table_names import HEAD
-from .config_json import config_faults
 from .cut_view import Ids, convention, cut_view, map_faults, token_ids
 from .headers import form, index_faults, metadata_faults
 from .kept_tensors import compare_kept
@@ -92,11 +91,7 @@ def verify_cut(
     faults = [
         *(fault for one in compared for fault in one.faults),
         *_folder_faults(source.checkpoint, checkpoint, config_file),
-        *(
-            config_faults(replace(source.draft, checkpoint=wanted), checkpoint, None)
-            if recorded and recorded.repairs
-            else _config_faults(wanted, checkpoint)
-        ),
+        *_config_faults(wanted, checkpoint),
     ]
     of_output = {k: v for one in compared for k, v in one.output_digests.items()}
     of_source = {

@@ -260,7 +260,7 @@ class _Verification:
             return []
         recorded = self._provenance.method if self._provenance else method
         complete: list[Fault] = []
-        if self._provenance and self._scheme and not self._provenance.repairs:
+        if self._provenance and self._scheme:
             complete = complete_faults(method.recipe, self._scheme, self._draft, self._output)
         return [
             *recorded_faults(method, recorded),

@@ -11,13 +11,13 @@ from ..files.provenance import (
     DequantizedProvenance,
     GraftedProvenance,
     QuantizedProvenance,
-    RepairedProvenance,
+    TranscodedProvenance,
     TunedProvenance,
 )
 from ..files.provenance_file import read_provenance, sealed
 from .verify_report import Fault
 
-Record = QuantizedProvenance | RepairedProvenance
+Record = QuantizedProvenance | TranscodedProvenance
 """Of a folder that holds codes."""
 NO_RECORD = Fault(
     where=PROVENANCE_FILE,
@@ -27,7 +27,7 @@ NO_RECORD = Fault(
 
 
 def read_record(folder: Path) -> Record | TunedProvenance | CutProvenance | None:
-    """What this package recorded when it made, cut or repaired a folder; None = nothing.
+    """What this package recorded when it made or cut a folder; None = nothing.
 
     Raises:
         CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
@@ -49,10 +49,8 @@ def read_record(folder: Path) -> Record | TunedProvenance | CutProvenance | None
 
 
 def recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
-    """None where nothing says what config.json must be: it was repaired, or is another tool's."""
-    if not isinstance(recorded, QuantizedProvenance) or recorded.repairs:
-        return None
-    return recorded.config_changes
+    """None where nothing says what config.json must be: it is another tool's."""
+    return recorded.config_changes if isinstance(recorded, QuantizedProvenance) else None
 
 
 def record_faults(
@@ -72,7 +70,7 @@ def record_faults(
         output_digests: of every tensor of the folder.
     """
     faults = _hash_faults("tensor_digests", recorded.digests, output_digests)
-    if not isinstance(recorded, RepairedProvenance):
+    if not isinstance(recorded, TranscodedProvenance):
         source = recorded.source
         faults += _hash_faults("source.tensor_digests", source.digests, source_digests)
         faults += _value_faults(

@@ -23,8 +23,8 @@ from ..files.provenance import (
     CutProvenance,
     Provenance,
     QuantizedProvenance,
-    RepairedProvenance,
     TensorBytes,
+    TranscodedProvenance,
 )
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.provenance_sources import SourceDraft
@@ -145,7 +145,7 @@ class _Cutting(Rewrite[VerifyReport]):
     plan: CutPlan
     source: DraftSource
     choice: VocabularyChoice
-    record: QuantizedProvenance | RepairedProvenance | CutProvenance | None
+    record: QuantizedProvenance | TranscodedProvenance | CutProvenance | None
     argv: Sequence[str]
     on_progress: Callable[[int], None]
 
@@ -232,7 +232,7 @@ class _Cutting(Rewrite[VerifyReport]):
 
 def _usable(
     folder: Path, record: Provenance | None
-) -> QuantizedProvenance | RepairedProvenance | CutProvenance | None:
+) -> QuantizedProvenance | TranscodedProvenance | CutProvenance | None:
     """The record of a folder that can be cut.
 
     Raises:
@@ -240,7 +240,7 @@ def _usable(
     """
     check_seal(folder, record)
     if record is None or isinstance(
-        record, QuantizedProvenance | RepairedProvenance | CutProvenance
+        record, QuantizedProvenance | TranscodedProvenance | CutProvenance
     ):
         return record
     what = "fine-tuned" if record.format == "draftquant-tuned" else "dequantized"

@@ -1,7 +1,4 @@
-"""`check`: what an engine will do with a draft folder, before a server is started.
-
-And a copy of the folder with its config repaired.
-"""
+"""`check`: what an engine will do with a draft folder, before a server is started."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,9 +11,7 @@ from typing_extensions import override
 from ...quantize.engines.contract import ENGINE_NAMES, TITLES, EngineCheck, EngineName, Verdict
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
-from ...quantize.files.command_line import running_argv
-from ...quantize.files.hub import DraftSource, resolve_draft, resolve_target
-from ...quantize.files.staging import check_output
+from ...quantize.files.hub import resolve_draft, resolve_target
 from ...quantize.gpus import gpu_names
 from ...recipes.bounds import AT_LEAST_1
 from ...recipes.brief import Brief
@@ -32,14 +27,12 @@ _DEFAULT_GPUS = "; ".join(
 """Those of which one answer is given where none is named."""
 
 if TYPE_CHECKING:
-    from ...quantize.engines.repairs import RepairPlan, RepairReport
     from ...quantize.pairing import PairCheck
-    from ...quantize.verify.folder_verification import VerifyReport
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSettings(Settings):
-    """Of which draft, in which engine, on which GPU; and whether a repaired copy is written."""
+    """Of which draft, in which engine, on which GPU."""
 
     draft: Annotated[Reference, Argument("draft, quantized or not: a folder or a Hub id", "DRAFT")]
     engine: Annotated[
@@ -94,26 +87,19 @@ class CheckSettings(Settings):
             "GPU",
         ),
     ] = None
-    fix: Annotated[bool, Option("write a copy with a repaired config.json; needs --out")] = False
-    out: Annotated[arguments.AnyPath | None, Option("folder to create for --fix", "FOLDER")] = None
-    against: Annotated[
-        Reference | None,
-        Option(
-            "the draft that DRAFT was quantized from; with it the values are compared"
-            " too, and the order of packed INT4 is verified",
-            "BF16",
-        ),
-    ] = None
 
     exclusive = (("target", "target_layers"),)
 
     @override
     def check(self) -> None:
-        if self.engine is None and (self.target is None or self.fix):
-            what = "is missing" if self.target is None else "is missing, and --fix repairs for one"
-            fix = f"add --engine {ENGINE_NAMES[0]}"
-            ways = f"{fix} (or {', '.join(ENGINE_NAMES[1:])}), or --target TARGET for all engines"
-            raise CheckpointError("--engine", what, fix=ways if self.target is None else fix)
+        if self.engine is None and self.target is None:
+            others = ", ".join(ENGINE_NAMES[1:])
+            raise CheckpointError(
+                "--engine",
+                "is missing",
+                fix=f"add --engine {ENGINE_NAMES[0]} (or {others}), or --target TARGET for all"
+                " engines",
+            )
         if self.engine is None and self.version is not None:
             what = "is of one engine, and all are asked"
             raise CheckpointError("--version", what, fix=f"add --engine {ENGINE_NAMES[0]}")
@@ -122,44 +108,6 @@ class CheckSettings(Settings):
         if self.target is None and given is not None:
             what = "without --target, no pair is checked"
             raise CheckpointError(f"--{given}", what, fix="add --target TARGET")
-        if self.fix and self.out is None:
-            raise CheckpointError(
-                "--fix",
-                "writes a new folder, never into DRAFT, and no folder is given",
-                fix="add --out FOLDER",
-            )
-        if not self.fix and (self.out or self.against):
-            given = "--out" if self.out else "--against"
-            raise CheckpointError(given, "without --fix, nothing is written", fix="add --fix")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repaired:
-    """What was wrong with a folder, and what was written into the repaired copy.
-
-    Attributes:
-        report: None where there was nothing to repair.
-        verification: of the repaired folder, or of DRAFT where nothing was written, against the
-            draft that it was made from; None without one, and where there are no codes to verify.
-    """
-
-    plan: "RepairPlan"
-    report: "RepairReport | None"
-    verification: "VerifyReport | None"
-
-    @property
-    def is_refuted(self) -> bool:
-        """True if `verify` says no."""
-        return self.verification is not None and not self.verification.ok
-
-    def to_mapping(self) -> dict[str, Any]:
-        """What `--json` prints of it."""
-        return {
-            "out": str(self.report.out) if self.report else None,
-            "repairs": [dataclasses.asdict(repair) for repair in self.plan.repairs],
-            "notes": list(self.plan.notes),
-            "verification": self.verification.to_mapping() if self.verification else None,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -167,15 +115,11 @@ class CheckReport(Brief):
     """What an engine does with a draft.
 
     Attributes:
-        answer: the engine's answer; of the repaired copy, where one was written.
-        before: the engine's answer for the draft as it was given.
-        repaired: what was repaired, and where the copy is; None without `fix=True`.
+        answer: the engine's answer.
         pair: what the engines do with the draft beside its target; None without `target=`.
     """
 
     answer: EngineCheck
-    before: EngineCheck
-    repaired: Repaired | None = None
     pair: "PairCheck | None" = None
 
     @property
@@ -190,24 +134,16 @@ class CheckReport(Brief):
 
     @property
     def exit_code(self) -> int:
-        """0 LOADS, 1 LOADS BUT WRONG or REFUSED or WRONG against its source, 3 UNKNOWN."""
-        if self.repaired is not None and self.repaired.is_refuted:
-            return 1
+        """0 LOADS, 1 LOADS BUT WRONG or REFUSED, 3 UNKNOWN."""
         return {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}[self.verdict]
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
-        pair = {"pair": self.pair.to_mapping()} if self.pair is not None else {}
-        if self.repaired is None:
-            return self.pair.to_mapping() if self.pair is not None else _mapping(self.answer)
-        before_and_after = {"before": _mapping(self.before), "after": _mapping(self.answer)}
-        return {**before_and_after, **self.repaired.to_mapping(), **pair}
+        return self.pair.to_mapping() if self.pair is not None else _mapping(self.answer)
 
     @override
     def brief(self) -> Mapping[str, object]:
-        repaired = self.repaired.report if self.repaired else None
-        shown = self.pair.brief() if self.pair is not None else self.answer.brief()
-        return {**shown, "repaired copy": repaired.out if repaired else None}
+        return self.pair.brief() if self.pair is not None else self.answer.brief()
 
 
 @verb(CheckSettings)
@@ -225,19 +161,10 @@ def check(settings: CheckSettings) -> CheckReport:
 
     Raises:
         CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
-        OutputError: the folder of the repaired copy exists already or cannot be written.
     """
-    if settings.fix and settings.out is not None:
-        check_output(Path(settings.out))
     source = resolve_draft(str(settings.draft), settings.subtree)
-    before, pair = _answer(source.folder, settings, str(settings.draft))
-    if not settings.fix or settings.out is None:
-        return CheckReport(answer=before, before=before, pair=pair)
-    repaired = _repair(source, Path(settings.out), settings)
-    after = before
-    if repaired.report:
-        after, pair = _answer(Path(settings.out), settings, str(settings.out))
-    return CheckReport(answer=after, before=before, repaired=repaired, pair=pair)
+    answer, pair = _answer(source.folder, settings, str(settings.draft))
+    return CheckReport(answer=answer, pair=pair)
 
 
 def _answer(
@@ -292,30 +219,6 @@ def _largest_feature(traces: arguments.AnyPath | None) -> float | None:
 
     folder = TraceFolder.open(Path(traces))
     return max((float(prompt.features.abs().max()) for prompt in folder), default=0.0)
-
-
-def _repair(source: DraftSource, out: Path, settings: CheckSettings) -> Repaired:
-    """Plan, and write where there is something to repair."""
-    from ...quantize.engines.repairs import plan_repairs, repair_draft
-    from ...quantize.stored.declarations import raw_declaration
-    from ...quantize.verify.folder_verification import verify
-
-    against = resolve_draft(str(settings.against)).folder if settings.against else None
-    assert settings.engine is not None  # `CheckSettings.check`
-    plan = plan_repairs(
-        source.folder,
-        engine=settings.engine,
-        version=settings.version,
-        target_layers=settings.target_layers,
-        against=against,
-    )
-    if plan.repairs:
-        report = repair_draft(plan, out, source=source, argv=running_argv())
-        return Repaired(plan=plan, report=report, verification=report.verification)
-    if against is None or raw_declaration(plan.source) is None:
-        return Repaired(plan=plan, report=None, verification=None)
-    verification = verify(source.folder, against, foreign=True)
-    return Repaired(plan=plan, report=None, verification=verification)
 
 
 def _mapping(answer: EngineCheck) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _print_faults(found: "Audit") -> None:
     count = len(found.faults)
     out.line(
         (f"{count} fault{'s' * (count != 1)}", "bold yellow"),
-        "; `draftquant check --fix` repairs those of config.json",
+        "; of config.json, write by hand what is expected there",
     )
     for fault in found.faults:
         out.line(f"  {fault.where}")

@@ -1,16 +1,12 @@
-"""`draftquant check`: prints what an engine will do with a draft folder.
-
-With `--fix`, also what was repaired, and what the engine will do with the repaired copy.
-"""
+"""`draftquant check`: prints what an engine will do with a draft folder."""
 
 import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..api.check import Repaired, check
+from ..api.check import check
 from ..console import print_json, print_table, stdout, table
 from .pair import print_pair
-from .verify import print_verification
 
 if TYPE_CHECKING:
     from ...quantize.drafts.engine_traits import Stage
@@ -18,10 +14,7 @@ if TYPE_CHECKING:
     from ...quantize.engines.contract import Verdict
 
 VERB = check
-EPILOG = (
-    "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, or the folder is WRONG --against its"
-    " source, 2 bad input, 3 UNKNOWN"
-)
+EPILOG = "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, 2 bad input, 3 UNKNOWN"
 _COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNOWN": "yellow"}
 _VERDICTS: Mapping["Verdict", str] = {
     "LOADS": "{engine} loads this draft on {where}.",
@@ -47,15 +40,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.to_mapping())
         return report.exit_code
-    if report.repaired is not None:
-        _print_repaired(report.repaired)
     if report.pair is not None:
         print_pair(report.pair)
     else:
         _print(report.answer)
-    if report.repaired is not None:
-        before, after = (report.before.verdict, "bold"), (report.verdict, "bold")
-        stdout().line("before ", before, ", after ", after)
     return report.exit_code
 
 
@@ -92,24 +80,3 @@ def _print(answer: "EngineCheck") -> None:
         out.line(f"{'serve' if answer.verdict == 'LOADS' else 'try'} it: {answer.launch}")
         if answer.launch_note:
             out.line(f"  {answer.launch_note}")
-
-
-def _print_repaired(fixed: Repaired) -> None:
-    """Print the repairs, what was left, and where the copy is."""
-    out, plan, report = stdout(), fixed.plan, fixed.report
-    if plan.repairs:
-        found = table(f"Repaired: {plan.source.folder}", "repair", "what was wrong", "written")
-        for repair in plan.repairs:
-            found.row(repair.name, repair.wrong, repair.written)
-        print_table(found)
-    for note in plan.notes:
-        out.line(f"left: {note}")
-    if report is None:
-        out.line("config.json needs no repair: no folder was written")
-    else:
-        out.line(
-            (str(report.out), "bold"),
-            f": all tensors equal those of {plan.source.folder} byte for byte",
-        )
-    if fixed.verification is not None:
-        print_verification(fixed.verification)

@@ -34,11 +34,6 @@ class AuxLayerIds:
     after: tuple[int, ...] | None
     spelling: Spelling
 
-    @property
-    def inputs(self) -> tuple[int, ...] | None:
-        """The same layers counted as "input of layer k", the convention of the top level."""
-        return None if self.after is None else tuple(i + 1 for i in self.after)
-
 
 def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
     """Decide which layers a draft reads.
@@ -80,6 +75,19 @@ def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
         fix=f"write the layers that the draft was trained on: 'after layer k' in {SECTION},"
         " k + 1 at the top level",
     )
+
+
+def layers_in_both_places(
+    after: tuple[int, ...], config: Mapping[str, Any]
+) -> tuple[list[int], list[int]]:
+    """What stands at the top level, and what in `eagle_config`, where every engine reads `after`.
+
+    Source: SGLang 0.5.23 `deepseek_v2.py` adds one to nested ids only where they begin with 1, so
+    other lists for such targets must stand there as inputs of layers.
+    """
+    inputs = [i + 1 for i in after]
+    as_inputs = config.get("model_type") in DEEPSEEK_TYPES and after[0] > 1
+    return inputs, inputs if as_inputs else list(after)
 
 
 def reads_aux_layers(config: Mapping[str, Any], where: object) -> bool:

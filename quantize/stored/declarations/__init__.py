@@ -51,7 +51,7 @@ def read_scheme(
     Args:
         raw: the declaration.
         layout: read it as one of this layout, whatever it says; None = as its quant_method says.
-        strictness: what must be understood; of "codes" the scheme has no excludes.
+        strictness: what must be understood.
 
     Raises:
         VerifyError: it says something else, or something more.
@@ -62,11 +62,7 @@ def read_scheme(
         _check_not_refused(raw)
         layout = READ_LAYOUTS[keys.choice("quant_method", *READ_LAYOUTS)]
     keys.skip("quant_method")
-    scheme = layout.read(keys)
-    if strictness == "codes":
-        keys.skip(*layout.exclude_keys)
-    else:
-        scheme = dataclasses.replace(scheme, excludes=layout.excludes(keys))
+    scheme = dataclasses.replace(layout.read(keys), excludes=layout.excludes(keys))
     if strictness == "folder" and layout.side_file and raw.form != "side file":
         layout.side_file.check(raw.where.parent, scheme, raw.value)
     keys.finish()

@@ -28,12 +28,11 @@ SPEC_NO_MEANING = frozenset(
 )
 """Keys of a tensor's spec that say how values were found, never how to decode them."""
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
-Strictness = Literal["folder", "declaration", "engine", "codes"]
+Strictness = Literal["folder", "declaration", "engine"]
 """What must be understood.
 
 "folder": all that a folder declares, in each of its files, and every pattern; "declaration": one
-declaration and its patterns; "engine": what engines take too, whatever the patterns are; "codes":
-how codes are stored, whatever is excluded.
+declaration and its patterns; "engine": what engines take too, whatever the patterns are.
 """
 
 

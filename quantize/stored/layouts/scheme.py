@@ -243,7 +243,6 @@ class StoredLayout(ABC):
         zero_points: suffix -> every byte of the zero points of symmetric codes.
         codes_along_inputs: transposed codes are packed along the inputs, not along the outputs.
         nibble_offset: what an INT4 nibble stores is code + this: 0 for two's complement.
-        declares_pack_order: a declaration says it, and may be wrong; otherwise there is only one.
         foreign_scale_dtypes: of INT4 scales that other writers store, whatever the weight's is.
         side_file: None where config.json alone declares.
         names_heads: engines take a head for a quantized one only where a target names it.
@@ -259,7 +258,6 @@ class StoredLayout(ABC):
     zero_points: Mapping[str, int] = MappingProxyType({})
     nibble_offset: int = 0
     codes_along_inputs: bool = False
-    declares_pack_order: bool = False
     foreign_scale_dtypes: tuple[str, ...] = ()
     side_file: SideFile | None = None
     names_heads: bool = False

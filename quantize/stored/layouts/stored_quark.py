@@ -58,7 +58,6 @@ class StoredQuark(StoredLayout):
         }
     )
     zero_points = MappingProxyType({"weight_zero_point": 0x00, "weight_zero_point_2": 0x00})
-    declares_pack_order = True
     foreign_scale_dtypes = ("F32",)
 
     @override
