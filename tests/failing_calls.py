@@ -1,12 +1,6 @@
 """Let every call on a file fail in turn, and look at what becomes of the run.
 
-<<<<<<< HEAD:tests/failing_calls.py
-Over quantize, dequantize, check --fix and record, on tiny inputs. Full disks, errors of the device,
-=======
-    python -m draftquant.scripts.dev.bench_io_faults [--every 1]
-
 Over quantize, dequantize and record, on tiny inputs. Full disks, errors of the device,
->>>>>>> 904660fe (check --fix leaves: check says which key of config.json is to be set to what):scripts/dev/bench_io_faults.py
 short writes and short reads: each run must end in an error that says what is wrong, with nothing
 left, or with the very output of an undisturbed run.
 """

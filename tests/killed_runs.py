@@ -1,12 +1,6 @@
 """Kill runs at random moments, and look at what they leave.
 
-<<<<<<< HEAD:tests/killed_runs.py
-Over quantize, dequantize, check --fix and record. After SIGKILL the output is absent or complete,
-=======
-    python -m draftquant.scripts.dev.bench_kills [--kills 60] [--signals 12] [--seed 0] [--divide 8]
-
 Over quantize, dequantize and record. After SIGKILL the output is absent or complete,
->>>>>>> 904660fe (check --fix leaves: check says which key of config.json is to be set to what):scripts/dev/bench_kills.py
 beside it lies nothing but the staging folder of the dead process, which does not look like what it
 was to become, the source is unchanged, and the next run succeeds and removes that folder. After
 SIGTERM, SIGHUP and SIGINT nothing is left at all.

@@ -48,7 +48,7 @@ from draftquant.validate.counting.rounds import accepted_by_row, rounds
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import ReplayError
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
-from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
+from reference_dflash2 import ReferenceDFlash2
 from reference_draft import transformers_in_float64
 from reference_dspark import ReferenceDSpark
 from replay_proof import RoundInput, fp8_per_token, fp8_rounded, unrounded
@@ -383,8 +383,6 @@ def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> 
     ("kind", "own", "reference"),
     [
         ("dflash2", {}, ReferenceDFlash2),
-        ("domino", {}, ReferenceDomino),
-        ("domino", {"shift_label": False, "pure_draft_prefix_len": 0}, ReferenceDomino),
         ("dspark", {"markov_head_type": "vanilla"}, ReferenceDSpark),
         ("dspark", {"markov_head_type": "gated"}, ReferenceDSpark),
         ("dspark", {"markov_head_type": "rnn"}, ReferenceDSpark),

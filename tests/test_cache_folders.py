@@ -33,7 +33,6 @@ from draftquant.validate.report.facts import folder_facts
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
-from tiny_medusa import tiny_medusa
 from tiny_mla import tiny_eagle3_mla
 
 OWN = load_recipe("fp8-ptpc")
@@ -195,13 +194,10 @@ def test_of_whole_models_the_names_are_those_of_the_tools(
     assert verify(out, source).ok
 
 
-def test_drafts_whose_scales_no_engine_reads_are_refused_by_name(tmp_path: Path) -> None:
+def test_a_draft_whose_scales_no_engine_reads_is_refused_by_name(tmp_path: Path) -> None:
     latent = tiny_eagle3_mla(tmp_path / "mla")
     with pytest.raises(PlanError, match=r"eagle3-mla: its attention is latent \(MLA\)"):
         make_plan(cached(OWN, "unit"), read_draft(Checkpoint.open(latent)))
-    heads = tiny_medusa(tmp_path / "medusa")
-    with pytest.raises(CheckpointError, match="no layer of this draft has attention"):
-        make_plan(cached(OWN, "unit"), read_draft(Checkpoint.open(heads)))
 
 
 def test_a_layout_that_declares_no_cache_is_refused(source: Path) -> None:

@@ -118,6 +118,6 @@ def test_what_cannot_be_measured_is_an_error(pair: tuple[LoadedDraft, TraceFolde
     holed.weights["layers.0.self_attn.v_proj.weight"][0, 0] = torch.inf
     with pytest.raises(ForwardError, match="hidden states are NaN or infinite"):
         measure_cache_scales(holed, traces, how="absmax", num_draft_tokens=K)
-    headless = dataclasses.replace(draft, weights={"medusa_head.0.weight": torch.ones(1)})
+    headless = dataclasses.replace(draft, weights={"lm_head.weight": torch.ones(1)})
     with pytest.raises(CheckpointError, match="there is no KV cache"):
         measure_cache_scales(headless, traces, how="measured", num_draft_tokens=K)

@@ -16,14 +16,12 @@ from draftquant.calibration.passes.predictions import NOTHING, Proposals, batch_
 from draftquant.quantize.drafts import maths
 from draftquant.quantize.drafts.forward import DraftForward
 from draftquant.quantize.drafts.kinds.chain import ChainForward
-from draftquant.quantize.drafts.kinds.heads import HeadsForward
 from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.loading import load_draft
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from tiny_llama import tiny_eagle1, tiny_language_model, with_mask_hidden
-from tiny_medusa import tiny_medusa
+from tiny_llama import tiny_language_model, with_mask_hidden
 from tiny_mla import tiny_eagle3_mla
 from tiny_mtp import tiny_mimo_mtp, tiny_step3p5_mtp
 from torch import Tensor
@@ -38,15 +36,12 @@ KINDS: Mapping[str, Callable[[Path], Path]] = {
     "eagle3": tiny_eagle3_llama,
     "mla": tiny_eagle3_mla,
     "peagle": lambda folder: with_mask_hidden(tiny_eagle3_llama(folder)),
-    "eagle1": lambda folder: tiny_eagle1(folder, head=True),
     "mtp": tiny_mimo_mtp,
     "modules": tiny_step3p5_mtp,
     "text": tiny_language_model,
     "dflash": tiny_dflash,
     "dflash2": lambda folder: tiny_dflash(folder, kind="dflash2"),
-    "domino": lambda folder: tiny_dflash(folder, kind="domino"),
     "dspark": lambda folder: tiny_dspark(folder, markov_head="rnn"),
-    "medusa": tiny_medusa,
 }
 
 
@@ -124,7 +119,7 @@ def test_what_counts_is_the_same_and_the_rest_is_not_computed(
     assert sum(alive) <= run.rows["head"] <= sum(alive) + few < all_rows["head"]
     if isinstance(run.forward, ChainForward):
         assert run.rows["layers"] < 0.8 * all_rows["layers"]
-    elif not isinstance(run.forward, HeadsForward):  # theirs have no attention
+    else:
         assert run.rows["layers"] == all_rows["layers"]
 
 

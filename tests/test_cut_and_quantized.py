@@ -156,6 +156,6 @@ def test_the_size_stands_behind_the_vocabulary_wherever_it_stood() -> None:
     """A fix of config.json may have put it last, before the draft was cut or after."""
     key = "draft_vocab_size"
     for config in ({key: 96, "vocab_size": 96, "a": 1}, {"vocab_size": 96, "a": 1, key: 96}):
-        assert list(cut_config(config, key, 20)) == ["vocab_size", key, "a"]
+        assert list(cut_config(config, 20)) == ["vocab_size", key, "a"]
     layered = {"transformer_layer_config": {"vocab_size": 96}, "quantization_config": {}}
-    assert list(cut_config(layered, key, 20))[1:] == [key, "quantization_config"]
+    assert list(cut_config(layered, 20))[1:] == [key, "quantization_config"]

@@ -128,7 +128,7 @@ def test_a_wrong_byte_is_found_whatever_the_record_says(
 RECORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "size": (lambda d: d["cuts"][0].update(size=21), "cuts[0].size: expected 20, got 21"),
     "vocabulary": (lambda d: d["cuts"][0].update(vocabulary=97), "vocabulary: expected 96, got 97"),
-    "convention": (lambda d: d["cuts"][0].update(convention="ids"), "expected offsets, got ids"),
+    "convention": (lambda d: d["cuts"][0].update(convention="ids"), "expected 'offsets', got 'ids"),
     "lent head": (
         lambda d: d["cuts"][0].update(head_from={"tensor": "lm_head.weight", "digest": "0"}),
         "head_from: expected None, got lm_head.weight",

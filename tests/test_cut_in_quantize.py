@@ -18,7 +18,6 @@ from draftquant.validate.errors import GateError
 from said_traces import write_said
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
-from tiny_llama import tiny_eagle1
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,15 +119,6 @@ def test_what_is_refused(
     assert case.what in said
     assert case.fix in said
     assert not list(tmp_path.iterdir())
-
-
-def test_a_draft_that_proposes_by_the_targets_head_is_refused_as_by_vocab(
-    folder: Path, tmp_path: Path
-) -> None:
-    draft = tiny_eagle1(tmp_path / "eagle1")
-    with pytest.raises(DraftQuantError, match="the target's whole head") as caught:
-        dq.quantize(draft, "fp8-ptpc", tmp_path / "o", traces=folder / "traces", vocab_size=24)
-    assert 'vocab(..., token_map="FILE.pt")' in str(caught.value.fix)
 
 
 def test_a_recipe_that_does_not_fit_and_a_full_disk_come_before_anything_is_written(

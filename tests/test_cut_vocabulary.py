@@ -21,8 +21,7 @@ from draftquant.recipes.errors import DraftQuantError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from tiny_llama import tiny_eagle1, tiny_language_model
-from tiny_medusa import tiny_medusa
+from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 from tiny_mtp import tiny_deepseek_mtp
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
@@ -41,10 +40,6 @@ def integers(tensor: Stored) -> list[int]:
     return [int(i) for i in np.frombuffer(tensor.data, "<i8")]
 
 
-def medusa(folder: Path) -> Path:
-    return tiny_medusa(folder, shared_head=True)
-
-
 def dspark(folder: Path) -> Path:
     return tiny_dspark(folder, head=True)
 
@@ -58,7 +53,6 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "eagle3-mla": (tiny_eagle3_mla, ("lm_head.weight",)),
     "dflash": (dflash, ("lm_head.weight",)),
     "dspark": (dspark, ("lm_head.weight", "markov_head.markov_w2.weight")),
-    "medusa": (medusa, ("lm_head.weight",)),
 }
 
 
@@ -74,19 +68,14 @@ def test_kept_rows_keep_their_bytes_and_all_else_is_as_it_was(family: str, tmp_p
     for name in with_rows:
         name = next(stored for stored in before if stored.endswith(name))
         assert rows(after[name]) == [rows(before[name])[i] for i in ids]
-    maps = {"token_map"} if family == "medusa" else {"d2t", "t2d"}
-    assert after.keys() == before.keys() | maps
-    if family == "medusa":
-        assert integers(after["token_map"]) == ids
-    else:
-        assert [i + d for i, d in enumerate(integers(after["d2t"]))] == ids
-        assert after["t2d"].dtype == "BOOL"
-        assert np.flatnonzero(np.frombuffer(after["t2d"].data, np.bool_)).tolist() == ids
+    assert after.keys() == before.keys() | {"d2t", "t2d"}
+    assert [i + d for i, d in enumerate(integers(after["d2t"]))] == ids
+    assert after["t2d"].dtype == "BOOL"
+    assert np.flatnonzero(np.frombuffer(after["t2d"].data, np.bool_)).tolist() == ids
     changed = {name for name in before if before[name] != after[name]}
     assert {name.rpartition("layers.")[2] for name in changed} == set(with_rows)
-    key = "truncated_vocab_size" if family == "medusa" else "draft_vocab_size"
     was, now = (json.loads((f / "config.json").read_text(encoding="utf-8")) for f in (source, out))
-    assert now == {**was, key: len(ids)}
+    assert now == {**was, "draft_vocab_size": len(ids)}
     assert read_draft(Checkpoint.open(out)).geometry.draft_vocab_size == len(ids)
     assert verify(out, source).ok
     assert (report.size, report.vocabulary, report.missing) == (len(ids), vocabulary, 0)
@@ -215,9 +204,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int], str]] = {
     "a map that repeats": (repeated, IDS, "map to a target id that another draft id also maps to"),
     "a map of ids": (absolute, IDS, "d2t holds target ids, but engines expect offsets"),
     "tied": (tied, IDS, "tie_word_embeddings is true: the head is the embedding"),
-    "heads": (tiny_medusa, IDS, "without original_lm_head"),
     "mtp": (tiny_deepseek_mtp, IDS, "vocabulary of deepseek-mtp cannot be cut: it is a layer of"),
-    "eagle-1": (tiny_eagle1, IDS, "SGLang takes fewer rows of the target's head by a file"),
     "language model": (tiny_language_model, IDS, "engines load it as any other language model"),
 }
 

@@ -94,7 +94,7 @@ def test_the_anchor_proposes_unless_it_is_said_otherwise(tmp_path: Path) -> None
         ({"dspark_draft_topk": 8}, "dspark_draft_topk: expected None, got 8: vLLM corrects that"),
         ({"logit_scale": 0.5}, "logit_scale: expected 1, got 0.5"),
         ({"dspark_config": {"markov_rank": 16}}, "dspark_config: expected None"),
-        ({"projector_type": "domino"}, "projector_type: expected 'dspark', got 'domino'"),
+        ({"projector_type": "gru"}, "projector_type: expected 'dspark', got 'gru'"),
         ({"dflash_config": {"markov_rank": 8}}, "markov_rank: 16 beside dflash_config.markov_rank"),
         ({"dspark_block_size": 7}, "block_size: 8 beside dspark_block_size: 7, and engines differ"),
         ({"dspark_noise_token_id": 3}, "mask_token_id: 95 beside dspark_noise_token_id: 3"),

@@ -65,7 +65,7 @@ OTHER_TEXT = {
 }
 """Several things are wrong: which of them an engine meets first follows the order of tensors, and
 in the first of these whether the package humming-kernels is there, which vLLM's wheel asks for."""
-NOT_READ = ("cut--dflash2", "cut--domino")
+NOT_READ = ("cut--dflash2",)
 """Not read as drafts: `check` ends with 2, and no engine serves them as their heads say."""
 FORMATS_OF = "eagle3-mla"  # the family in which the engines differ most
 
@@ -222,7 +222,6 @@ HEADS_THAT_REACH_NOTHING = {
     "dspark-no-head": ("vllm", "with its own lm_head and with d2t only"),
     "eagle3-llama-size-other": ("vllm", "declares a draft_vocab_size of 192, and d2t has 256 rows"),
     "dspark-size-null": ("sglang", "SGLang builds the Markov head for the whole vocabulary"),
-    "eagle1-llama": ("sglang", "config.json declares 512 tokens, and a stored table"),
 }
 
 

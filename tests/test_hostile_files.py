@@ -98,8 +98,7 @@ HOMES = {
              "scripts/terminal.py", "quantize/files/staging.py",  # a folder, to lock it
              "quantize/backends/quark_import.py", "quantize/files/flushing.py",  # to sync
              # New files in a staging folder and in one of their own.
-             "quantize/vocabulary/token_map.py", "quantize/verify/cut_view.py",
-             "quantize/files/linking.py"},
+             "quantize/verify/cut_view.py", "quantize/files/linking.py"},
     "loads": {"recipes/strict_json.py"},
     "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/second_moments.py"},
     "print": set(),

@@ -107,4 +107,4 @@ def test_the_block_size_of_a_replay_does_not_matter(case: Case) -> None:
 
 def test_a_draft_without_attention_has_no_cache() -> None:
     with pytest.raises(CheckpointError, match="no layer of this draft has attention"):
-        cached_layers(["medusa_head.0.weight", "lm_head.weight"], "medusa")
+        cached_layers(["layers.0.mlp.up_proj.weight", "lm_head.weight"], "toy")

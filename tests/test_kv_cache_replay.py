@@ -10,7 +10,6 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.kv_cache import UNIT, CacheScales, scale_origin
-from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.served_form import AS_STORED, ServedForm
 from draftquant.scripts.cli import main
@@ -18,7 +17,6 @@ from draftquant.validate.counting.replay_cache import Question
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.report.facts import folder_facts
 from tied_pair import prompt_tokens, save_draft, save_target
-from tiny_medusa import tiny_medusa
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,12 +100,6 @@ def test_what_a_folder_declares_is_replayed_unless_told_otherwise(
     assert (replayed["kv_cache"], replayed["cache_scales"]) == ("fp8_e4m3", "stored")
     facts = folder_facts(str(out), DraftFolder.read(out))
     assert facts.kv_cache == "fp8_e4m3, stored scales"
-
-
-def test_a_draft_without_a_cache_is_refused(tmp_path: Path) -> None:
-    medusa = tiny_medusa(tmp_path / "medusa")
-    with pytest.raises(CheckpointError, match=r"no KV cache\n  fix: leave kv_cache .*--kv-cache-d"):
-        load_draft(medusa, kv_cache="fp8_e4m3")
 
 
 def test_a_served_form_is_named() -> None:

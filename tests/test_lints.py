@@ -27,9 +27,8 @@ from draftquant.quantize.lints import (
 )
 from draftquant.scripts.dev.docs.lints import messages
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
-from tiny_dflash import Kind, tiny_dflash
+from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from tiny_medusa import tiny_medusa
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
@@ -165,9 +164,9 @@ def without_fc(folder: Path) -> Path:
     return folder
 
 
-def kin(folder: Path, kind: Kind, dtype: str = "BF16", own: dict[str, Any] | None = None) -> Path:
+def dflash2(folder: Path, dtype: str = "BF16", own: dict[str, Any] | None = None) -> Path:
     config = {"torch_dtype": {"BF16": "bfloat16", "F16": "float16"}[dtype]}
-    return tiny_dflash(folder, kind=kind, dtype=dtype, num_layers=1, config=config, own=own)
+    return tiny_dflash(folder, kind="dflash2", dtype=dtype, num_layers=1, config=config, own=own)
 
 
 TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
@@ -267,23 +266,14 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             layers={"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
         ),
     ],
-    "domino-candidate-pool": [lambda to: kin(to, "domino")],
-    "dflash2-float16": [lambda to: kin(to, "dflash2", "F16")],
+    "dflash2-float16": [lambda to: dflash2(to, "F16")],
     "dflash2-embedding-scale": [
-        lambda to: kin(to, "dflash2", own={"input_embedding_scale": 0.5}),
+        lambda to: dflash2(to, own={"input_embedding_scale": 0.5}),
     ],
     "dspark-keys-nested": [
         lambda to: tiny_dspark(
             to, layout="specforge", num_layers=1, config={"torch_dtype": "bfloat16"}
         )
-    ],
-    "medusa-biases": [
-        lambda to: tiny_medusa(to, biases=True, config={"medusa_fc_bias": False}),
-        lambda to: set_keys(tiny_medusa(to, biases=True), medusa_fc_bias=ABSENT),
-    ],
-    "medusa-names": [
-        lambda to: tiny_medusa(to, spelling="tensorrt-llm", root="medusa_heads."),
-        lambda to: tiny_medusa(to, spelling="old", root="medusa_head."),
     ],
     "speculators-layout": [
         lambda to: tiny_speculators_dflash(
@@ -334,7 +324,6 @@ NOTES = (
     "rope-theta-missing",
     "rope-unreplayed",
     "last-hidden-state",
-    "domino-candidate-pool",
 )
 CASES = [(name, i) for name, triggers in TRIGGERS.items() for i in range(len(triggers))]
 
@@ -368,7 +357,7 @@ def test_the_page_lists_every_lint() -> None:
 FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
-    "dspark-keys-nested", "medusa-biases", "layers-of-target", "head-tied",
+    "dspark-keys-nested", "layers-of-target", "head-tied",
 }  # fmt: skip
 
 
@@ -398,7 +387,6 @@ def computed(draft: Draft) -> dict[str, Any]:
     """What the maths of a draft follow from."""
     assert dataclasses.is_dataclass(draft.geometry)
     found = dataclasses.asdict(draft.geometry)
-    found.pop("biased", None)  # of Medusa: which tensors there must be
     if draft.family.name == "dflash":  # spelled in several ways
         layers: Any = draft.geometry
         del found["causal"], found["layer_types"]

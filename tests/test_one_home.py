@@ -26,7 +26,7 @@ from draftquant.recipes.schema import LayoutName
 from handmade import MADE, quantize_by_hand
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
-from tiny_llama import tiny_eagle1, tiny_language_model
+from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def test_every_number_format_has_facts_and_a_decoder() -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [tiny_eagle3_llama, tiny_eagle3_mla, tiny_dflash, tiny_eagle1, tiny_language_model]
+    "made", [tiny_eagle3_llama, tiny_eagle3_mla, tiny_dflash, tiny_language_model]
 )
 def test_a_draft_has_all_members_of_a_fused_linear_or_none(
     made: typing.Callable[[Path], Path], tmp_path: Path
@@ -97,9 +97,8 @@ def test_a_draft_has_all_members_of_a_fused_linear_or_none(
 
 def test_the_families_that_are_tested_are_all() -> None:
     assert {family.name for family in FAMILIES} == {
-        "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "domino", "dspark", "eagle1-llama",
-        "language-model", "mimo-mtp", "deepseek-mtp", "glm4-moe-mtp",
-        "qwen3-next-mtp", "medusa", "step3p5-mtp",
+        "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "dspark", "language-model",
+        "mimo-mtp", "deepseek-mtp", "glm4-moe-mtp", "qwen3-next-mtp", "step3p5-mtp",
     }  # fmt: skip
 
 
@@ -113,7 +112,7 @@ def texts_in(source: str) -> set[str]:
 
 def test_engines_ask_traits_and_name_no_family() -> None:
     names = {family.name for family in FAMILIES}
-    drafts = re.compile("Eagle|EAGLE|DFlash|DSpark|Domino|Medusa")
+    drafts = re.compile("Eagle|EAGLE|DFlash|DSpark")
     names |= {name for each in FAMILIES for name in each.architectures if drafts.search(name)}
     assert texts_in('x = family == "dflash"\ny = "DFlashDraftModel"') <= names
     named = {

@@ -31,8 +31,6 @@ from draftquant.scripts.cli import main
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
-from tiny_llama import tiny_eagle1
-from tiny_medusa import tiny_medusa
 from tiny_mtp import tiny_mimo_mtp, tiny_step3p5_mtp
 from torch import Tensor
 
@@ -90,13 +88,9 @@ def test_a_shared_head_is_served_quantized(tmp_path: Path) -> None:
     assert not torch.equal(fp8.forward.logits(hidden), load_draft(folder).forward.logits(hidden))
 
 
-def test_mtp_and_eagle1_get_one_too(tmp_path: Path) -> None:
+def test_mtp_gets_one_too(tmp_path: Path) -> None:
     mtp = tiny_mimo_mtp(tmp_path / "mtp")
     assert load_draft(mtp, shared=own_tables(mtp), online_head="nvfp4").quantized == ("lm_head",)
-    eagle1 = tiny_eagle1(tmp_path / "eagle1")
-    shared = {HEAD: torch.ones(96, 64, dtype=torch.float32)}
-    served = load_draft(eagle1, shared=shared, online_head="fp8").weights[HEAD]
-    assert torch.equal(served, torch.full((96, 64), 448 * (torch.tensor(1.0) / 448)))
 
 
 def _changed(folder: Path) -> dict[str, Tensor]:
@@ -139,9 +133,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], dict[str, Tens
     ),
     "quantized head": (_quantized, _head(96, 64), "is stored quantized already, in 8 bits"),
     "block draft": (tiny_dflash, _head(96, 64), "not supported for method 'dflash'"),
-    "EAGLE-1 with a head": (lambda to: tiny_eagle1(to, head=True), _head(96, 64), "holds a head"),
     "modules with heads": (tiny_step3p5_mtp, _head(96, 64), "have heads of their own"),
-    "no engine": (tiny_medusa, _head(96, 64), "serves no medusa drafts"),
 }
 
 

@@ -15,7 +15,7 @@ from draftquant.quantize.pairing import check_pair
 from tiny import edit_json, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from tiny_llama import tiny_eagle1, tiny_language_model
+from tiny_llama import tiny_language_model
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp
 
 TARGET: dict[str, Any] = {
@@ -99,7 +99,8 @@ THREADS: dict[str, Thread] = {
         tiny_dspark, "sglang", "note", "project through its own kernel", head=NVFP4_HEAD,
     ),
     "a shared head that is quantized": Thread(
-        tiny_eagle1, "sglang", "refused", "puts its packed values into a head", head=NVFP4_HEAD,
+        lambda folder: tiny_eagle3_llama(folder, head=False), "sglang", "refused",
+        "puts its packed values into a head", head=NVFP4_HEAD,
     ),
     "vllm#50170": Thread(
         lambda folder: eagle3(folder, eagle_config={}), "vllm", "note",

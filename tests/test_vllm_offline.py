@@ -23,7 +23,7 @@ from draftquant.calibration.vllm.states_file import STATES_KEY
 from draftquant.calibration.vllm.vllm_recording import Offline, record_with_vllm
 from draftquant.quantize.stored.loading import load_draft
 from states_server import END, VOCAB, write_file, write_target
-from tiny_llama import tiny_eagle1
+from tiny_mtp import tiny_mimo_mtp
 
 PROMPTS = [Prompt(id=f"p{i}", category="a", token_ids=(i, i + 1)) for i in range(5)]
 
@@ -139,7 +139,7 @@ def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_pa
 def test_the_state_behind_the_last_norm_needs_log_probabilities(
     target: Path, tmp_path: Path
 ) -> None:
-    draft = load_draft(tiny_eagle1(tmp_path / "draft", head=True))
+    draft = load_draft(tiny_mimo_mtp(tmp_path / "draft"))
     with pytest.raises(TraceError, match="show how the engine computes that norm") as caught:
         plan(target, aux_layer_ids=None, fuse_with=draft, decoding=Decoding())
     assert caught.value.fix == "add --logprobs"

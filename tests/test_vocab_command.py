@@ -9,14 +9,12 @@ import pytest
 from draftquant import api as dq
 from draftquant.calibration.errors import CalibrationError
 from draftquant.quantize.errors import OutputError
-from draftquant.quantize.vocabulary.token_map import read_token_map
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.api.settings import SettingsError
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GateError, ReplayError
 from said_traces import write_said
 from tiny import tiny_eagle3_llama
-from tiny_llama import tiny_eagle1
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,24 +94,6 @@ def test_what_it_prints(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "give its time (--target-step-ms) for a recommended size" in said
 
 
-def test_an_eagle_1_draft_gets_the_token_map_of_sglang(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It proposes by the target's head: the rows are listed in a file of the server."""
-    draft = tiny_eagle1(tmp_path / "draft", head=True)
-    traces = write_said(tmp_path / "traces", layers=(7,), prompts=6)
-    words = ["vocab", str(draft), "--traces", str(traces.folder), "--size", "24"]
-    assert main([*words, "--out", str(tmp_path / "o")]) == 2
-    assert "--token-map FILE.pt" in capsys.readouterr().err
-    report = printed(capsys, *words, "--token-map", str(tmp_path / "m.pt"))
-    assert report["cut"] is None
-    listed = read_token_map(tmp_path / "m.pt", vocab_size=96)
-    assert list(listed) == report["rows"]["target_ids"]
-    assert len(listed) == 24
-    assert main([*words, "--token-map", str(tmp_path / "again.pt")]) == 0
-    assert "24 of 96 tokens, for SGLang's --speculative-token-map" in capsys.readouterr().out
-
-
 def test_a_report_in_brief(folder: Path, tmp_path: Path) -> None:
     curve = dq.vocab(folder / "draft", folder / "traces", curve=True, sizes=[12, 48])
     assert repr(curve).startswith("<VocabReport 2 sizes of 96 rows; at the least 12 rows")
@@ -130,7 +110,6 @@ def test_a_report_in_brief(folder: Path, tmp_path: Path) -> None:
         ("--size 9 --curve", "not allowed with argument", "leave one of the two out"),
         ("--size 24", "--out: is missing", "name the folder to create"),
         ("--curve --out o", "--out: the curve writes no rows", "--size N --out FOLDER"),
-        ("--size 24 --token-map m.pt", "--token-map: SGLang ignores it for eagle3", "--out FOLDER"),
         ("--size 24 --out o --gpu h200", "--gpu: is of use for the curve only", "leave it out"),
         ("--size 24 --out o --judge T", "--judge: is of use for the curve only", "ask for --curve"),
         ("--size 24 --out o --concurrency 4", "--concurrency: is of use for the curve", "leave it"),

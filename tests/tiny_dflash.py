@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tiny import Stored, store, write_tensors
 
-Kind = Literal["dflash", "dflash2", "domino"]
+Kind = Literal["dflash", "dflash2"]
 Spelling = Literal["z-lab", "model", "draft_model", "dflash_module", "encoder", "torchspec"]
 _OUTER = {"model": "model.", "draft_model": "draft_model.", "dflash_module": "dflash_module."}
 _RENAMED = {
@@ -25,19 +25,11 @@ OWN_KEYS: Mapping[Kind, Mapping[str, Any]] = {
         "selector_rank": 24,
         "selector_top_k": 8,
     },
-    "domino": {
-        "projector_type": "domino",
-        "shift_label": True,
-        "pure_draft_prefix_len": 1,
-        "gru_hidden_dim": 40,
-        "emb_dim": 24,
-    },
 }
 """What stands in dflash_config besides the keys of DFlash."""
 _ARCHITECTURES: Mapping[Kind, str] = {
     "dflash": "DFlashDraftModel",
     "dflash2": "DFlash2DraftModel",
-    "domino": "DFlashDraftModel",
 }
 README = "# A tiny draft\n\nCafé, 草稿: bytes that must travel unchanged.\r\n"
 
@@ -156,13 +148,6 @@ def tiny_dflash(
             "candidate_selector.predecessor_codebook": weight(vocab, 24),
             "candidate_selector.successor_codebook": weight(vocab, 24),
             "candidate_selector.hidden_projection.weight": weight(24, hidden),
-        }
-    if kind == "domino":
-        tensors |= {
-            "prefix_gru.weight_ih_l0": weight(3 * 40, hidden),
-            "prefix_gru.weight_hh_l0": weight(3 * 40, 40),
-            "embed_proj.0.weight": weight(24, hidden + 40),
-            "embed_proj.2.weight": weight(vocab, 24),
         }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")

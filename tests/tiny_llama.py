@@ -1,4 +1,4 @@
-"""Builders of tiny drafts of ordinary Llama layers: EAGLE-1 heads and small language models."""
+"""Builders of tiny language models, and of the mask that makes an EAGLE-3 draft a P-EAGLE one."""
 
 import json
 from collections.abc import Mapping
@@ -9,37 +9,6 @@ import numpy as np
 from tiny import Stored, edit_json, read_tensors, store, write_tensors
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-
-
-def tiny_eagle1(
-    folder: Path,
-    *,
-    embed: bool = True,
-    head: bool = False,
-    fc_bias: bool = False,
-    outer: str = "",
-    **layers: Any,
-) -> Path:
-    """Write a tiny EAGLE-1 head under the name of its target, as yuhuili's heads are.
-
-    Args:
-        folder: created; its parent must exist.
-        embed: with embed_tokens. head: with lm_head. fc_bias: with one, as first heads have.
-        outer: prefix of all names but lm_head's, such as "model.".
-        layers: see `_layers`.
-    """
-    build = _Builder(**layers)
-    hidden = build.hidden
-    tensors = {f"{outer}fc.weight": build.weight(hidden, 2 * hidden)}
-    if fc_bias:
-        tensors[f"{outer}fc.bias"] = build.bias(hidden)
-    if embed:
-        tensors[f"{outer}embed_tokens.weight"] = build.weight(build.vocab, hidden)
-    if head:
-        tensors["lm_head.weight"] = build.weight(build.vocab, hidden)
-    body = {f"{outer}{name}": tensor for name, tensor in build.layers().items()}
-    del body[f"{outer}layers.0.input_layernorm.weight"]
-    return build.write(folder, tensors | body)
 
 
 def tiny_language_model(folder: Path, *, tied: bool = False, **layers: Any) -> Path:

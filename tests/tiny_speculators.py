@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tiny import Stored, read_tensors, store, tiny_eagle3_llama, write_tensors
-from tiny_llama import tiny_eagle1
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 HEADS, KV_HEADS, VOCAB, DRAFT_VOCAB = 4, 2, 96, 48
@@ -214,43 +213,3 @@ def _write_config(folder: Path, own: Mapping[str, Any], layers: Mapping[str, Any
     (folder / "config.json").write_text(
         json.dumps(keys, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
-
-
-def tiny_speculators_eagle(
-    folder: Path,
-    *,
-    fusion_bias: bool = False,
-    config: Mapping[str, Any] | None = None,
-    layers: Mapping[str, Any] | None = None,
-    **build: Any,
-) -> Path:
-    """Write a tiny EAGLE-1 head as speculators 0.1 to 0.3 saved it: `EagleConverter` of 0.2.0.
-
-    Args:
-        folder: created; its parent must exist.
-        fusion_bias: as HASS has one.
-        build: see `tiny_eagle1`.
-    """
-    tiny_eagle1(folder, embed=False, fc_bias=fusion_bias, **build)
-    plain = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    plain.pop("torch_dtype")
-    inner = {key: value for key, value in plain.items() if key != "architectures"}
-    own = _own_config("eagle", "EagleSpeculator", num_draft_tokens=3) | {
-        "fusion_bias": fusion_bias,
-        "layernorms": False,
-        "transformer_layer_architecture": "LlamaDecoderLayer",
-        "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
-        "draft_vocab_size": None,
-        "speculators_version": "0.2.0",
-        "transformers_version": "4.53.1",
-    }
-    _write_config(folder, own | dict(config or {}), inner | dict(layers or {}))
-    spelled = (("fc.", "fusion_fc."), ("layers.0.", "transformer."))
-    tensors = read_tensors(folder)
-    for before, after in spelled:
-        tensors = {
-            after + name.removeprefix(before) if name.startswith(before) else name: stored
-            for name, stored in tensors.items()
-        }
-    write_tensors(folder, tensors, metadata={"format": "pt"})
-    return folder

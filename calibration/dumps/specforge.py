@@ -2,7 +2,7 @@
 
     input_ids, loss_mask   [N]
     aux_hidden_state       [1, N, 3 W]   eagle3, p-eagle; hidden_state [1, N, W] beside it
-    hidden_states          [1, N, m W]   dflash, domino, dspark: these are the aux ones; dspark has
+    hidden_states          [1, N, m W]   dflash, dspark: these are the aux ones; dspark has
                                          target_last_hidden_states [1, N, W] beside them
 
 Texts are captured in batches and padded behind with token 0 up to the longest, without a word in

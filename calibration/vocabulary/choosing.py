@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.drafts import Draft
+from ...quantize.drafts.reduced_vocabulary import MAP
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import DraftSource, no_target
 from ...quantize.files.lineage import cuts_of
@@ -14,7 +15,7 @@ from ...quantize.files.vocabulary_cut import VocabularyChoice, VocabularyCut
 from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.vocabulary.kept_rows import (
     TREE_WIDTH,
-    reduced_vocabulary_of,
+    check_may_be_cut,
     stored_target_ids,
 )
 from ..errors import CalibrationError
@@ -72,7 +73,6 @@ class Choosing:
     Attributes:
         source: the draft's folder. draft: as its headers say it, whatever it is quantized to.
         is_quantized: some of its linears are.
-        by_token_map: its rows are chosen by a file of the server, see `takes_token_map`.
         texts: what the target said.
         cuts: of its vocabulary, which chose the rows that it has.
         warnings: sentences without a full stop.
@@ -81,7 +81,6 @@ class Choosing:
     source: DraftSource
     draft: Draft
     is_quantized: bool
-    by_token_map: bool
     traces: TraceFolder
     texts: Sequence[SaidText]
     chooser: RowChooser
@@ -203,11 +202,9 @@ def choosing_of(
     """
     stored = StoredDraft.read(source.checkpoint())
     draft = stored.draft
-    offered: tuple[int, ...] | None = None
-    if not takes_token_map(draft):
-        reduced = reduced_vocabulary_of(draft)
-        ids = stored_target_ids(draft, reduced)
-        offered = None if draft.row(reduced.map) is None else tuple(ids.tolist())
+    check_may_be_cut(draft)
+    ids = stored_target_ids(draft)
+    offered = None if draft.row(MAP) is None else tuple(ids.tolist())
     vocab_size, recorded = draft.geometry.vocab_size, traces.manifest.target
     if recorded.vocab_size != vocab_size:
         raise CalibrationError(
@@ -238,52 +235,12 @@ def choosing_of(
         source=source,
         draft=draft,
         is_quantized=bool(stored.modules),
-        by_token_map=takes_token_map(draft),
         traces=traces,
         texts=texts,
         chooser=chooser,
         cuts=cuts,
         warnings=(*_lacking(chooser, texts), *_chosen_before(cuts, traces)),
     )
-
-
-def takes_token_map(draft: Draft) -> bool:
-    """Whether it proposes by the target's head, of which SGLang takes the rows that a file lists.
-
-    Such a draft has no map of its own: the file belongs to the server (`write_token_map`).
-    """
-    return draft.family.engine_traits.head == "target's"
-
-
-def check_takes_folder(choosing: Choosing) -> None:
-    """Refuse to write a folder whose rows no engine would read.
-
-    Raises:
-        CalibrationError: the draft's head is the target's.
-    """
-    if choosing.by_token_map:
-        raise CalibrationError(
-            "--out",
-            f"engines give {choosing.draft.family.name} drafts the target's whole head, whatever"
-            " their folder holds",
-            fix="write the file by which SGLang takes fewer of its rows: draftquant vocab ..."
-            " --token-map FILE.pt",
-        )
-
-
-def check_takes_token_map(choosing: Choosing) -> None:
-    """Refuse to write a file that its engine would ignore.
-
-    Raises:
-        CalibrationError: the draft has a map of its own.
-    """
-    if not choosing.by_token_map:
-        raise CalibrationError(
-            "--token-map",
-            f"SGLang ignores it for {choosing.draft.family.name} drafts, which say in their own"
-            " folder which tokens they propose",
-            fix="write such a folder: --out FOLDER",
-        )
 
 
 def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:

@@ -4,7 +4,6 @@ Sources: `models/registry.py` of vLLM 0.33.0, and its `EAGLEConfig`, which puts 
 name of an ordinary model; `EntryClass` of SGLang 0.5.23; TensorRT-LLM.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,8 +19,6 @@ _OF_DRAFTS: Mapping[str, str] = {
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
     "LingDSparkModel": "Qwen3DSparkModel",  # SGLang, of the target's family
     "MiniMaxDFlash2DraftModel": "DFlash2DraftModel",  # SGLang
-    "LlamaForCausalLMEagle": "EagleLlamaForCausalLM",  # SGLang
-    "EagleQwen2ForCausalLM": "Qwen2ForCausalLMEagle",
     "PeagleLlamaForCausalLM": "PEagleDraftModel",  # vLLM, of speculators' config
 }
 _OF_MODELS: Mapping[str, str] = {
@@ -35,11 +32,6 @@ _WITH_MASK: Mapping[str, str] = {
     "Eagle3Qwen3ForCausalLM": "PeagleQwen3ForCausalLM",
 }
 """EAGLE-3 heads that have a mask_hidden as well -> P-EAGLE's name of the same layers."""
-_OF_MODELS_WITH_FC: Mapping[str, str] = {
-    "LlamaForCausalLM": "EagleLlamaForCausalLM",
-    "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle",
-}
-"""What EAGLE-1 heads call themselves, without a hidden_norm, -> the name that its family reads."""
 KNOWN_TO_BOTH = frozenset(
     {
         "LlamaForCausalLMEagle3",
@@ -50,8 +42,6 @@ KNOWN_TO_BOTH = frozenset(
     }
 )
 """Names that vLLM and SGLang both have, for a draft and nothing else."""
-DOMINO = "DominoDraftModel"
-"""As which it is trained. SGLang serves it as DFlashDraftModel, by its projector_type."""
 OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
 """Of drafts -> the one that the families read, and that most engines have."""
 
@@ -70,17 +60,14 @@ def with_family_name(
 
     Args:
         config: the parsed config.json.
-        tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own, and
-            none an fc, which EAGLE-1 has as well.
+        tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
         projectors: projector_type of a DFlashDraftModel, as ModelOpt names all of its block drafts
             -> the name that the family reads.
     """
     name = declared_architecture(config)
-    projector = _projector_type(config)
+    projector = projector_type(config)
     if name == "DFlashDraftModel" and projector in tuple(projectors):  # of any JSON type
         return {**config, "architectures": [projectors[projector]]}
-    if name in _OF_MODELS_WITH_FC and is_eagle1(tensors):
-        return {**config, "architectures": [_OF_MODELS_WITH_FC[name]]}
     ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
     found = name if ordinary else OTHER_NAMES.get(name, name)
     if any(tensor.endswith("mask_hidden") for tensor in tensors):
@@ -88,18 +75,7 @@ def with_family_name(
     return config if found == name else {**config, "architectures": [found]}
 
 
-def _projector_type(config: Mapping[str, Any]) -> Any:
+def projector_type(config: Mapping[str, Any]) -> Any:
     """Of a block draft; that of dflash_config goes first: SGLang 0.5.23 `dflash_utils.py:727`."""
     nested = config.get("dflash_config")
     return {**config, **(nested if isinstance(nested, Mapping) else {})}.get("projector_type")
-
-
-_FC = re.compile(r"(^|[._])fc\.")
-"""Of speculators' `fusion_fc` too, and of codes."""
-
-
-def is_eagle1(tensors: Collection[str]) -> bool:
-    """True if names of tensors have the marks of EAGLE-1 and not of EAGLE-3."""
-    return any(_FC.search(name) for name in tensors) and not any(
-        name.endswith("hidden_norm.weight") for name in tensors
-    )

@@ -27,8 +27,6 @@ _KEYS = """
     first_k_dense_replace routed_scaling_factor scoring_func topk_method n_group topk_group
     norm_topk_prob conv_kernel_size conv_group_size selector_rank selector_top_k projector_type
     markov_rank markov_head_type enable_confidence_head sample_from_anchor shift_label
-    pure_draft_prefix_len gru_hidden_dim emb_dim num_heads medusa_num_heads num_medusa_heads
-    medusa_num_layers num_medusa_layers medusa_fc_bias original_lm_head truncated_vocab_size
     partial_rotary_factors num_attention_groups attention_other_setting moe_layers_enum
     yarn_only_types swiglu_limits swiglu_limits_shared use_rope_layers use_head_wise_attn_gate
     mtp_layer_types num_sliding_attention_heads

@@ -216,7 +216,7 @@ class InVllm(InEngine):
     @property
     def takes_online_heads(self) -> bool:
         """`draft_lm_head_quantization` is for this method: `config/speculative.py:1955`."""
-        return self.served_as in ("eagle", "eagle3", "mtp")
+        return self.served_as in ("eagle3", "mtp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,8 +229,6 @@ class InSglang(InEngine):
         layer_prefix: the name that excludes are held against; {inner} is {path} of o_proj, else
             {leaf}.
         fc_sharding: how fc is split. plain_fc: it is never quantized.
-        whole_models: names under which such a draft is loaded as a whole model -> the name under
-            which it is loaded as what it is.
         problem_as_draft: its rules where the name is not one of a whole model.
         most_layers: how many layers may be declared; None = as many as there are.
         needs_draft_vocab_size: without the key it does not build the draft.
@@ -246,7 +244,6 @@ class InSglang(InEngine):
     layer_prefix: str = "model.{inner}"
     fc_sharding: Sharding = "replicated"
     plain_fc: bool = True
-    whole_models: Mapping[str, str] = field(default_factory=dict)
     problem_as_draft: Problem = no_problem
     most_layers: int | None = None
     needs_draft_vocab_size: bool = False
@@ -286,8 +283,7 @@ class EngineTraits:
     Attributes:
         drafts_blocks: engines load it as DFlash: a block in one pass, and the target's tables.
         whole_model: it is an ordinary model, served as a draft.
-        always_fc: it has fc also where it reads the target's last hidden state.
-        head: whose head engines build: the draft's, the target's, or the draft's unless it is tied.
+        head: the head that engines build is the draft's always, or unless it is tied.
         latent: its attention is latent, as DeepSeek's.
         convolutions: blocks of a layer that end in a kernel_projection.
         extra_linears: see `ExtraLinear`.
@@ -304,8 +300,7 @@ class EngineTraits:
 
     drafts_blocks: bool = False
     whole_model: bool = False
-    always_fc: bool = False
-    head: Literal["own", "target's", "unless tied"] = "own"
+    head: Literal["own", "unless tied"] = "own"
     latent: bool = False
     convolutions: tuple[str, ...] = ()
     extra_linears: tuple[ExtraLinear, ...] = ()

@@ -20,7 +20,6 @@ from .engine_traits import EngineTraits
 from .fused import FusedLinear, fused_linear
 from .geometry import Geometry
 from .lint import Lint
-from .reduced_vocabulary import ReducedVocabulary
 from .speculators_form import SpeculatorsForm
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ class Family(ABC):
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
     shared_tables: tuple[Role, ...] = SHARED_ROLES
     """Tables that engines take from the target for a draft that has none."""
-    reduced_vocabulary: ReducedVocabulary | str = "no engine knows fewer rows of its head"
-    """How a draft proposes fewer tokens than the target has; or why none does."""
+    whole_vocabulary: str | None = "no engine knows fewer rows of its head"
+    """Why no draft proposes fewer tokens than the target has; None where one may."""
     engine_traits: EngineTraits = EngineTraits()
     """What engines are told of it."""
     layer: ClassVar[re.Pattern[str] | None] = None
@@ -114,8 +113,6 @@ class Family(ABC):
     """Engines rename scales of its KV cache that are spelled as tools spell them."""
     no_cache_scales: str | None = None
     """Why engines read no scales of its KV cache; None = they do."""
-    cast_to_target: bool = False
-    """Engines that have it cast it to the target's dtype, whatever config.json declares."""
     projectors: Mapping[str, str] = MappingProxyType({})
     """projector_type beside the name of DFlash -> the architecture that is meant."""
     speculators: Mapping[str, SpeculatorsForm] = MappingProxyType({})

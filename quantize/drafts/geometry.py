@@ -243,29 +243,6 @@ class LastStateGeometry(ChainGeometry):
         return False
 
 
-class HeadsGeometry(LastStateGeometry):
-    """A draft of several heads, a token each, all from one state of the target.
-
-    Attributes:
-        num_heads: how many. shared_head: one lm_head stands behind all of them.
-    """
-
-    __slots__ = ()
-
-    num_heads: int
-    shared_head: bool
-
-    @property
-    @override
-    def most_draft_tokens(self) -> int:
-        return self.num_heads
-
-    @property
-    @override
-    def token_limit(self) -> TokenLimit:
-        return TokenLimit(self.num_heads, f"the draft has {self.num_heads} heads, a token each")
-
-
 def vocabulary_share(geometry: Geometry) -> str | None:
     """How many of the target's tokens a draft can propose, in words; None where it is all."""
     own, whole = geometry.draft_vocab_size, geometry.vocab_size
@@ -273,5 +250,5 @@ def vocabulary_share(geometry: Geometry) -> str | None:
 
 
 def usual_draft_tokens(geometry: Geometry) -> int:
-    """K where nobody says it: a whole block, all heads, or a chain of `CHAIN_LENGTH`."""
+    """K where nobody says it: a whole block, or a chain of `CHAIN_LENGTH`."""
     return geometry.most_draft_tokens or CHAIN_LENGTH

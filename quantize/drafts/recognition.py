@@ -15,7 +15,7 @@ from .families import FAMILIES
 from .family import Draft, Family, Row, TensorSpec
 from .geometry import Geometry
 from .speculators_layout import LAYER_CONFIG, plain_config
-from .unsupported import kind_of, nested_eagle_keys, old_medusa_keys
+from .unsupported import kind_of, nested_eagle_keys, refuse_earlier_kinds
 
 
 def read_draft(checkpoint: Checkpoint) -> Draft:
@@ -79,6 +79,7 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
             more layers than tensors.
     """
     where = checkpoint.folder / CONFIG_FILE
+    refuse_earlier_kinds(checkpoint.config, checkpoint.tensors, where)
     spelled = plain_config(checkpoint.config, where)
     config = with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
     declared = config.get("architectures")
@@ -88,9 +89,7 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
         raise CheckpointError(
             where,
             f"architectures: expected a list of one name, got {got}",
-            fix=old_medusa_keys(config, checkpoint.tensors.values())
-            or nested_eagle_keys(config)
-            or _told_by_tensors(checkpoint),
+            fix=nested_eagle_keys(config) or _told_by_tensors(checkpoint),
         )
     known = [name for family in FAMILIES for name in family.architectures]
     by_config = [family for family in FAMILIES if declared[0] in family.architectures]
@@ -171,7 +170,7 @@ def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
 _PROJECTORS = {kind: name for each in FAMILIES for kind, name in each.projectors.items()}
 _MOST_LAYERS = 256
 """That engines are asked about."""
-_NUMBERED = re.compile(r"(blocks|layers|modules|lm_heads)\.\d+\.")
+_NUMBERED = re.compile(r"(layers|modules)\.\d+\.")
 _LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
 
 

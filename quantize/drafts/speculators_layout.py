@@ -8,8 +8,6 @@ Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does n
 Sources: `config.py` of `eagle3`, `peagle`, `dflash`, `dspark` and `mtp` in speculators 0.9.0, which
 has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no
 mtp: such a layer is served inside its target, where the package's `scripts/stitch_mtp.py` puts it.
-`eagle` is EAGLE-1 as 0.1 to 0.3 saved it (`models/eagle.py`, `convert/eagle/eagle_converter.py` of
-0.2.0); no engine reads it any more.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Drafts of kinds that no family reads yet: told apart, so that the refusal names them.
+"""Drafts of kinds that no family reads: told apart, so that the refusal names them.
 
 Kimi-Linear's config.json says `num_nextn_predict_layers` 0, which vLLM 0.33 and SGLang 0.5.23 take
 for its default (`configs/kimi_linear.py:49`, `:55`); no class of theirs serves such a layer. Of
@@ -10,10 +10,11 @@ trainers; what no name tells, tensors do.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..files.safetensors_header import TensorInfo
+from ..errors import CheckpointError
+from .architectures import declared_architecture, projector_type
 
 _BY_NAME = (
     (r"P-?Eagle", "P-EAGLE"),
@@ -39,12 +40,70 @@ _BY_TENSORS = (
     (r"markov_", "DSpark"),
     (r"mask_hidden", "P-EAGLE"),
     (r"(^|.)medusa", "a target with Medusa heads"),
-    (r"^\d+\.\d+\.linear\.", "Medusa heads under another name than MedusaModel"),
+    (r"^\d+\.\d+\.linear\.", "Medusa heads"),
     (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
     (r"(^|\.)fc\.weight$", "an EAGLE draft under an unknown name"),
     (r"^model\.layers\.\d+\.", "a whole language model"),
 )
 """Part of a tensor's name -> the kind; the first that fits."""
+
+
+_EAGLE1 = (
+    "EagleLlamaForCausalLM",
+    "EagleQwen2ForCausalLM",
+    "LlamaForCausalLMEagle",
+    "Qwen2ForCausalLMEagle",
+    "EagleSpeculator",
+)
+_NAMED_AS_TARGET = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+"""What EAGLE-1 heads call themselves too; of other drafts of these names none has an fc alone."""
+_FC = re.compile(r"(^|[._])fc\.")
+"""Of speculators' `fusion_fc` too, and of codes."""
+
+
+def refuse_earlier_kinds(
+    config: Mapping[str, Any], tensors: Collection[str], where: object
+) -> None:
+    """Refuse a draft whose maths version 0.2.0 knew, and this one does not.
+
+    Args:
+        config: the parsed config.json.
+        tensors: names in the folder.
+        where: named in errors.
+
+    Raises:
+        CheckpointError: it is a Medusa, EAGLE-1 or Domino draft.
+    """
+    kind = _earlier_kind(config, tensors)
+    if kind is not None:
+        raise CheckpointError(
+            where,
+            f"draftquant does not know the maths of {kind} draft; version 0.2.0 quantized it",
+            fix="use draftquant 0.2.0 for this draft; docs/families.md lists what this one reads",
+        )
+
+
+def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
+    name = declared_architecture(config)
+    if name == "MedusaModel" or (not name and "medusa_num_heads" in config):
+        return "a Medusa"
+    if name == "DominoDraftModel" or (
+        name == "DFlashDraftModel"
+        and (
+            projector_type(config) == "domino" or any("prefix_gru." in tensor for tensor in tensors)
+        )
+    ):
+        return "a Domino"
+    has_fc_alone = any(map(_FC.search, tensors)) and not any(
+        tensor.endswith("hidden_norm.weight") for tensor in tensors
+    )
+    if (
+        name in _EAGLE1
+        or (name in _NAMED_AS_TARGET and has_fc_alone)
+        or config.get("speculators_model_type") == "eagle"
+    ):
+        return "an EAGLE-1"
+    return None
 
 
 def kind_of(architecture: str, tensors: Collection[str]) -> str | None:
@@ -63,29 +122,6 @@ def kind_of(architecture: str, tensors: Collection[str]) -> str | None:
     return None
 
 
-def old_medusa_keys(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> str | None:
-    """What FasterDecoding's config.json of Medusa heads lacks: the name, and every size.
-
-    It has `medusa_num_heads` (2 beside the five heads of their releases), `medusa_num_layers`
-    and the name of the target: an engine takes the sizes from that.
-
-    Returns:
-        What to add, by the tensors; None for anything else.
-    """
-    blocks = {t.name: t for t in tensors if _OLD_MEDUSA.search(t.name)}
-    heads = [t for t in blocks.values() if ".linear." not in t.name and len(t.shape) == 2]
-    if "medusa_num_heads" not in config or not heads:
-        return None
-    squares = [name for name in blocks if name.endswith(".linear.weight")]
-    vocab, hidden = heads[0].shape
-    return (
-        f'add "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": {hidden},'
-        f' "vocab_size": {vocab}, "medusa_num_heads": {len(heads)},'
-        f' "medusa_num_layers": {len(squares) // len(heads)},'
-        f' "medusa_fc_bias": {"true" if any(n.endswith(".bias") for n in blocks) else "false"}'
-    )
-
-
 def nested_eagle_keys(config: Mapping[str, Any]) -> str | None:
     """What vLLM's own form of EAGLE configs lacks: its draft's keys stand under "model".
 
@@ -97,6 +133,3 @@ def nested_eagle_keys(config: Mapping[str, Any]) -> str | None:
         return None
     named = "" if inner.get("architectures") else ', and add "architectures"'
     return f"move the keys of 'model' to the top level of config.json{named}"
-
-
-_OLD_MEDUSA = re.compile(r"(^|medusa_heads?\.)\d+\.\d+\.(linear\.(weight|bias)|weight)$")

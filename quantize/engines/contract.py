@@ -126,11 +126,6 @@ class Question:
         return (self.declaration.signature if self.declaration else None) or ""
 
     @property
-    def has_fc(self) -> bool:
-        """Whether it has an fc, over outputs of the target's layers or over its last state."""
-        return self.fuses or self.traits.always_fc
-
-    @property
     def is_tied(self) -> bool:
         """Whether config.json makes the embedding the head."""
         return self.config.get("tie_word_embeddings") is True
@@ -138,9 +133,7 @@ class Question:
     @property
     def has_head(self) -> bool:
         """Whether engines build a head of the draft's own."""
-        if self.traits.head == "unless tied":
-            return not self.is_tied
-        return self.traits.head == "own"
+        return self.traits.head == "own" or not self.is_tied
 
     @property
     def is_latent(self) -> bool:

@@ -52,15 +52,13 @@ def cut_head_findings(
 def head_notes(
     engine: Engine, question: Question, geometry: Any, verdict: Verdict
 ) -> Iterator[str]:
-    """That a served head is cut, and how one may be that is the target's."""
+    """That a served head is cut."""
     rows, vocab = geometry.draft_vocab_size, geometry.vocab_size
     if verdict == "LOADS" and question.traits.prunes_vocabulary and rows < vocab:
         yield (
             f"the head has rows for {rows:,} of {vocab:,} tokens, and {engine.title} proposes"
             " these alone, by d2t"
         )
-    if question.traits.head == "target's" and engine.tensors.token_map:
-        yield engine.tensors.token_map
 
 
 def _wrong_tokens(

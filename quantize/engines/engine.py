@@ -142,7 +142,6 @@ class TensorRules:
         later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
         embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
         absent_tables: canonical name of a table -> what it does where the draft has none.
-        token_map: what is said where the target's head may be cut for the draft by an option.
         unshared_head: why a head that is not stored is not the target's either, but never written;
             None = it is the target's.
         absent_head: signature -> its error where there is no head, and it is not excluded.
@@ -156,7 +155,6 @@ class TensorRules:
     later_norm: str = ""
     embedding_rows: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)
-    token_map: str = ""
     unshared_head: Callable[[Question], Finding | None] = lambda _question: None
     absent_head: Mapping[str, str] = field(default_factory=dict)
     cut_head: Callable[[Question, CutHead], Iterable[Finding]] = lambda _question, _head: ()

@@ -11,8 +11,9 @@ from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.runtime_names import known_target_layers
+from ..drafts.unsupported import refuse_earlier_kinds
 from ..errors import CheckpointError
-from ..files.checkpoint import Checkpoint
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..gpus import gpu_name, gpu_names
 from ..stored.declarations import HF_QUANT_CONFIG
 from .captured_layers import misread_layers, remedy_of_layers
@@ -150,6 +151,7 @@ def _check(
     serving: Serving | None,
 ) -> EngineCheck:
     engine, arch = place.engine, place.arch or ""
+    refuse_earlier_kinds(checkpoint.config, checkpoint.tensors, checkpoint.folder / CONFIG_FILE)
     config = engine.config.plain(checkpoint.config)
     if isinstance(config, Finding):
         return _answer(place, [config])

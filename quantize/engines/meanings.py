@@ -39,8 +39,6 @@ _OF_CONFIG = {
     r"requires markov_(\w+)": "SGLang needs the key markov_{0} in config.json",
     r"For parallel drafting": "vLLM needs the id of the mask token to draft in parallel, and"
     " config.json names none",
-    r"pure_draft_prefix_len=1, got (.+)\.": "SGLang serves Domino drafts with"
-    " pure_draft_prefix_len 1 only, and config.json says {0}",
     r"is no list of layers": "aux_hidden_state_layer_ids in config.json is not a list of layers",
     r"operand type\(s\) for \*\*": "rope_theta is null in config.json, and {engine} computes with"
     " it",
@@ -160,9 +158,6 @@ _OF_DECLARATIONS = {
 _OF_TENSORS = {
     r"'draft_id_to_target_id'": "The folder stores a vocabulary map (d2t), and config.json declares"
     " no smaller draft_vocab_size",
-    r"'lm_head' in Eagle": "vLLM's EAGLE-1 model takes the target's head, and this folder stores a"
-    " head of its own",
-    r"'embed_proj' in DFlash": "vLLM has no model for Domino drafts and loads this one as DFlash",
     r"no module or parameter named '(.+?)'": "The folder stores tensors under the name {0}, for"
     " which {engine}'s model has no parameter",
     r"has no parameter '.+' for checkpoint weight '(.+?)'": "The folder stores {0}, for which"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...recipes.formats import KvCacheDtype, Precision
 from ...recipes.schema import Recipe
 from ..drafts.family import Draft, Row
-from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
+from ..drafts.geometry import Geometry, usual_draft_tokens
 from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..quantization_plan import Plan
@@ -144,8 +144,6 @@ def draft_round(
         )
     whole, proposed, later = num_draft_tokens + 1, num_draft_tokens, num_draft_tokens - 1
     builder = _Passes(draft, weights, context, tp, kv_cache)
-    if isinstance(draft.geometry, HeadsGeometry):
-        return Round(passes=(Pass(name="heads", works=builder.heads(draft.geometry)),))
     features = builder.features(whole)
     if draft.geometry.block_size is not None:
         slots = whole - (draft.geometry.most_draft_tokens == draft.geometry.block_size)
@@ -186,20 +184,6 @@ class _Passes:
         read = [w for w in inputs if quantized or _leaf(w.row) != "q_proj"]
         norms = [w for w in self.weights if _leaf(w.row) == "k_norm"]
         return tuple(self._weight(w, tokens) for w in (*read, *norms))
-
-    def heads(self, geometry: HeadsGeometry) -> tuple[Work, ...]:
-        """All heads over one state, however many tokens are asked for.
-
-        Source: vLLM 0.32 `v1/spec_decode/medusa.py:40-55` and `models/medusa.py:21-31`, whose
-        blocks are plain linears, whole on every GPU.
-        """
-        proposals = geometry.num_heads if geometry.shared_head else 1
-        heads = [w for w in self.weights if w.row.role == "head"]
-        blocks = [w for w in self.weights if w.row.role in ("mlp", "norm")]
-        return (
-            *(replace(self._weight(w, 1), byte_shards=1, flop_shards=1) for w in blocks),
-            *(self._weight(w, proposals) for w in heads),
-        )
 
     def body(self, tokens: int, proposals: int, *, own_positions: int = 0) -> tuple[Work, ...]:
         """The layers over `tokens`, the head over `proposals`; `own_positions` see each other."""

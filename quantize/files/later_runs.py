@@ -10,7 +10,7 @@ from .package_version import package_version
 from .provenance import MadeBy, Provenance, QuantizedProvenance, TranscodedProvenance
 from .provenance_sources import SourceFolder, TranscodedFrom
 
-ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
+RecordT = TypeVar("RecordT", QuantizedProvenance, TranscodedProvenance)
 
 
 def transcoded(
@@ -59,7 +59,7 @@ def transcoded(
     )
 
 
-def _by_this_run(recorded: ProvenanceT, argv: Sequence[str]) -> ProvenanceT:
+def _by_this_run(recorded: RecordT, argv: Sequence[str]) -> RecordT:
     """The record as this command line goes on with it; the first one stays in `made_by`."""
     first = MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
     return dataclasses.replace(

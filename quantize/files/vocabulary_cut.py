@@ -6,9 +6,6 @@ from typing import Literal
 from ...recipes.seen_prompts import SeenPrompts, Sketches
 from .provenance_sources import SourceDraft
 
-MapConvention = Literal["offsets", "ids"]
-"""What the stored map of draft ids holds: target id - draft id (d2t), or the target ids."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyChoice:
@@ -69,7 +66,7 @@ class VocabularyCut:
         choice: why these rows were kept.
         vocabulary: tokens of the target.
         size_before: tokens that the draft could propose before. size: those that it can now.
-        convention: of the map from draft ids to target ids.
+        convention: the map from draft ids to target ids holds target id - draft id.
         missing: ids that were asked for, but for which the source had no row.
         head_from: where the rows came from, if the source had no head of its own.
     """
@@ -79,7 +76,7 @@ class VocabularyCut:
     vocabulary: int
     size_before: int
     size: int
-    convention: MapConvention
+    convention: Literal["offsets"] = "offsets"
     missing: int = 0
     head_from: TargetHead | None = None
 

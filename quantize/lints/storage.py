@@ -52,9 +52,7 @@ def dtype(draft: Draft) -> Iterator[Lint]:
         return
     wanted, config = _TORCH_NAMES[stored[0]], layer_config(draft)
     declared = {key: config[key] for key in _DTYPE_KEYS if config.get(key) is not None}
-    if (
-        in_speculators_layout(draft) or draft.family.cast_to_target
-    ):  # vLLM alone, which casts to the target's
+    if in_speculators_layout(draft):  # vLLM alone, which casts to the target's
         return
     if not declared:
         yield Lint(

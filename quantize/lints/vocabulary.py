@@ -28,7 +28,6 @@ def check_vocabulary_map(draft: Draft) -> None:
     Raises:
         CheckpointError: it does not; an engine would index out of range, or propose nonsense.
     """
-    _check_token_map(draft)
     offsets = _offsets(draft)
     if offsets is None:
         return
@@ -163,37 +162,9 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
         )
 
 
-def _check_token_map(draft: Draft) -> None:
-    """Medusa's table holds the target's ids themselves, each once."""
-    ids = _integers(draft, "token_map")
-    if ids is None:
-        return
-    vocab = draft.geometry.vocab_size
-    outside = np.flatnonzero((ids < 0) | (ids >= vocab))
-    if len(outside):
-        i = int(outside[0])
-        raise CheckpointError(
-            draft.checkpoint.folder,
-            f"token_map[{i}] = {ids[i]} lies outside the vocabulary of {vocab} ({len(outside)} of"
-            f" {len(ids)} such ids)",
-            fix="export the draft again, with the token_map of its lm_head",
-        )
-    if len(np.unique(ids)) < len(ids):
-        raise CheckpointError(
-            draft.checkpoint.folder,
-            f"token_map: {len(ids) - len(np.unique(ids))} of {len(ids)} ids stand there twice",
-            fix="export the draft again, with the token_map of its lm_head",
-        )
-
-
 def _offsets(draft: Draft) -> NDArray[np.int64] | None:
     """d2t as stored, [draft vocabulary]; None without one."""
-    return _integers(draft, "d2t")
-
-
-def _integers(draft: Draft, name: str) -> NDArray[np.int64] | None:
-    """A table of ids as stored; None without one."""
-    row = draft.row(name)
+    row = draft.row("d2t")
     return None if row is None else read_integers(draft.checkpoint, row.tensor)
 
 

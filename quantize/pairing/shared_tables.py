@@ -57,4 +57,4 @@ def _borrows(pair: Pair, traits: EngineTraits) -> bool:
     if pair.is_whole_model:
         return False
     canonical = {pair.family.canonical_name(name) for name in pair.draft.tensors}
-    return traits.head == "target's" or HEAD not in canonical or traits.sglang.shares_tables
+    return HEAD not in canonical or traits.sglang.shares_tables

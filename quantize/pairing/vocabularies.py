@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..drafts.reduced_vocabulary import OFFSETS
+from ..drafts.reduced_vocabulary import MAP
 from ..stored.decoded_numbers import read_integers
 from .fit import OTHER_TARGET
 from .pair import Pair, PairFinding
@@ -51,7 +51,7 @@ def proposed_tokens(pair: Pair) -> Iterator[PairFinding]:
             f"the draft's mask_token_id is {mask:,}, and the target's embedding has {whole:,} rows"
         )
         yield PairFinding("wrong", "vocabulary", text, OTHER_TARGET)
-    table = next((t for t in pair.draft.tensors.values() if t.name.endswith(OFFSETS.map)), None)
+    table = next((t for t in pair.draft.tensors.values() if t.name.endswith(MAP)), None)
     if table is None or len(table.shape) != 1 or pair.geometry.vocab_size <= whole:
         return
     offsets = read_integers(pair.draft, table)

@@ -158,10 +158,8 @@ def _check_method(draft: Draft, how: OnlineHead) -> None:
             fix=_INSTEAD,
         )
     own_heads = traits.vllm.mtp is not None and traits.vllm.mtp.own_heads
-    stored = traits.head == "target's" and draft.row(HEAD) is not None
-    if own_heads or stored:
-        what = "the modules have heads of their own" if own_heads else "the folder holds a head"
-        raise _not_shared(draft, how, what)
+    if own_heads:
+        raise _not_shared(draft, how, "the modules have heads of their own")
     if how == "nvfp4" and draft.geometry.hidden_size % _GROUP:
         raise CheckpointError(
             _where(draft, how),

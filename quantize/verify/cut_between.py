@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..drafts import Draft, read_draft
+from ..drafts.reduced_vocabulary import MAP, SIZE_KEY
 from ..errors import CheckpointError
 from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ..files.digests import algorithm_of, tensor_digest
@@ -23,7 +24,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import StoredTables
 from ..stored.table_names import HEAD
-from .cut_view import Ids, convention, cut_view, map_faults, token_ids
+from .cut_view import Ids, cut_view, map_faults, token_ids
 from .record_faults import Record
 from .verify_report import Fault
 
@@ -79,8 +80,7 @@ def cut_between(
         if isinstance(recorded, CutProvenance):
             anew = {t.name for t in changed} | (wanted.tensors.keys() - before.keys())
             faults += _cut_faults(recorded, quantized, anew)
-            key = convention(draft).key
-            quantized = _of_cut(recorded, quantized, wanted, anew, key)
+            quantized = _of_cut(recorded, quantized, wanted, anew)
         yield Between(draft=read_draft(wanted), recorded=quantized, faults=faults)
 
 
@@ -91,12 +91,11 @@ def _ids(draft: Draft, output: Checkpoint) -> tuple[Ids, tuple[Fault, ...]]:
     except CheckpointError as exc:
         fault = Fault(where=exc.where, expected="a cut draft that can be read", got=exc.what)
         return np.empty(0, np.int64), (fault,)
-    kind = convention(draft)
-    faults = map_faults(kind.map, ids, draft.geometry.vocab_size)
+    faults = map_faults(ids, draft.geometry.vocab_size)
     stranger = np.setdiff1d(ids, token_ids(draft.checkpoint, draft))
     if len(stranger) and not faults:
         got = f"target id {stranger[0]}, which the source has no row for ({len(stranger)} in all)"
-        faults = [Fault(where=kind.map, expected="rows of the source", got=got)]
+        faults = [Fault(where=MAP, expected="rows of the source", got=got)]
     return ids, tuple(faults)
 
 
@@ -166,7 +165,6 @@ def _of_cut(
     quantized: QuantizedProvenance,
     wanted: Checkpoint,
     anew: Collection[str],
-    key: str,
 ) -> QuantizedProvenance:
     """The record that the folder would have, had the cut draft been quantized."""
     algorithm = algorithm_of(quantized.source.digests)
@@ -176,7 +174,7 @@ def _of_cut(
         else quantized.source.digests.get(name, "none")
         for name, tensor in wanted.tensors.items()
     }
-    changes = {path: value for path, value in quantized.config_changes.items() if path != key}
+    changes = {path: value for path, value in quantized.config_changes.items() if path != SIZE_KEY}
     return sealed(
         replace(
             quantized,

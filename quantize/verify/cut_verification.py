@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..drafts.reduced_vocabulary import MAP
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, algorithm_of, tensor_digest
@@ -26,7 +27,7 @@ from ..stored.looks_quantized import looks_quantized
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import StoredTables
 from ..stored.table_names import HEAD
-from .cut_view import Ids, convention, cut_view, map_faults, token_ids
+from .cut_view import Ids, check_may_be_cut, cut_view, map_faults, token_ids
 from .headers import form, index_faults, metadata_faults
 from .kept_tensors import compare_kept
 from .record_faults import record_faults
@@ -65,7 +66,7 @@ def verify_cut(
         VerifyError: no draft of the source's family is cut.
         CheckpointError: the source shrank or vanished, or the target has no head.
     """
-    kind = convention(source.draft)
+    check_may_be_cut(source.draft)
     try:
         checkpoint = Checkpoint.open(output, config_file=config_file)
         stored = StoredDraft.read(checkpoint)
@@ -73,14 +74,14 @@ def verify_cut(
     except (CheckpointError, VerifyError) as exc:
         fault = Fault(where=exc.where, expected="a cut draft that can be read", got=exc.what)
         return unreadable(output, source.checkpoint.folder, fault)
-    faults = map_faults(kind.map, ids, source.draft.geometry.vocab_size)
+    faults = map_faults(ids, source.draft.geometry.vocab_size)
     if target_ids is not None and ids.tolist() != list(target_ids):
         expected, got = f"the {len(target_ids)} chosen ids", f"{len(ids)} others"
-        faults.append(Fault(where=kind.map, expected=expected, got=got))
+        faults.append(Fault(where=MAP, expected=expected, got=got))
     stranger = np.setdiff1d(ids, token_ids(source.checkpoint, source.draft))
     if len(stranger) and not faults:
         got = f"target id {stranger[0]}, which the source has no row for ({len(stranger)} in all)"
-        faults.append(Fault(where=kind.map, expected="rows of the source", got=got))
+        faults.append(Fault(where=MAP, expected="rows of the source", got=got))
     if faults:
         return _report(checkpoint, source, ids, faults)
     tables = None if target is None or source.draft.row(HEAD) else StoredTables.find(target)
@@ -263,12 +264,11 @@ def _cut_faults(
 ) -> list[Fault]:
     """What is recorded of the cut itself."""
     cut, g = recorded.cut, source.draft.geometry
-    offsets, last = convention(source.draft).offsets, f"cuts[{len(recorded.cuts) - 1}]"
+    last = f"cuts[{len(recorded.cuts) - 1}]"
     pairs: dict[str, tuple[object, object]] = {
         "vocabulary": (g.vocab_size, cut.vocabulary),
         "size_before": (len(token_ids(source.checkpoint, source.draft)), cut.size_before),
         "size": (len(ids), cut.size),
-        "convention": ("offsets" if offsets else "ids", cut.convention),
     }
     if tables is not None:
         digest = tensor_digest(tables.checkpoint, tables.lm_head, NEWEST)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..drafts import Draft, Row, read_config
-from ..drafts.reduced_vocabulary import ReducedVocabulary
+from ..drafts.reduced_vocabulary import MAP, MASK, SIZE_KEY
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
@@ -30,20 +30,19 @@ Ids = npt.NDArray[np.int64]
 _BLOCK_ROWS = 4096
 
 
-def convention(draft: Draft) -> ReducedVocabulary:
-    """How a draft of this family says which rows it has.
+def check_may_be_cut(draft: Draft) -> None:
+    """Refuse a draft of a family whose drafts have the target's whole vocabulary.
 
     Raises:
-        VerifyError: none of its family has fewer than the target has tokens.
+        VerifyError: they have.
     """
-    found = draft.family.reduced_vocabulary
-    if isinstance(found, str):
+    why = draft.family.whole_vocabulary
+    if why is not None:
         raise VerifyError(
             draft.checkpoint.folder,
-            f"a {draft.family.name} draft has no cut vocabulary: {found}",
+            f"a {draft.family.name} draft has no cut vocabulary: {why}",
             fix="give the draft that was cut behind --against",
         )
-    return found
 
 
 def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
@@ -54,28 +53,28 @@ def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
         draft: the same, plain.
 
     Raises:
-        VerifyError: see `convention`.
+        VerifyError: see `check_may_be_cut`.
     """
-    kind = convention(draft)
-    row = draft.row(kind.map)
+    check_may_be_cut(draft)
+    row = draft.row(MAP)
     if row is None:
         return np.arange(draft.geometry.draft_vocab_size, dtype=np.int64)
-    stored = read_integers(checkpoint, row.tensor)
-    return stored + np.arange(len(stored)) if kind.offsets else stored
+    offsets = read_integers(checkpoint, row.tensor)
+    return offsets + np.arange(len(offsets))
 
 
-def map_faults(name: str, ids: Ids, vocabulary: int) -> list[Fault]:
+def map_faults(ids: Ids, vocabulary: int) -> list[Fault]:
     """A cut's map goes up, from token to token of the target."""
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
         i = int(outside[0])
         expected, got = f"target ids from 0 to {vocabulary - 1}", f"{ids[i]} of draft id {i}"
-        return [Fault(where=name, expected=expected, got=got)]
+        return [Fault(where=MAP, expected=expected, got=got)]
     falling = np.flatnonzero(np.diff(ids) <= 0)
     if len(falling):
         i = int(falling[0]) + 1
         got = f"target id {ids[i]} of draft id {i} behind {ids[i - 1]}"
-        return [Fault(where=name, expected="distinct target ids in ascending order", got=got)]
+        return [Fault(where=MAP, expected="distinct target ids in ascending order", got=got)]
     return []
 
 
@@ -94,8 +93,9 @@ def cut_view(
         VerifyError: its family has no cut vocabulary, or its config none of this size.
         CheckpointError: a file shrank or vanished.
     """
-    draft, kind = source.draft, convention(source.draft)
-    config = {**source.checkpoint.config, kind.key: len(ids)}
+    draft = source.draft
+    check_may_be_cut(draft)
+    config = {**source.checkpoint.config, SIZE_KEY: len(ids)}
     rows, resized = _rows_of(source, ids), _resized(draft, config)
     with tempfile.TemporaryDirectory(prefix="draftquant-verify-") as folder:
         path = Path(folder) / "rows"
@@ -107,7 +107,7 @@ def cut_view(
                     for tensor in _stored(source, row):
                         data, shape = _cut(source, row, tensor, rows)
                         tensors[tensor.name] = scratch.add(tensor.name, tensor.dtype, shape, data)
-            for tensor in _maps(draft, kind, ids, scratch):
+            for tensor in _maps(draft, ids, scratch):
                 tensors[tensor.name] = tensor
             if tables is not None:
                 head = tables.lm_head
@@ -218,16 +218,13 @@ def _gathered(checkpoint: Checkpoint, tensor: TensorInfo, rows: Ids) -> Iterator
         first += count
 
 
-def _maps(
-    draft: Draft, kind: ReducedVocabulary, ids: Ids, scratch: _Scratch
-) -> Iterator[TensorInfo]:
+def _maps(draft: Draft, ids: Ids, scratch: _Scratch) -> Iterator[TensorInfo]:
     """The map, and the mask of its tokens."""
-    row, steps = draft.row(kind.map), np.arange(len(ids)) if kind.offsets else 0
-    name = row.tensor.name if row is not None else kind.map
-    stored = (ids - steps).astype(np.dtype("<i8"))
+    row = draft.row(MAP)
+    name = row.tensor.name if row is not None else MAP
+    stored = (ids - np.arange(len(ids))).astype(np.dtype("<i8"))
     yield scratch.add(name, "I64", stored.shape, iter([stored.view(np.uint8)]))
-    if kind.mask is not None:
-        row = draft.row(kind.mask)
-        name = row.tensor.name if row is not None else kind.mask
-        mask = np.isin(np.arange(draft.geometry.vocab_size), ids)
-        yield scratch.add(name, "BOOL", mask.shape, iter([mask.view(np.uint8)]))
+    row = draft.row(MASK)
+    name = row.tensor.name if row is not None else MASK
+    mask = np.isin(np.arange(draft.geometry.vocab_size), ids)
+    yield scratch.add(name, "BOOL", mask.shape, iter([mask.view(np.uint8)]))

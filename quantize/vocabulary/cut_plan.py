@@ -12,19 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..drafts import Draft, Row, read_config, read_draft
-from ..drafts.reduced_vocabulary import ReducedVocabulary
+from ..drafts.reduced_vocabulary import MAP, MASK, SIZE_KEY
 from ..drafts.speculators_layout import LAYER_CONFIG
 from ..errors import CheckpointError, LayoutError, PlanError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import StoredTensor, TensorInfo
-from ..files.vocabulary_cut import MapConvention
 from ..outputs import OutputTensors, bytes_of, copied
 from ..stored.decoded_numbers import read_whole
 from ..stored.parts import stored_parts
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import StoredTables
 from ..stored.table_names import HEAD
-from .kept_rows import KeptRows, kept_rows, reduced_vocabulary_of
+from .kept_rows import KeptRows, check_may_be_cut, kept_rows
 
 _SHAPE = "weight_shape"  # compressed-tensors: rows and columns of packed codes
 _DECLARATION = "quantization_config"
@@ -49,7 +48,6 @@ class CutPlan:
 
     Attributes:
         source: the folder. kept: its kept rows.
-        reduced: how the result says it.
         config: of the result.
         outputs: of every tensor.
         contents: of those that are written anew, by name.
@@ -58,7 +56,6 @@ class CutPlan:
 
     source: StoredDraft
     kept: KeptRows
-    reduced: ReducedVocabulary
     config: Mapping[str, Any]
     outputs: tuple[OutputTensors, ...]
     contents: Mapping[str, Content]
@@ -86,11 +83,6 @@ class CutPlan:
         tensors = dict(sorted(tensors.items()))
         return read_draft(replace(self.source.checkpoint, config=self.config, tensors=tensors))
 
-    @property
-    def convention(self) -> MapConvention:
-        """Of its map."""
-        return "offsets" if self.reduced.offsets else "ids"
-
 
 def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None = None) -> CutPlan:
     """What a folder becomes.
@@ -107,20 +99,20 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
         CheckpointError: the map of the draft is wrong, or the target has no head.
     """
     draft = source.draft
-    reduced = reduced_vocabulary_of(draft)
+    check_may_be_cut(draft)
     _check_untied(draft)
     kept = kept_rows(draft, target_ids)
     size = len(kept.rows)
     tables = None if draft.row(HEAD) or not _shares_head(draft) else _tables(draft, target)
-    config = cut_config(source.checkpoint.config, reduced.key, size)
+    config = cut_config(source.checkpoint.config, size)
     shrinking = _shrinking(draft, config)
-    new = _maps(draft, reduced, kept)
+    new = _maps(draft, kept)
     if tables is not None:
         new[HEAD] = _Written.rows(tables.checkpoint, replace(tables.lm_head, name=HEAD), size)
     written: dict[str, list[_Written]] = {}
     outputs = []
     for row in draft.rows:
-        if row.canonical in (reduced.map, reduced.mask):
+        if row.canonical in (MAP, MASK):
             continue
         for part in _parts(source, row):
             outputs.append(copied(part))
@@ -134,7 +126,6 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
     return CutPlan(
         source=source,
         kept=kept,
-        reduced=reduced,
         config=config,
         outputs=tuple(_output(each, written.get(each.row.tensor.name)) for each in outputs),
         contents={one.stored.name: one.content for each in written.values() for one in each},
@@ -160,21 +151,21 @@ class _Written(NamedTuple):
         return cls(tensor.as_stored, read_whole(checkpoint, tensor).tobytes())
 
 
-def cut_config(config: Mapping[str, Any], key: str, size: int) -> dict[str, Any]:
+def cut_config(config: Mapping[str, Any], size: int) -> dict[str, Any]:
     """The config with its number of rows, behind `vocab_size`, wherever it stood before.
 
     So it stands there alike whether the draft was quantized before or is quantized afterwards.
     """
-    if key not in config and "vocab_size" not in config:  # in the speculators layout
+    if SIZE_KEY not in config and "vocab_size" not in config:  # in the speculators layout
         items = [(k, v) for k, v in config.items() if k != _DECLARATION]
         behind = [(k, v) for k, v in config.items() if k == _DECLARATION]
-        return dict([*items, (key, size), *behind])
-    anchor = "vocab_size" if "vocab_size" in config else key
+        return dict([*items, (SIZE_KEY, size), *behind])
+    anchor = "vocab_size" if "vocab_size" in config else SIZE_KEY
     found: dict[str, Any] = {}
     for name, value in config.items():
         if name == anchor:
-            found |= {name: value, key: size}
-        elif name != key:
+            found |= {name: value, SIZE_KEY: size}
+        elif name != SIZE_KEY:
             found[name] = value
     return found
 
@@ -245,15 +236,16 @@ def _shrinking(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def _maps(draft: Draft, reduced: ReducedVocabulary, kept: KeptRows) -> dict[str, _Written]:
+def _maps(draft: Draft, kept: KeptRows) -> dict[str, _Written]:
     """The tables from draft ids to target ids, under the names that the draft has for them."""
     size, vocabulary = len(kept.rows), draft.geometry.vocab_size
-    ids = kept.target_ids - np.arange(size) if reduced.offsets else kept.target_ids
-    found = {reduced.map: ("I64", ids.astype("<i8").tobytes(), size)}
-    if reduced.mask is not None:
-        mask = np.zeros(vocabulary, np.bool_)
-        mask[kept.target_ids] = True
-        found[reduced.mask] = ("BOOL", mask.tobytes(), vocabulary)
+    offsets = kept.target_ids - np.arange(size)
+    mask = np.zeros(vocabulary, np.bool_)
+    mask[kept.target_ids] = True
+    found = {
+        MAP: ("I64", offsets.astype("<i8").tobytes(), size),
+        MASK: ("BOOL", mask.tobytes(), vocabulary),
+    }
     named = {}
     for canonical, (dtype, data, rows) in found.items():
         row = draft.row(canonical)

@@ -193,7 +193,6 @@ class _Cutting(Rewrite[VerifyReport]):
             vocabulary=plan.source.draft.geometry.vocab_size,
             size_before=plan.kept.size_before,
             size=len(plan.kept.rows),
-            convention=plan.convention,
             missing=plan.kept.missing,
             head_from=_target_head(plan),
         )

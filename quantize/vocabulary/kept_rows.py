@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ...recipes.errors import short
 from ..drafts import Draft
-from ..drafts.reduced_vocabulary import ReducedVocabulary
+from ..drafts.reduced_vocabulary import MAP
 from ..errors import CheckpointError, PlanError
 from ..lints.vocabulary import check_vocabulary_map, vocabulary_map
 from ..stored.decoded_numbers import read_integers
@@ -36,23 +36,22 @@ class KeptRows:
     missing: int
 
 
-def reduced_vocabulary_of(draft: Draft) -> ReducedVocabulary:
-    """How this draft says that its vocabulary was cut.
+def check_may_be_cut(draft: Draft) -> None:
+    """Refuse a draft of a family whose drafts have the target's whole vocabulary.
 
     Raises:
-        PlanError: a draft of its family has the target's whole vocabulary.
+        PlanError: they have.
     """
-    found = draft.family.reduced_vocabulary
-    if isinstance(found, str):
+    why = draft.family.whole_vocabulary
+    if why is not None:
         raise PlanError(
             draft.checkpoint.folder,
-            f"the vocabulary of {draft.family.name} cannot be cut: {found}",
+            f"the vocabulary of {draft.family.name} cannot be cut: {why}",
             fix="quantize the head instead (draftquant recipes list), if it has one of its own",
         )
-    return found
 
 
-def stored_target_ids(draft: Draft, reduced: ReducedVocabulary) -> Ids:
+def stored_target_ids(draft: Draft) -> Ids:
     """The target id of every row of the head, in the order of the rows.
 
     Raises:
@@ -62,11 +61,11 @@ def stored_target_ids(draft: Draft, reduced: ReducedVocabulary) -> Ids:
     check_vocabulary_map(draft)
     for lint in vocabulary_map(draft):
         raise CheckpointError(draft.checkpoint.folder, lint.cause, fix=lint.remedy)
-    row = draft.row(reduced.map)
+    row = draft.row(MAP)
     if row is None:
         return np.arange(draft.geometry.draft_vocab_size)
-    ids = read_integers(draft.checkpoint, row.tensor)
-    return ids + np.arange(len(ids)) if reduced.offsets else ids
+    offsets = read_integers(draft.checkpoint, row.tensor)
+    return offsets + np.arange(len(offsets))
 
 
 def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
@@ -81,11 +80,11 @@ def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
             that the result is no cut draft; or its family has none.
         CheckpointError: see `stored_target_ids`.
     """
-    reduced, vocabulary = reduced_vocabulary_of(draft), draft.geometry.vocab_size
-    where = draft.checkpoint.folder
+    check_may_be_cut(draft)
+    vocabulary, where = draft.geometry.vocab_size, draft.checkpoint.folder
     asked = np.asarray(target_ids, np.int64)
     _check_ids(asked, vocabulary, where)
-    stored = stored_target_ids(draft, reduced)
+    stored = stored_target_ids(draft)
     order = np.argsort(stored)
     places = np.searchsorted(stored, asked, sorter=order)
     rows = order[np.minimum(places, len(stored) - 1)]

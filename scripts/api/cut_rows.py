@@ -37,11 +37,10 @@ class RowsAsked:
         """The rows of a folder.
 
         Raises:
-            CalibrationError: the draft takes no folder, or no cut of it is as asked.
+            CalibrationError: no cut of the draft is as asked.
         """
-        from ...calibration.vocabulary.choosing import check_takes_folder, chosen_rows
+        from ...calibration.vocabulary.choosing import chosen_rows
 
-        check_takes_folder(choosing)
         return chosen_rows(choosing, self.size, self.coverage, options=self.options)
 
 

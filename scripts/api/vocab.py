@@ -60,14 +60,6 @@ class VocabSettings(PassesSettings):
         Option("write no folder; show coverage, acceptance and speed by the number of rows"),
     ] = False
     out: Annotated[AnyPath | None, Option("folder to create", "FOLDER")] = None
-    token_map: Annotated[
-        AnyPath | None,
-        Option(
-            "for a draft that proposes by the target's head (EAGLE-1): write the rows as the"
-            " file for SGLang's --speculative-token-map, instead of a folder",
-            "FILE.pt",
-        ),
-    ] = None
     counts: Annotated[
         AnyPath | None,
         Option(
@@ -122,12 +114,6 @@ class VocabSettings(PassesSettings):
     plot: Annotated[AnyPath | None, Option("draw the curve", "F.svg")] = None
 
     one_of = (("size", "coverage", "curve"),)
-    exclusive = (("out", "token_map"),)
-
-    @property
-    def output(self) -> Path | None:
-        """What is written."""
-        return optional_path(self.out if self.token_map is None else self.token_map)
 
     def check(self) -> None:
         """Refuse what does not go with a folder, or with the curve; and sampled proposals."""
@@ -139,14 +125,13 @@ class VocabSettings(PassesSettings):
                 f"expected a share above 0, up to 1, got {self.coverage:g}",
                 fix="for example 99.5%",
             )
-        written = "--out" if self.token_map is None else "--token-map"
-        if self.curve and self.output is not None:
+        if self.curve and self.out is not None:
             raise ReplayError(
-                written,
+                "--out",
                 "the curve writes no rows",
                 fix="leave it out; then choose a size and write it: --size N --out FOLDER",
             )
-        if not self.curve and self.output is None:
+        if not self.curve and self.out is None:
             raise ReplayError("--out", "is missing", fix="name the folder to create: --out FOLDER")
         unset = (None, (), _USUAL_CONCURRENCY)
         stray = [name for name in _OF_THE_CURVE if getattr(self, name) not in unset]
@@ -183,20 +168,15 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
     """
     from ...calibration.vocabulary.choosing import choosing_of
 
-    if settings.output is not None:
-        check_output(settings.output)
+    if settings.out is not None:
+        check_output(Path(settings.out))
     choosing = choosing_of(
         resolve_draft(str(settings.draft)),
         open_traces(settings.traces, settings.listener),
         target=optional_path(settings.target),
         counts=optional_path(settings.counts),
     )
-    if settings.curve:
-        found = _judged(settings, choosing)
-    elif settings.token_map is not None:
-        found = _listed(settings, choosing, Path(settings.token_map))
-    else:
-        found = _written(settings, choosing)
+    found = _judged(settings, choosing) if settings.curve else _written(settings, choosing)
     return replace(found, warnings=(*choosing.warnings, *found.warnings))
 
 
@@ -209,18 +189,6 @@ def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":
     rows, out = asked.of(choosing), Path(settings.out or "")
     written = write_rows(choosing, rows, out, asked, listener=listener, on_stage=listener.stage)
     return VocabReport(choosing=choosing, rows=rows, cut=written, warnings=written.warnings)
-
-
-def _listed(settings: VocabSettings, choosing: "Choosing", out: Path) -> "VocabReport":
-    """Choose the rows, and write the file that lists them for a server."""
-    from ...calibration.vocabulary.choosing import check_takes_token_map, chosen_rows
-    from ...quantize.vocabulary.token_map import write_token_map
-    from ...validate.vocabulary.vocab_report import VocabReport
-
-    check_takes_token_map(choosing)
-    rows = chosen_rows(choosing, settings.size, settings.coverage)
-    write_token_map(out, rows.target_ids, vocab_size=choosing.chooser.vocab_size)
-    return VocabReport(choosing=choosing, rows=rows, token_map=out)
 
 
 def _judged(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":

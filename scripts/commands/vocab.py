@@ -10,7 +10,7 @@ from ..api.vocab import vocab
 from ..console import megabytes, print_json, print_table, stderr, stdout, table
 
 if TYPE_CHECKING:
-    from ...calibration.vocabulary.choosing import ChosenRows
+    from ...calibration.vocabulary.choosing import Choosing, ChosenRows
     from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
     from ...validate.vocabulary.size_curve import ChoiceCurve, SizeChange, SizeCurve
     from ...validate.vocabulary.size_estimate import SizeEstimate
@@ -27,8 +27,8 @@ def run(options: argparse.Namespace) -> int:
         print_json(to_mapping(report))
     elif report.curve is not None:
         _print_curve(report, report.curve)
-    elif report.rows is not None:
-        _print_rows(report, report.rows)
+    elif report.rows is not None and report.cut is not None:
+        _print_rows(report.choosing, report.rows, report.cut)
     for warning in report.warnings:
         stderr().line(("warning:", "yellow"), f" {warning}")
     if options.settings.plot:
@@ -36,16 +36,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_rows(report: "VocabReport", rows: "ChosenRows") -> None:
-    out, choosing = stdout(), report.choosing
-    if report.cut is not None:
-        _print_cut(report.cut)
-    else:
-        out.line(
-            (str(report.token_map), "bold"),
-            f": {len(rows.target_ids):,} of {choosing.chooser.vocab_size:,} tokens, for SGLang's"
-            " --speculative-token-map",
-        )
+def _print_rows(choosing: "Choosing", rows: "ChosenRows", cut: "VocabularyReport") -> None:
+    out = stdout()
+    _print_cut(cut)
     worst, share = rows.worst
     out.line(
         f"covers {rows.coverage:.2%} of the {choosing.num_tokens:,} tokens that chose the rows, and"
@@ -56,12 +49,11 @@ def _print_rows(report: "VocabReport", rows: "ChosenRows") -> None:
         out.line(rows.more_than_asked)
     if rows.never_said:
         out.line(f"{rows.never_said:.2%} of the held-out tokens were said by no other part")
-    if report.cut is not None:
-        whole = "WHOLE_DRAFT" if choosing.cuts else choosing.source.folder
-        out.line(
-            f"next: draftquant gate {whole} {report.cut.out} --traces OTHERS (of"
-            " other prompts than those that chose the rows)"
-        )
+    whole = "WHOLE_DRAFT" if choosing.cuts else choosing.source.folder
+    out.line(
+        f"next: draftquant gate {whole} {cut.out} --traces OTHERS (of"
+        " other prompts than those that chose the rows)"
+    )
 
 
 def _print_cut(cut: "VocabularyReport") -> None:
@@ -257,10 +249,9 @@ def to_mapping(report: "VocabReport") -> dict[str, Any]:
         "method": choosing.chooser.method,
         "warnings": list(report.warnings),
     }
-    if report.rows is not None:
+    if report.rows is not None and report.cut is not None:
         rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
-        found |= {"rows": rows, "token_map": report.token_map and str(report.token_map)}
-        found["cut"] = None if report.cut is None else _cut_mapping(report.cut)
+        found |= {"rows": rows, "cut": _cut_mapping(report.cut)}
     if report.curve is not None:
         found["curve"] = dataclasses.asdict(report.curve)
         found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)

@@ -1,6 +1,6 @@
-"""What SGLang's own modules draft in a block, of DFlash2 and Domino: `blocks.json`.
+"""What SGLang's own modules draft in a block, of DFlash2: `blocks.json`.
 
-Usage, in the engines' environment: `python tests/engines/blocks.py`. `test_dflash_kin.py` holds
+Usage, in the engines' environment: `python tests/engines/blocks.py`. `test_dflash2.py` holds
 replay against it.
 
 The drafts are those of `drafts`, in float32, loaded by SGLang's loader into its own classes. What
@@ -31,8 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
         "kind": "dflash2",
         "own": {"output_multiplier": 0.5, "final_logit_softcapping": 3.0, "selector_top_k": 4},
     },
-    "domino": {"kind": "domino"},
-    "domino-unshifted": {"kind": "domino", "own": {"shift_label": False}},
 }
 
 
@@ -97,8 +95,7 @@ def _block(model: Any, tables: dict[str, Any], anchor: int) -> dict[str, Any]:
         attention.attn.forward = _attend(attention, k, v)
     embedded = torch.nn.functional.embedding(ids, tables["embed_tokens"])
     hidden = model(ids, positions, None, input_embeds=embedded).hidden_states
-    propose = _walk if model.candidate_selector is not None else _roll_out
-    return propose(model, tables, hidden[None], torch.tensor([anchor]))
+    return _walk(model, tables, hidden[None], torch.tensor([anchor]))
 
 
 def _attend(attention: Any, context_k: Any, context_v: Any) -> Any:
@@ -143,26 +140,6 @@ def _walk(model: Any, tables: dict[str, Any], hidden: Any, anchors: Any) -> dict
         found.append({str(i): round(score, 4) for i, score in zip(ids, row, strict=True)})
         before = ids.index(token)
     return {"tokens": tokens[0].tolist(), "scores": found}
-
-
-def _roll_out(model: Any, tables: dict[str, Any], hidden: Any, anchors: Any) -> dict[str, Any]:
-    import torch
-    from sglang.srt.speculative.domino_utils import domino_greedy_rollout
-
-    embedding = torch.nn.Embedding.from_pretrained(tables["embed_tokens"])
-    tokens = domino_greedy_rollout(
-        draft_hidden=hidden,
-        bonus_tokens=anchors,
-        target_embedding=embedding,
-        lm_head_weight=tables["lm_head"],
-        prefix_gru=model.prefix_gru,
-        embed_proj=model.embed_proj,
-        vocab_size=len(tables["lm_head"]),
-        shift_label=model.shift_label,
-        candidate_pool_size=0,
-        in_cuda_graph=False,
-    )
-    return {"tokens": tokens[0].tolist()}
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ from proposals import proposed
 from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from tiny_llama import tiny_eagle1, tiny_language_model
+from tiny_llama import tiny_language_model
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 
 INPUT_SCALE = 0.01
@@ -60,9 +60,7 @@ _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "eagle3-mla": (tiny_eagle3_mla, _SHAPE | _MLA),
     "dflash": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2}),
     "dflash2": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "dflash2"}),
-    "domino": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "domino"}),
     "dspark": (tiny_dspark, _SHAPE | _HEADS | {"num_layers": 2, "rank": 128}),
-    "eagle1-llama": (tiny_eagle1, _SHAPE | _HEADS),
     "language-model": (tiny_language_model, _SHAPE | _HEADS | {"num_layers": 2}),
 }
 FAMILIES = tuple(_SOURCES)
@@ -71,9 +69,7 @@ READS: dict[FamilyName, tuple[int, ...]] = {
     "eagle3-mla": (2, 4, 5),
     "dflash": (2, 4, 6),
     "dflash2": (2, 4, 6),
-    "domino": (2, 4, 6),
     "dspark": (2, 4, 6),
-    "eagle1-llama": (),
     "language-model": (),
 }
 """The target's layers whose inputs the drafts read; of EAGLE-3 the default for 8 layers."""

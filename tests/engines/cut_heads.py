@@ -16,8 +16,7 @@ from heads import BEYOND
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from tiny_llama import tiny_eagle1, with_mask_hidden
-from tiny_medusa import tiny_medusa
+from tiny_llama import with_mask_hidden
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
@@ -91,22 +90,6 @@ def _dspark(folder: Path, **changes: Any) -> Path:
     return tiny_dspark(folder, **_BLOCKS, rank=128, pruned_vocabulary=True, config=_BF16, **changes)
 
 
-def _eagle1(folder: Path, **keys: Any) -> Path:
-    """With a head of its own, which no engine reads."""
-    config = {"draft_vocab_size": ROWS, **keys}
-    tiny_eagle1(folder, **_HEADS, head=True, fc_bias=bool(keys), config=config)
-    tensors = read_tensors(folder)
-    head = tensors["lm_head.weight"]
-    kept = np.arange(0, VOCAB, 2)
-    rows = Stored(head.dtype, (ROWS, _HIDDEN), head.data[: ROWS * _HIDDEN * 2])
-    write_tensors(folder, {**tensors, "lm_head.weight": rows, "d2t": _offsets(kept)})
-    return folder
-
-
-def _medusa(folder: Path) -> Path:
-    return tiny_medusa(folder, shared_head=True, truncated=ROWS, hidden=_HIDDEN, vocab=VOCAB)
-
-
 def _of_speculators(build: Callable[..., Path], plain: Build, **keys: Any) -> Build:
     """The config.json of the package over tensors of our sizes."""
 
@@ -175,8 +158,6 @@ def _offsets(kept: np.ndarray[Any, np.dtype[np.int64]]) -> Stored:
 
 def target_ids(tensors: Mapping[str, Stored]) -> list[int]:
     """Of the rows of a head, by the map that stands beside it."""
-    if "token_map" in tensors:
-        return [int(i) for i in np.frombuffer(tensors["token_map"].data, np.int64)]
     offsets = np.frombuffer(tensors["d2t"].data, np.int64)
     return [int(i) for i in offsets + np.arange(len(offsets))]
 
@@ -343,12 +324,6 @@ CUT_HEADS = (
         build=lambda folder: _dflash(folder, kind="dflash2"),
         reads=_LAYERS_OF_BLOCKS,
     ),
-    CutHead(
-        name="domino",
-        what="a projection with a row for each token",
-        build=lambda folder: _dflash(folder, kind="domino"),
-        reads=_LAYERS_OF_BLOCKS,
-    ),
     *_each(
         "dspark",
         _dspark,
@@ -356,19 +331,6 @@ CUT_HEADS = (
         _LAYERS_OF_BLOCKS,
     ),
     *_quantized("dspark", _dspark, ("fp8-head",), _LAYERS_OF_BLOCKS),
-    CutHead(
-        name="eagle1-llama",
-        what="a head of its own and d2t, under the target's name",
-        build=_eagle1,
-        reads=(),
-    ),
-    CutHead(
-        name="eagle1-llama named",
-        what="the same under SGLang's name, with a bias of fc",
-        build=lambda folder: _eagle1(folder, architectures=["LlamaForCausalLMEagle"]),
-        reads=(),
-    ),
-    CutHead(name="medusa", what="one head of fewer rows, and token_map", build=_medusa, reads=()),
     CutHead(
         name="speculators eagle3-llama",
         what="in the layout of speculators",

@@ -34,7 +34,7 @@ from mix_formats import Format  # noqa: E402
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors  # noqa: E402
 from tiny_dflash import tiny_dflash  # noqa: E402
 from tiny_dspark import tiny_dspark  # noqa: E402
-from tiny_llama import tiny_eagle1, tiny_language_model  # noqa: E402
+from tiny_llama import tiny_language_model  # noqa: E402
 from tiny_mla import tiny_eagle3_mla  # noqa: E402
 from tiny_mtp import (  # noqa: E402
     tiny_deepseek_mtp,
@@ -138,7 +138,6 @@ def draw_draft(rng: Random, *, tool: str) -> Draft:
                          tied=rng.random() < 0.3),
         "qwen3": partial(tiny_language_model, **full, num_layers=2, kind="Qwen3",
                          tied=rng.random() < 0.3),
-        "e1": partial(tiny_eagle1, **full, config={"architectures": ["EagleLlamaForCausalLM"]}),
         "e3": partial(tiny_eagle3_llama, **full, **pruned,
                       prefix=rng.choice(("midlayer.", "layers.0."))),
         "mla": partial(tiny_eagle3_mla, **shape, **latent, **pruned),

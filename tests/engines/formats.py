@@ -9,8 +9,7 @@ from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_reci
 from draftquant.recipes.schema import LayoutName
 
 FamilyName = Literal[
-    "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "domino", "dspark", "eagle1-llama",
-    "language-model",
+    "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "dspark", "language-model",
 ]  # fmt: skip
 LAYOUTS: tuple[LayoutName, ...] = ("quark", "modelopt", "compressed-tensors", "fp8", "awq")
 WEIGHTS = {

@@ -27,7 +27,7 @@ from drafts import TARGET_FOLDER, write_target  # noqa: E402
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors  # noqa: E402
 from tiny_dflash import tiny_dflash  # noqa: E402
 from tiny_dspark import tiny_dspark  # noqa: E402
-from tiny_llama import tiny_eagle1, tiny_language_model  # noqa: E402
+from tiny_llama import tiny_language_model  # noqa: E402
 from tiny_mla import tiny_eagle3_mla  # noqa: E402
 
 OUT = HERE / "kinds.json"
@@ -56,7 +56,6 @@ DRAFTS: Mapping[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "mla-whole": (tiny_eagle3_mla, _MLA),
     "dflash": (tiny_dflash, _HEADS | {"num_layers": 2}),
     "dspark": (tiny_dspark, _HEADS | {"num_layers": 2, "rank": 128}),
-    "e1": (tiny_eagle1, _HEADS),
     "lm": (tiny_language_model, _HEADS | {"num_layers": 2}),
     "lm-tied": (tiny_language_model, _HEADS | {"num_layers": 2, "tied": True}),
     "qwen2": (tiny_language_model, _HEADS | {"num_layers": 2, "kind": "Qwen2"}),
@@ -158,14 +157,6 @@ def plain_kinds() -> Iterator[tuple[str, Kind]]:
         yield f"{draft}-mlp-bias", Kind(draft=draft, config=bias, edit=_biases(*_MLP))
     both = {"attention_bias": True, "mlp_bias": True}
     yield "lm-both-biases", Kind(draft="lm", config=both, edit=_biases(*_ATTENTION, *_MLP))
-    yield (
-        "e1-attention-bias",
-        Kind(
-            draft="e1",
-            config={"attention_bias": True, "architectures": ["EagleLlamaForCausalLM"]},
-            edit=_biases(*_ATTENTION),
-        ),
-    )
     for draft in ("lm", "e3", "dflash"):
         for key in ("attention_bias", "mlp_bias"):
             yield f"{draft}-no-{key.replace('_', '-')}", Kind(draft=draft, config={key: True})
@@ -175,7 +166,7 @@ def plain_kinds() -> Iterator[tuple[str, Kind]]:
     for draft in ("lm", "qwen2", "qwen3", "e3-whole"):
         odd = {"hidden": 320, "heads": 6}
         yield f"{draft}-odd-heads", Kind(draft=draft, arguments=odd)
-    for draft, layers in (("e3", 24), ("e3-whole", 36), ("mla", 61), ("e1", 32), ("dflash", 36)):
+    for draft, layers in (("e3", 24), ("e3-whole", 36), ("mla", 61), ("dflash", 36)):
         yield f"{draft}-layers", Kind(draft=draft, config={"num_hidden_layers": layers})
     types = {"num_hidden_layers": 36, "layer_types": ["full_attention"] * 36}
     yield "dflash-layers-typed", Kind(draft="dflash", config=types)
@@ -194,7 +185,6 @@ def gptq_kinds() -> Iterator[tuple[str, Kind]]:
         yield f"{draft}-gptq", _gptq(draft)
         yield f"{draft}-gptq-no-idx", _gptq(draft, stored=formats.gptq(g_idx=False))
         yield f"{draft}-gptq-bf16", _gptq(draft, stored=formats.gptq(scales="BF16"))
-    yield "e1-gptq", _gptq("e1", config={"architectures": ["EagleLlamaForCausalLM"]})
     for draft in ("lm", "e3"):
         yield f"{draft}-gptq-dynamic", _gptq(draft, declared={"dynamic": formats.KEPT_FC})
         yield f"{draft}-gptq-asym", _gptq(draft, declared={"sym": False})
@@ -230,7 +220,6 @@ def gptq_kinds() -> Iterator[tuple[str, Kind]]:
     for draft in ("lm", "qwen2", "qwen3", "e3", "dflash", "mla"):
         yield f"{draft}-ar", _auto_round(draft, **fc_kept)
         yield f"{draft}-ar-bare", _auto_round(draft)
-    yield "e1-ar", _auto_round("e1", config={"architectures": ["EagleLlamaForCausalLM"]}, **fc_kept)
     for draft in ("lm", "e3"):
         blocks = {"block_name_to_quantize": "model.layers"}
         yield f"{draft}-ar-blocks", _auto_round(draft, **blocks)

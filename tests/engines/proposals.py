@@ -97,12 +97,11 @@ def vllm_proposals(model: nn.Module, config: Any) -> list[int]:
         return _listed(shared.compute_logits(rows).argmax(-1))
 
 
-def sglang_proposals(model: nn.Module, algorithm: str, token_map: str | None = None) -> list[int]:
+def sglang_proposals(model: nn.Module, algorithm: str) -> list[int]:
     """By the draft worker of SGLang, which shares the target's tables.
 
     Args:
         model: loaded. algorithm: as `--speculative-algorithm` names it.
-        token_map: the file that `--speculative-token-map` names.
     """
     from sglang.srt.layers import vocab_parallel_embedding as layers
     from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
@@ -126,7 +125,7 @@ def sglang_proposals(model: nn.Module, algorithm: str, token_map: str | None = N
     worker.speculative_algorithm = SpeculativeAlgorithm.from_string(algorithm)
     worker.draft_runner = SimpleNamespace(model=model)
     worker.target_worker = SimpleNamespace(model_runner=runner)
-    given = SimpleNamespace(speculative_token_map=token_map)
+    given = SimpleNamespace(speculative_token_map=None)
     with patch.object(eagle_worker_v2, "get_spec", lambda: given), torch.no_grad():
         worker.init_token_map()
         worker.init_lm_head()

@@ -30,7 +30,7 @@ _DEFAULT_LAYERS = [2, 4, 5]
 """Of a target of 8 layers, as both engines say."""
 _NO_LINEAR = re.compile(
     r"(^|\bmodel|embed_tokens|markov_w1|confidence_head\.proj|attn|attn_m[hq]a|norm(\.\d+)?"
-    r"|attention_conv|mlp_conv|candidate_selector|prefix_gru|embed_proj\.\d)$"
+    r"|attention_conv|mlp_conv|candidate_selector)$"
 )
 """Modules with parameters that are no linears."""
 COLUMNS = (

@@ -122,7 +122,7 @@ def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
     table = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=dtype)
     targets = SimpleNamespace(weight=table)
     should_share = _function(_SHARING, "_should_share")
-    head = getattr(model, "lm_head", None)  # EAGLE-1 builds none
+    head = getattr(model, "lm_head", None)  # a borrowed one is not built
     return {"lm_head": partial(should_share, model, "has_own_lm_head", head, targets)}
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from typing_extensions import override
 
@@ -20,8 +19,7 @@ class VocabReport(Brief):
     Attributes:
         choosing: the draft, the traces and the text that chooses the rows.
         rows: the rows that were kept, and what they cover; None for the curve.
-        cut: the folder that was written; None for the curve, and where a token map was.
-        token_map: the file that lists the rows for SGLang; None where none was written.
+        cut: the folder that was written; None for the curve.
         curve: the acceptance length by the number of rows; None where a folder was written.
         estimate: bytes and speed by the number of rows; None where a folder was written, and for a
             draft that cannot be estimated.
@@ -31,7 +29,6 @@ class VocabReport(Brief):
     choosing: Choosing
     rows: ChosenRows | None = None
     cut: VocabularyReport | None = None
-    token_map: Path | None = None
     curve: SizeCurve | None = None
     estimate: SizeEstimate | None = None
     warnings: tuple[str, ...] = ()
@@ -43,6 +40,4 @@ class VocabReport(Brief):
             found |= self.curve.brief()
         if self.cut is not None and self.rows is not None:
             found |= {**self.cut.brief(), "held-out coverage": f"{self.rows.held_out:.2%}"}
-        if self.token_map is not None and self.rows is not None:
-            found |= {"rows": f"{len(self.rows.target_ids):,} rows", "token map": self.token_map}
         return found | {"warnings": len(self.warnings) or None}

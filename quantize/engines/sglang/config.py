@@ -97,7 +97,7 @@ def is_ordinary(question: Question) -> bool:
     name = declared_architecture(question.config)
     if name in _OF_MTP and question.config.get("num_nextn_predict_layers"):
         return False
-    return name in ORDINARY or name in question.traits.sglang.whole_models
+    return name in ORDINARY
 
 
 def whole_model_head(question: Question) -> Finding | None:
@@ -107,8 +107,7 @@ def whole_model_head(question: Question) -> Finding | None:
     if not is_ordinary(question) or rows in (None, vocab) or name in _NO_HEAD_LOADED:
         return None
     text = f"AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
-    wanted = question.traits.sglang.whole_models.get(name) or OTHER_NAMES[name]
-    remedy = f"set architectures to {wanted}"
+    remedy = f"set architectures to {OTHER_NAMES[name]}"
     return Finding("load", f"{text} loaded_weight.shape[output_dim]={rows}", remedy)
 
 

@@ -69,12 +69,10 @@ _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 def modules(question: Question) -> tuple[Module, ...]:
     """Excludes are held against names without the layer.
 
-    Of a draft that is loaded as a whole model only EAGLE-1's linears are known: they are the
-    model's, without fc.
+    Of a draft that is loaded as a whole model no linears are known.
     """
     traits, own = question.traits, question.traits.sglang
-    ordinary = is_ordinary(question)
-    if ordinary and not own.whole_models:
+    if is_ordinary(question):
         return ()
     if own.mtp is not None:
         return mtp.modules(question, own.mtp, lambda fused: fused.sglang)
@@ -88,7 +86,7 @@ def modules(question: Question) -> tuple[Module, ...]:
             found.append(Module(name, prefix, parts, sharding))
     root = "" if traits.drafts_blocks else "model."
     # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
-    if question.has_fc and not ordinary:
+    if question.fuses:
         found.append(Module(f"{root}fc", f"{root}fc", ("fc",), own.fc_sharding))
     found += [
         Module(each.name, each.name, (each.name,), "replicated") for each in traits.extra_linears

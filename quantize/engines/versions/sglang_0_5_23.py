@@ -59,10 +59,6 @@ ENGINE = Engine(
             table: f"{table} is not stored, so SGLang serves the target's"
             for table in ("embed_tokens", "lm_head")
         },
-        token_map="--speculative-token-map FILE makes SGLang propose the tokens that FILE lists"
-        " alone, by their rows of the target's head ('draftquant vocab --token-map' writes it), on"
-        " one GPU: with --tp-size 2 it ends with an IndexError, because each GPU has a part of the"
-        " rows",
         unshared_head=config.unshared_head,
         cut_head=cut_head.cut_head,
         checks_shapes=True,

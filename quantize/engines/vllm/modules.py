@@ -84,7 +84,7 @@ def modules(question: Question) -> tuple[Module, ...]:
     head = Module("lm_head", f"{root}lm_head", ("lm_head",), "column")
     return (
         *layers,
-        *([Module("model.fc", "model.fc", ("fc",), "replicated")] if question.has_fc else []),
+        *([Module("model.fc", "model.fc", ("fc",), "replicated")] if question.fuses else []),
         *extra,
         *([head] if question.has_head else []),
     )

@@ -16,7 +16,6 @@ from ..engine import TRAITS
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
 _SAVE = "save the draft again with the speculators package"
 _NOT_READ = {
-    "eagle": "write it as an ordinary EAGLE-1 head: tensors fc. and layers.0., a Llama config",
     "mtp": "put the layer back into its target: scripts/stitch_mtp.py of speculators",
 }
 """Kinds of the package that vLLM has no reading of -> what serves them."""

@@ -17,7 +17,6 @@ from ....files.files_of_folder import MASK_EMBEDDING_FILE, check_own
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, Family, TensorSpec
 from ...lint import Lint
-from ...reduced_vocabulary import OFFSETS, ReducedVocabulary
 from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
@@ -49,8 +48,8 @@ _SERVED: Served = {
     "attention_value_scale": (1, "scaled values"),
     "use_aux_hidden_state": (True, "a draft without fc"),
     "sample_from_anchor": (False, "the anchor's slot predicts, as in DSpark"),
-    "shift_label": (False, "a slot predicts the next position, as in Domino"),
-    "projector_type": (None, "a Domino draft"),
+    "shift_label": (False, "a slot predicts the next position"),
+    "projector_type": (None, "another way to correct logits"),
     "conv_kernel_size": (0, "a DFlash2 draft"),
     "selector_rank": (0, "a DFlash2 draft"),
     "markov_rank": (0, "a DSpark draft"),
@@ -59,8 +58,6 @@ _SERVED: Served = {
 """Config key -> the value that this family's maths is for (also where it is absent), and what
 another value means."""
 KIN: Mapping[str, str] = {
-    "prefix_gru.": "domino",
-    "embed_proj.": "domino",
     "base_kernel": "dflash2",
     "kernel_projection": "dflash2",
     "candidate_selector": "dflash2",
@@ -88,7 +85,7 @@ class DFlash(Family):
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "hidden_norm.")
-    reduced_vocabulary: ReducedVocabulary | str = OFFSETS
+    whole_vocabulary: str | None = None
     served: Served = _SERVED
     misnamed: Mapping[str, Lint] = {
         "dflash": Lint(  # loaded in both engines: `tests/engines/names.json`

@@ -35,7 +35,7 @@ class DFlash2(DFlash):
     engine_traits = ENGINE_TRAITS
     speculators = FORMS
     architectures = ("DFlash2DraftModel",)
-    reduced_vocabulary = "the candidates of its selector are tokens of the target"
+    whole_vocabulary = "the candidates of its selector are tokens of the target"
     served: Served = {  # noqa: RUF012 - a constant of the class
         key: value
         for key, value in DFlash.served.items()

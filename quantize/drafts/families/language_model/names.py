@@ -5,14 +5,24 @@ method `draft_model`, SGLang's STANDALONE. It reads tokens and nothing of the ta
 """
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
+from ....errors import CheckpointError
+from ...config_reader import ConfigReader, Served
 from ...family import Dim, Family, TensorSpec
-from ...shared.llama.geometry import LlamaGeometry
-from ...shared.llama.names import LayerKind, layer_specs, read_llama
+from ...rope import read_rope
+from ...shared.attention.names import (
+    Shapes,
+    grouped_shapes,
+    head_norm_shapes,
+    input_bias_shapes,
+    weight_names,
+)
+from ...shared.mixture.names import mlp_shapes
 from .engine_traits import ENGINE_TRAITS
+from .geometry import LanguageModelGeometry
 
 if TYPE_CHECKING:
     import torch
@@ -20,10 +30,18 @@ if TYPE_CHECKING:
     from ...forward import OnInput
     from ...kinds.chain import ChainForward
 
+LayerKind = Literal["Llama", "Qwen2", "Qwen3"]
 _LAYERS: Mapping[str, LayerKind] = {
     "LlamaForCausalLM": "Llama",
     "Qwen2ForCausalLM": "Qwen2",
     "Qwen3ForCausalLM": "Qwen3",
+}
+_SERVED: Served = {
+    "hidden_act": ("silu", "another activation"),
+    "mlp_bias": (False, "biases of the MLP"),
+    "use_sliding_window": (False, "a sliding window"),
+    "logit_scale": (1, "scaled logits"),
+    "hot_vocab_size": (None, "a part of the vocabulary"),
 }
 _ROOTS = frozenset({"embed_tokens", "layers", "norm", "lm_head"})
 
@@ -38,13 +56,12 @@ class LanguageModel(Family):
     served_unquantized = ("embed_tokens", "lm_head")
     is_whole_model = True
     renames_cache_scales = True
-    reduced_vocabulary = "engines load it as any other language model, with its whole vocabulary"
+    whole_vocabulary = "engines load it as any other language model, with its whole vocabulary"
     served_root = "draft_model."
     shared_tables = ()  # a whole model has its own
     makes_features = ()
     relatives: Mapping[str, str] = {
         "markov": "DSpark",
-        "prefix_gru.": "Domino",
         "candidate_selector": "DFlash2",
         "medusa": "Medusa",
         "eh_proj": "an MTP layer",
@@ -60,13 +77,12 @@ class LanguageModel(Family):
         return whole <= names and not others and "layers.0.hidden_norm.weight" not in names
 
     @override
-    def read_geometry(self, config: Mapping[str, Any], where: object) -> LlamaGeometry:
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> LanguageModelGeometry:
         (architecture,) = config["architectures"]
-        fields = read_llama(config, where, _LAYERS[architecture])
-        return LlamaGeometry(**fields, reads_features=False)
+        return _geometry(config, where, _LAYERS[architecture])
 
     @override
-    def tensor_specs(self, geometry: LlamaGeometry) -> Mapping[str, TensorSpec]:
+    def tensor_specs(self, geometry: LanguageModelGeometry) -> Mapping[str, TensorSpec]:
         # A tied model may store its head again, no other lacks it.
         g = geometry
         hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
@@ -77,16 +93,85 @@ class LanguageModel(Family):
         head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied, tied=g.tied)
         table["lm_head.weight"] = head
         for i in range(g.num_layers):
-            table |= layer_specs(g, i)
+            table |= _layer_specs(g, i)
         return table
 
     @override
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
-        from ...shared.llama.forward import LanguageModelForward
+        from .forward import LanguageModelForward
 
         return LanguageModelForward(geometry, weights, on_input)
+
+
+def _geometry(config: Mapping[str, Any], where: object, layers: LayerKind) -> LanguageModelGeometry:
+    """What config.json says of such layers.
+
+    Biases are where vLLM 0.33 and SGLang 0.5.23 build them: vLLM `llama.py:267-275`,
+    `qwen2.py:162`, `qwen3.py:208`; SGLang `llama.py:339`, `qwen2.py:194`.
+
+    Raises:
+        CheckpointError: a key is missing or wrong, or asks for what is not computed here.
+    """
+    keys = ConfigReader(config, where)
+    keys.refuse_others(_SERVED)
+    biased = keys.flag("attention_bias", False)
+    if biased and layers == "Qwen3":
+        raise CheckpointError(
+            where,
+            "attention_bias: expected false, got true: vLLM 0.33 gives o_proj of such a layer no"
+            " bias, Transformers does",
+            fix="this draft cannot be served as it was trained",
+        )
+    qkv = keys.flag("qkv_bias", layers == "Qwen2" or biased)
+    hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
+    head_dim = keys.positive("head_dim", hidden // heads)
+    if layers == "Qwen2" and head_dim * heads != hidden:
+        raise CheckpointError(
+            where,
+            f"head_dim: expected hidden_size / num_attention_heads = {hidden // heads} of such"
+            f" layers, got {head_dim}: vLLM 0.33 does not read the key, SGLang 0.5.23 does",
+            fix="correct 'head_dim', or 'architectures': no width suits both",
+        )
+    return LanguageModelGeometry(
+        hidden_size=hidden,
+        intermediate_size=keys.positive("intermediate_size"),
+        num_layers=keys.positive("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=keys.positive("num_key_value_heads", heads),
+        head_dim=head_dim,
+        vocab_size=keys.positive("vocab_size"),
+        rms_norm_eps=keys.number("rms_norm_eps"),
+        rope=read_rope(config, where),
+        input_bias=qkv,
+        output_bias=biased and layers == "Llama",
+        qk_norm=layers == "Qwen3",
+        tied=keys.flag("tie_word_embeddings", False),
+    )
+
+
+def _layer_specs(g: LanguageModelGeometry, layer: int) -> dict[str, TensorSpec]:
+    """The tensors of one layer, by canonical name."""
+    hidden = Dim(g.hidden_size, "hidden_size")
+    inner = Dim(g.intermediate_size, "intermediate_size")
+    linears = grouped_shapes(g, hidden)
+    shapes: Shapes = {
+        **weight_names(linears),
+        **mlp_shapes("mlp.", inner, hidden),
+        "input_layernorm.weight": ("norm", (hidden,)),
+        "post_attention_layernorm.weight": ("norm", (hidden,)),
+    }
+    if g.input_bias:
+        shapes |= input_bias_shapes(linears)
+    if g.output_bias:
+        shapes["self_attn.o_proj.bias"] = ("norm", (hidden,))
+    if g.qk_norm:
+        shapes |= weight_names(head_norm_shapes(g))
+    return {
+        f"layers.{layer}.{name}": TensorSpec(role=role, shape=shape)
+        for name, (role, shape) in shapes.items()
+    }
 
 
 FAMILY = LanguageModel()

@@ -15,7 +15,6 @@ from ....errors import CheckpointError
 from ...config_reader import ConfigReader
 from ...family import Concat, Dim, Draft, Family, TensorSpec
 from ...lint import Lint
-from ...reduced_vocabulary import OFFSETS
 from ...rope import read_rope
 from ..attention.names import Shapes
 from ..aux_layers import read_aux_layer_ids, reads_aux_layers
@@ -46,7 +45,7 @@ class Eagle3(Family):
     one_layer = True
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "fc_norm.", "input_norm.")
-    reduced_vocabulary = OFFSETS
+    whole_vocabulary = None
     misnamed: Mapping[str, Lint] = {
         "deepseek_v3": Lint(  # `hf_config_override` of vLLM 0.33; it leaves kimi_k2 alone
             name="model-type",

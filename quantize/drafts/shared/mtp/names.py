@@ -76,7 +76,7 @@ class Mtp(Family):
     inside_target = True
     layer_keys = "num_nextn_predict_layers"
     prefixes = ()
-    reduced_vocabulary = "it is a layer of its target, which engines give the target's whole head"
+    whole_vocabulary = "it is a layer of its target, which engines give the target's whole head"
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ()
     first: int | None = None

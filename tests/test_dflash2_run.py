@@ -1,4 +1,4 @@
-"""DFlash2 and Domino through the commands: codes by GPTQ and by learning, verified and replayed."""
+"""DFlash2 through the commands: codes by GPTQ and by learning, verified and replayed."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,6 @@ from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from rounding_pairs import make_pair
 from test_learn_command import FEW
-from tiny_dflash import Kind
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,16 +18,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, traces of it and a DFlash draft."""
-    return make_pair(tmp_path_factory.mktemp("kin") / "pair", "dflash").folder
+    return make_pair(tmp_path_factory.mktemp("dflash2") / "pair", "dflash").folder
 
 
-@pytest.fixture(scope="module", params=["dflash2", "domino"])
-def folder(
-    request: pytest.FixtureRequest, plain: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The draft of another kind."""
-    kind: Kind = request.param
-    return with_own_tensors(plain / "draft", tmp_path_factory.mktemp(kind) / "draft", kind)
+@pytest.fixture(scope="module")
+def folder(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same draft with the tensors of DFlash2."""
+    return with_own_tensors(plain / "draft", tmp_path_factory.mktemp("own") / "draft", "dflash2")
 
 
 def run(command: str, *arguments: object) -> None:

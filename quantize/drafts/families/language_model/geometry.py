@@ -1,25 +1,24 @@
-"""What the maths and the shapes of ordinary Llama layers follow from.
+"""What the maths and the shapes of a small language model follow from.
 
-EAGLE-1 heads and small language models have such layers: grouped-query attention behind a norm and
-an MLP behind another, in Llama's, Qwen2's (biased queries, keys and values) and Qwen3's (normed
-heads) way.
+Its layers have grouped-query attention behind a norm and an MLP behind another, in Llama's, Qwen2's
+(biased queries, keys and values) and Qwen3's (normed heads) way.
 """
 
 from dataclasses import dataclass
+
+from typing_extensions import override
 
 from ...geometry import LastStateGeometry
 from ...rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaGeometry(LastStateGeometry):
-    """Config of a draft of ordinary layers, which has the target's whole vocabulary.
+class LanguageModelGeometry(LastStateGeometry):
+    """Config of a language model, which has the target's whole vocabulary.
 
     Attributes:
         input_bias: queries, keys and values have biases. output_bias: so has what they mix into.
         qk_norm: each head's query and key is normed before it is rotated.
-        fc_bias: of EAGLE-1's fc; None = as the tensors are.
-        reads_features: False for a draft that reads tokens alone.
     """
 
     hidden_size: int
@@ -35,5 +34,8 @@ class LlamaGeometry(LastStateGeometry):
     output_bias: bool
     qk_norm: bool
     tied: bool
-    fc_bias: bool | None = None
-    reads_features: bool = True
+
+    @property
+    @override
+    def reads_features(self) -> bool:
+        return False

@@ -1,8 +1,8 @@
-"""DFlash2 and Domino decoding one token after the other, over `ReferenceDFlash`.
+"""DFlash2 decoding one token after the other, over `ReferenceDFlash`.
 
-Convolutions, the walk over the candidates and the roll-out are spelled out in loops, with torch's
-own GRU; nothing of `quantize/drafts` is used but the geometries. Unlike replay, which reads the
-recorded tokens, these read the tokens that they chose.
+Convolutions and the walk over the candidates are spelled out in loops; nothing of `quantize/drafts`
+is used but the geometry. Unlike replay, which reads the recorded tokens, this reads the tokens that
+it chose.
 """
 
 from collections.abc import Mapping
@@ -10,35 +10,28 @@ from typing import Any
 
 import torch
 from draftquant.quantize.drafts.families.dflash2.geometry import DFlash2Geometry
-from draftquant.quantize.drafts.families.domino.geometry import DominoGeometry
 from reference_dflash import ReferenceDFlash
 from torch import Tensor, nn
 
-_OWN = ("candidate_selector.", "prefix_gru.", "embed_proj.", "attention_conv.", "mlp_conv.")
+_OWN = ("candidate_selector.", "attention_conv.", "mlp_conv.")
 
 
-class _Kin(ReferenceDFlash):
-    """A DFlash draft that remembers the normed hidden states of its last block."""
-
-    def __init__(self, geometry: Any, weights: Mapping[str, Tensor], round_input: Any) -> None:
-        plain = {n: w for n, w in weights.items() if not any(mark in n for mark in _OWN)}
-        super().__init__(geometry, plain, round_input)
-        self.own = {n: w.double() for n, w in weights.items() if n not in plain}
-        self.norm.register_forward_hook(lambda _module, _args, out: self._remember(out))
-
-    def _remember(self, out: Tensor) -> None:
-        self.hidden = out[0]
-
-
-class ReferenceDFlash2(_Kin):
+class ReferenceDFlash2(ReferenceDFlash):
     """A block is one pass, then a walk among the candidates of its slots."""
 
     def __init__(self, geometry: DFlash2Geometry, weights: Mapping[str, Tensor],
                  round_input: Any = None) -> None:  # fmt: skip
-        super().__init__(geometry, weights, round_input)
+        plain = {n: w for n, w in weights.items() if not any(mark in n for mark in _OWN)}
+        super().__init__(geometry, plain, round_input)
+        self.own = {n: w.double() for n, w in weights.items() if n not in plain}
+        self.norm.register_forward_hook(lambda _module, _args, out: self._remember(out))
         for i, layer in enumerate(self.layers):
             self._wrap(layer.self_attn, f"layers.{i}.attention_conv.")
             self._wrap(layer.mlp, f"layers.{i}.mlp_conv.")
+
+    def _remember(self, out: Tensor) -> None:
+        """The normed hidden states of the last block."""
+        self.hidden = out[0]
 
     def _wrap(self, module: nn.Module, prefix: str) -> None:
         kernels: list[Tensor] = []
@@ -81,33 +74,4 @@ class ReferenceDFlash2(_Kin):
             before = codes["predecessor"][chosen[-1]] * (projection @ self.hidden[slot + 1])
             scores = {c: logits[slot, c] + before @ codes["successor"][c] for c in candidates}
             chosen.append(max(scores, key=lambda token: float(scores[token])))
-        return chosen[1:]
-
-
-class ReferenceDomino(_Kin):
-    """A block is one pass, then a roll-out that corrects the logits of each slot."""
-
-    def __init__(self, geometry: DominoGeometry, weights: Mapping[str, Tensor],
-                 round_input: Any = None) -> None:  # fmt: skip
-        super().__init__(geometry, weights, round_input)
-        g = geometry
-        self.gru = nn.GRU(g.hidden_size, g.gru_hidden_dim, bias=False, dtype=torch.float64)
-        own = {n.partition(".")[2]: w for n, w in self.own.items() if n.startswith("prefix_gru.")}
-        self.gru.load_state_dict(own)
-
-    @torch.no_grad()
-    def draft(self, anchor: int, num_draft_tokens: int) -> list[int]:
-        """See `ReferenceDFlash.draft`."""
-        g: Any = self.geometry
-        self.propose(anchor, num_draft_tokens)
-        chosen = [anchor]
-        for place in range(num_draft_tokens):
-            hidden = self.hidden[place if g.shift_label else place + 1]
-            logits = self.lm_head(hidden)
-            if place >= g.pure_draft_prefix_len:
-                states, _ = self.gru(self.embed_tokens(torch.tensor(chosen)))
-                read = torch.cat((hidden, states[-1]))
-                inner = nn.functional.silu(self.own["embed_proj.0.weight"] @ read)
-                logits = logits + self.own["embed_proj.2.weight"] @ inner
-            chosen.append(int(logits.argmax()))
         return chosen[1:]

@@ -1,6 +1,6 @@
-"""DFlash2 and Domino: their configs, their tensors, and that they draft as SGLang's own modules do.
+"""DFlash2: its config, its tensors, and that it drafts as SGLang's own modules do.
 
-What they have in common with DFlash is in test_dflash*.py.
+What it has in common with DFlash is in test_dflash_*.py.
 """
 
 import json
@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.architectures import DOMINO
 from draftquant.quantize.drafts.families.dflash2.forward import grouped_conv
 from draftquant.quantize.drafts.families.dflash2.geometry import DFlash2Geometry
-from draftquant.quantize.drafts.families.domino.geometry import DominoGeometry
 from draftquant.quantize.drafts.kinds.block import BlockAttention, BlockForward
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError
@@ -21,15 +19,14 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
 from draftquant.quantize.stored.loading import load_draft
 from engines.blocks import CASES, NUM_CONTEXT, NUM_DRAFT_TOKENS, OUT, draft, features
-from tiny import edit_json, read_tensors, write_tensors
-from tiny_dflash import OWN_KEYS, Kind, tiny_dflash
-from torch import Tensor, nn
+from tiny import edit_json
+from tiny_dflash import OWN_KEYS, tiny_dflash
+from torch import Tensor
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAFTED = json.loads(OUT.read_text(encoding="utf-8"))
-KINDS: tuple[Kind, ...] = ("dflash2", "domino")
 SELECTOR = {
     "candidate_selector.predecessor_codebook",
     "candidate_selector.successor_codebook",
@@ -39,15 +36,6 @@ CONVOLUTIONS = {
     f"layers.0.{conv}.{name}"
     for conv in ("attention_conv", "mlp_conv")
     for name in ("base_kernel", "kernel_projection.weight")
-}
-OWN_TENSORS: dict[Kind, set[str]] = {
-    "dflash2": SELECTOR | CONVOLUTIONS,
-    "domino": {
-        "prefix_gru.weight_ih_l0",
-        "prefix_gru.weight_hh_l0",
-        "embed_proj.0.weight",
-        "embed_proj.2.weight",
-    },
 }
 
 
@@ -73,16 +61,13 @@ def own_keys(folder: Path, **keys: Any) -> None:
 # What is read
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spelling", ["z-lab", "model", "dflash_module"])
-def test_their_own_tensors_have_a_role_of_their_own(
-    kind: Kind, spelling: Any, tmp_path: Path
-) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind=kind, spelling=spelling, num_layers=1)
-    found = read_draft(Checkpoint.open(folder))
-    assert found.family.name == kind
-    assert {row.canonical for row in found.rows if row.role == "proposal"} == OWN_TENSORS[kind]
-    assert len(found.rows) == len(OWN_TENSORS[kind]) + 14
+def test_its_own_tensors_have_a_role_of_their_own(spelling: Any, tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", spelling=spelling, num_layers=1)
+    found, own = read_draft(Checkpoint.open(folder)), SELECTOR | CONVOLUTIONS
+    assert found.family.name == "dflash2"
+    assert {row.canonical for row in found.rows if row.role == "proposal"} == own
+    assert len(found.rows) == len(own) + 14
 
 
 def test_geometry_of_dflash2(tmp_path: Path) -> None:
@@ -100,24 +85,6 @@ def test_geometry_of_dflash2(tmp_path: Path) -> None:
     assert again.final_logit_softcapping is None
 
 
-def test_geometry_of_domino(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="domino", num_layers=1)
-    found = read_draft(Checkpoint.open(folder)).geometry
-    assert isinstance(found, DominoGeometry)
-    assert (found.shift_label, found.pure_draft_prefix_len) == (True, 1)
-    assert (found.gru_hidden_dim, found.emb_dim) == (40, 24)
-    own_keys(folder, pure_draft_prefix_len=None, shift_label=False)  # the trainer's default
-    again = read_draft(Checkpoint.open(folder)).geometry
-    assert isinstance(again, DominoGeometry)
-    assert (again.shift_label, again.pure_draft_prefix_len) == (False, 0)
-
-
-def test_domino_has_the_name_of_its_trainer_or_of_its_engine(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="domino", num_layers=1)
-    edit_json(folder / "config.json", architectures=[DOMINO])
-    assert read_draft(Checkpoint.open(folder)).family.name == "domino"
-
-
 def test_an_alias_of_sglang_is_dflash2(tmp_path: Path) -> None:
     folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     edit_json(folder / "config.json", architectures=["MiniMaxDFlash2DraftModel"])
@@ -125,60 +92,44 @@ def test_an_alias_of_sglang_is_dflash2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys", "what"),
+    ("keys", "what"),
     [
-        ("dflash2", {"conv_kernel_size": None}, "conv_kernel_size: missing key"),
-        ("dflash2", {"conv_kernel_size": 0}, "conv_kernel_size: expected a positive whole number"),
-        ("dflash2", {"conv_group_size": 24}, "conv_group_size: expected a divisor of hidden_size"),
-        ("dflash2", {"selector_rank": None}, "selector_rank: missing key"),
-        ("dflash2", {"selector_top_k": 97}, "selector_top_k: expected at most vocab_size 96"),
-        ("dflash2", {"output_multiplier": -1}, "output_multiplier: expected a positive number"),
-        ("dflash2", {"final_logit_softcapping": -3}, "final_logit_softcapping: expected a pos"),
-        ("dflash2", {"markov_rank": 8}, "markov_rank: expected 0, got 8: a DSpark draft"),
-        ("domino", {"shift_label": None}, "shift_label: missing key"),
-        ("domino", {"shift_label": 1}, "shift_label: expected true or false, got 1"),
-        ("domino", {"gru_hidden_dim": None}, "gru_hidden_dim: missing key"),
-        ("domino", {"pure_draft_prefix_len": -1}, "pure_draft_prefix_len: expected a positive"),
-        ("domino", {"conv_kernel_size": 2}, "conv_kernel_size: expected 0, got 2: a DFlash2 draft"),
+        ({"conv_kernel_size": None}, "conv_kernel_size: missing key"),
+        ({"conv_kernel_size": 0}, "conv_kernel_size: expected a positive whole number"),
+        ({"conv_group_size": 24}, "conv_group_size: expected a divisor of hidden_size"),
+        ({"selector_rank": None}, "selector_rank: missing key"),
+        ({"selector_top_k": 97}, "selector_top_k: expected at most vocab_size 96"),
+        ({"output_multiplier": -1}, "output_multiplier: expected a positive number"),
+        ({"final_logit_softcapping": -3}, "final_logit_softcapping: expected a pos"),
+        ({"markov_rank": 8}, "markov_rank: expected 0, got 8: a DSpark draft"),
     ],
 )
-def test_keys_that_are_wrong_are_named(
-    kind: Kind, keys: dict[str, Any], what: str, tmp_path: Path
-) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind=kind, num_layers=1)
+def test_keys_that_are_wrong_are_named(keys: dict[str, Any], what: str, tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     own_keys(folder, **keys)
     refused(folder, what)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_vocabulary_is_refused(kind: Kind, tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind=kind, num_layers=1)
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     edit_json(folder / "config.json", draft_vocab_size=48)
     refused(folder, "draft_vocab_size: expected vocab_size 96, got 48", "no engine serves")
 
 
-def test_two_widths_of_dominos_projection_are_refused(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="domino", num_layers=1, config={"emb_dim": 24})
-    assert read_draft(Checkpoint.open(folder)).family.name == "domino"
-    edit_json(folder / "config.json", emb_dim=25)
-    refused(folder, "emb_dim: 24 in dflash_config, 25 beside it", "keep the one")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_config_of_another_kind_is_refused_by_both_names(kind: Kind, tmp_path: Path) -> None:
-    """Plain DFlash's config beside their tensors, and theirs beside plain DFlash's."""
-    folder = tiny_dflash(tmp_path / "draft", kind=kind, num_layers=1)
+def test_a_config_of_another_kind_is_refused_by_both_names(tmp_path: Path) -> None:
+    """Plain DFlash's config beside its tensors, and its own beside plain DFlash's."""
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     plain = tiny_dflash(tmp_path / "plain", num_layers=1)
     own, other = ((each / "config.json").read_text(encoding="utf-8") for each in (folder, plain))
     (folder / "config.json").write_text(other, encoding="utf-8")
     refused(
         folder,
-        f"config.json declares dflash, but the tensors are those of {kind}",
+        "config.json declares dflash, but the tensors are those of dflash2",
         "use the config",
     )
     (plain / "config.json").write_text(own, encoding="utf-8")
     refused(
-        plain, f"config.json declares {kind}, but the tensors are those of dflash", "use the config"
+        plain, "config.json declares dflash2, but the tensors are those of dflash", "use the config"
     )
 
 
@@ -226,13 +177,6 @@ def test_dflash2_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) ->
     refused(folder, "selector_rank: missing key", "add 'selector_rank'")
 
 
-def test_tensors_of_both_are_refused(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
-    domino = tiny_dflash(tmp_path / "domino", kind="domino", num_layers=1)
-    write_tensors(folder, read_tensors(folder) | read_tensors(domino))
-    refused(folder, "embed_proj.0.weight: no tensor of dflash2 has this name")
-
-
 def test_a_convolution_of_another_width_is_refused(tmp_path: Path) -> None:
     folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     own_keys(folder, conv_kernel_size=3)
@@ -246,19 +190,10 @@ def lints(folder: Path) -> set[str]:
     return {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
 
 
-def test_lints_of_kin(tmp_path: Path) -> None:
-    own = {"domino-candidate-pool", "dflash2-float16", "dflash2-embedding-scale"}
+def test_its_lints(tmp_path: Path) -> None:
+    own = {"dflash2-float16", "dflash2-embedding-scale"}
     plain = tiny_dflash(tmp_path / "plain", num_layers=1, dtype="F16")
     assert not own & lints(plain)
-    domino = tiny_dflash(tmp_path / "domino", kind="domino", num_layers=1, dtype="F16")
-    assert own & lints(domino) == {"domino-candidate-pool"}
-    edit_json(domino / "config.json", architectures=[DOMINO])
-    (named,) = [x for x in find_lints(read_draft(Checkpoint.open(domino)))
-                if x.name == "architecture-name"]  # fmt: skip
-    assert named.fix == {
-        "architectures": ["DFlashDraftModel"],
-        "dflash_config.projector_type": "domino",
-    }
     draft2 = tiny_dflash(tmp_path / "dflash2", kind="dflash2", num_layers=1)
     assert not own & lints(draft2)
     own_keys(draft2, input_embedding_scale=2.5)
@@ -272,38 +207,16 @@ def test_lints_of_kin(tmp_path: Path) -> None:
 # What engines do
 
 
-@pytest.mark.parametrize(
-    ("kind", "engine", "change", "verdict", "error"),
-    [
-        ("dflash2", "vllm", {}, "LOADS", None),
-        ("dflash2", "sglang", {}, "LOADS", None),
-        ("domino", "sglang", {}, "LOADS", None),
-        ("domino", "vllm", {}, "REFUSED", "no module or parameter named 'embed_proj'"),
-        ("domino", "vllm", {"architectures": [DOMINO]}, "REFUSED", "not supported for now"),
-        ("domino", "sglang", {"architectures": [DOMINO]}, "REFUSED", "Cannot find model module"),
-        ("domino", "sglang", {"pure_draft_prefix_len": 2}, "REFUSED", "prefix_len=1, got 2"),
-    ],
-)
-def test_check_says_what_the_engines_own_loaders_did(
-    kind: Kind, engine: Any, change: dict[str, Any], verdict: str, error: str | None, tmp_path: Path
-) -> None:
-    """Loading was executed, tests/engines; the length of the prefix was read."""
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_check_says_what_the_engines_own_loaders_did(engine: Any, tmp_path: Path) -> None:
+    """Loading was executed, tests/engines."""
     folder = tiny_dflash(
-        tmp_path / "draft", kind=kind, num_layers=1, config={"torch_dtype": "bfloat16"}
+        tmp_path / "draft", kind="dflash2", num_layers=1, config={"torch_dtype": "bfloat16"}
     )
-    if "architectures" in change:
-        edit_json(folder / "config.json", **change)
-    else:
-        own_keys(folder, **change)
     answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
-    assert answer.verdict == verdict
-    assert (answer.error is None) if error is None else error in str(answer.error)
-    if verdict == "LOADS":
-        linears = {layer.module.rpartition(".")[2] for layer in answer.layers}
-        selects = {"kernel_projection", "hidden_projection"}
-        assert linears & selects == (selects if kind == "dflash2" else set())
-    else:
-        assert "SGLang" in str(answer.remedy) or engine == "sglang"
+    assert (answer.verdict, answer.error) == ("LOADS", None)
+    linears = {layer.module.rpartition(".")[2] for layer in answer.layers}
+    assert {"kernel_projection", "hidden_projection"} <= linears
 
 
 # What is computed
@@ -319,13 +232,13 @@ def block(forward: BlockForward, token_ids: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("case", CASES)
 def test_blocks_are_those_of_sglangs_own_modules(case: str, tmp_path: Path) -> None:
-    """Each token, read behind those before it; of DFlash2 the candidates and scores as well."""
+    """Each token, read behind those before it; the candidates and scores as well."""
     forward = load_draft(draft(tmp_path / "draft", case)).forward
     assert isinstance(forward, BlockForward)
     for anchor, found in DRAFTED[case].items():
         logits = block(forward, [int(anchor), *found["tokens"]])
         assert logits.argmax(-1).tolist() == found["tokens"]
-        for slot, scores in zip(logits, found.get("scores", ()), strict=case.startswith("dflash2")):
+        for slot, scores in zip(logits, found["scores"], strict=True):
             offered = slot.isfinite().nonzero()[:, 0].tolist()
             assert sorted(map(int, scores)) == offered
             expected = torch.tensor([scores[str(token)] for token in offered])
@@ -370,19 +283,6 @@ def test_a_convolution_sums_what_its_taps_say() -> None:
     assert_close(grouped_conv(x[:, :1], base, added[:, :1]), expected[:, :1])
 
 
-def test_dominos_states_are_those_of_torchs_gru(tmp_path: Path) -> None:
-    loaded = load_draft(draft(tmp_path / "draft", "domino"))
-    gru = nn.GRU(64, 40, batch_first=True, bias=False)
-    for name, weight in gru.named_parameters():
-        weight.data = loaded.weights[f"prefix_gru.{name}"]
-    ids = torch.tensor([[3, 17, 17, 90], [0, 1, 2, 3]])
-    with torch.no_grad():
-        expected, _ = gru(loaded.weights["embed_tokens.weight"][ids])
-    forward: Any = loaded.forward
-    assert_close(forward._prefix_states(ids, torch.float32), expected)
-
-
 def test_the_cases_are_those_of_the_record() -> None:
     assert DRAFTED.keys() == CASES.keys()
-    assert {CASES[case]["kind"] for case in CASES} == set(KINDS)
     assert OWN_KEYS["dflash"] == {}

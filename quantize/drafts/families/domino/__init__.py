@@ -1,1 +1,0 @@
-"""Domino, built on DFlash."""

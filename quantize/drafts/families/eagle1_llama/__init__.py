@@ -1,1 +1,0 @@
-"""EAGLE-1, EAGLE-2 and HASS."""
