@@ -13,7 +13,6 @@ SAME: Mapping[str, str] = {
     # llm-compressor, compressed-tensors, AutoRound
     "fp8_dynamic": "fp8-ptpc",
     "w4a16": "int4-group128",
-    "w4afp8": "hopper-w4a8",
     "nvfp4": "blackwell-nvfp4",
     "nvfp4a16": "nvfp4-weights",
     "mxfp4": "mi355-mxfp4",
@@ -82,8 +81,14 @@ DIFFERENT: Mapping[str, str] = dict(
         ),
         *_all(
             "w4a8 w4a8_int8 int4_wa_64",
-            "use 'hopper-w4a8' (groups of 128) or 'mi325x-w4a8' (one scale per output channel):"
-            " their inputs are FP8, and draftquant has no INT8",
+            "use 'int4-group128', whose inputs stay in BF16, or 'mi325x-w4a8', whose inputs are FP8:"
+            " draftquant has no INT8",
+        ),
+        *_all(
+            "w4afp8",
+            "use 'int4-group128' (the same weights, and inputs in BF16) or 'fp8-ptpc' (FP8 weights"
+            " and inputs): no built-in recipe has groups of INT4 beside FP8 inputs. A recipe file of"
+            " yours may have them",
         ),
         *_all(
             "int4_fp8",
@@ -92,8 +97,8 @@ DIFFERENT: Mapping[str, str] = dict(
         ),
         *_all(
             "w4a8_awq_beta w4a8_awq",
-            "use 'hopper-w4a8': without the factors of AWQ, and with FP8 inputs scaled per token"
-            " instead of per tensor",
+            "use 'int4-group128', whose inputs stay in BF16, or 'mi325x-w4a8', whose FP8 inputs are"
+            " scaled per token: neither has the factors of AWQ",
         ),
         *_all(
             "nvfp4_weight_only nvfp4_wo",
@@ -108,7 +113,7 @@ DIFFERENT: Mapping[str, str] = dict(
         *_all(
             "mxfp4xfp8 mxfp4_fp8 w4a8_mxfp4_fp8 w4a8_nvfp4_fp8",
             "use 'mxfp4-weights-gptq' or 'nvfp4-weights-gptq', whose inputs stay in BF16, or"
-            " 'hopper-w4a8-gptq', which has INT4 weights and FP8 inputs",
+            " 'mi325x-w4a8-gptq', which has INT4 weights and FP8 inputs",
         ),
         *_all(
             "mxfp8 mxfp8_default mxfp8a16 mxint8_default",
@@ -129,7 +134,7 @@ DIFFERENT: Mapping[str, str] = dict(
         ),
         *_all(
             "w4a4 w5a8 w5a16 w6a8 w6a16 w7a8 w7a16",
-            "use 'int4-group128', 'hopper-w4a8' or 'fp8-ptpc': weights have 4 or 8 bits here, and"
+            "use 'int4-group128', 'mi325x-w4a8' or 'fp8-ptpc': weights have 4 or 8 bits here, and"
             " inputs are FP8, FP4 or BF16",
         ),
         *_all(

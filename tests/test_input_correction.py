@@ -112,7 +112,7 @@ def test_outputs_come_closer_to_those_of_unrounded_inputs() -> None:
         ("blackwell-nvfp4", "gptq", None, "auto"),
         ("mi355-mxfp4", "learned", None, "auto"),
         ("int4-channel", "gptq", None, "off"),  # no input is rounded: the recipe is as before
-        ("hopper-w4a8", "gptq", None, "off"),  # to FP8: nothing to win
+        ("mi325x-w4a8", "gptq", None, "off"),  # to FP8: nothing to win
         ("blackwell-nvfp4", "gptq", "off", "off"),
         ("blackwell-nvfp4-learned", None, None, "auto"),
         ("blackwell-nvfp4-learned", None, "off", "off"),

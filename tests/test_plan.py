@@ -193,7 +193,6 @@ OVERHEAD = {
     "mi355-mxfp4": {"weight_scale": CODES // 32},
     "int4-channel": {"weight_scale": 2 * ROWS, "weight_shape": 7 * 16},
     "int4-group128": {"weight_scale": 2 * CODES // 128, "weight_shape": 7 * 16},
-    "hopper-w4a8": {"weight_scale": 2 * CODES // 128, "weight_shape": 7 * 16},
     "fp8-ptpc": {"weight_scale": 4 * ROWS},
     "blackwell-fp8": {"weight_scale": 7 * 4, "input_scale": 7 * 4},
     "blackwell-fp8-mla": {"weight_scale": 4 * ROWS},

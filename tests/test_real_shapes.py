@@ -64,9 +64,7 @@ SAME_BYTES = {
     "mi325x-fp8": "fp8-ptpc",
     "mi325x-w4a8-fp8": "fp8-ptpc",  # its codes are carried
     "blackwell-fp8-mla": "fp8-ptpc",
-    "hopper-w4a8": "int4-group128",
     "blackwell-nvfp4-learned": "blackwell-nvfp4",
-    "hopper-w4a8-gptq": "int4-group128",
     "int4-channel-gptq": "int4-channel",
     "int4-group128-gptq": "int4-group128",
     "mi325x-int4-awq-gptq": "mi325x-int4-awq",

@@ -21,8 +21,7 @@ K = 2
 PROMPT = 3
 FAMILIES = {pair.family for pair in SERVED_PAIRS}
 NOT_ON_THIS_CPU = {
-    "blackwell-nvfp4", "blackwell-nvfp4-learned", "hopper-w4a8", "hopper-w4a8-gptq",
-    "mi325x-w4a8", "mi325x-w4a8-gptq", "mi355-mxfp4", "mi355-mxfp4-learned",
+    "blackwell-nvfp4", "blackwell-nvfp4-learned", "mi325x-w4a8", "mi325x-w4a8-gptq", "mi355-mxfp4", "mi355-mxfp4-learned",
     "mxfp4-weights", "mxfp4-weights-gptq", "nvfp4-weights", "nvfp4-weights-gptq",
 }  # fmt: skip
 """Recipes that vLLM refuses on the CPU of the table; what it refuses beside them is a loss."""

@@ -86,7 +86,9 @@ class Answers:
     @property
     def named(self) -> bool:
         """What is refused is told what it is."""
-        return self.said["inspect"].good or "not supported" in self.said["inspect"].text
+        inspected = self.said["inspect"]
+        marks = ("not supported", "does not know the maths of")
+        return inspected.good or any(mark in inspected.text for mark in marks)
 
 
 def ask(draft: WildDraft, work: Path) -> Answers:
