@@ -81,14 +81,14 @@ DIFFERENT: Mapping[str, str] = dict(
         ),
         *_all(
             "w4a8 w4a8_int8 int4_wa_64",
-            "use 'int4-group128', whose inputs stay in BF16, or 'mi325x-w4a8', whose inputs are FP8:"
-            " draftquant has no INT8",
+            "use 'int4-group128', whose inputs stay in BF16, or 'mi325x-w4a8', whose inputs are"
+            " FP8: draftquant has no INT8",
         ),
         *_all(
             "w4afp8",
             "use 'int4-group128' (the same weights, and inputs in BF16) or 'fp8-ptpc' (FP8 weights"
-            " and inputs): no built-in recipe has groups of INT4 beside FP8 inputs. A recipe file of"
-            " yours may have them",
+            " and inputs): no built-in recipe has groups of INT4 beside FP8 inputs. A recipe file"
+            " of yours may have them",
         ),
         *_all(
             "int4_fp8",

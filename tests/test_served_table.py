@@ -21,8 +21,9 @@ K = 2
 PROMPT = 3
 FAMILIES = {pair.family for pair in SERVED_PAIRS}
 NOT_ON_THIS_CPU = {
-    "blackwell-nvfp4", "blackwell-nvfp4-learned", "mi325x-w4a8", "mi325x-w4a8-gptq", "mi355-mxfp4", "mi355-mxfp4-learned",
-    "mxfp4-weights", "mxfp4-weights-gptq", "nvfp4-weights", "nvfp4-weights-gptq",
+    "blackwell-nvfp4", "blackwell-nvfp4-learned", "mi325x-w4a8", "mi325x-w4a8-gptq",
+    "mi355-mxfp4", "mi355-mxfp4-learned", "mxfp4-weights", "mxfp4-weights-gptq",
+    "nvfp4-weights", "nvfp4-weights-gptq",
 }  # fmt: skip
 """Recipes that vLLM refuses on the CPU of the table; what it refuses beside them is a loss."""
 WITH_HEAD = {"fp8-ptpc-head", "int4-channel-gptq-head", "int4-group128-gptq-head"}

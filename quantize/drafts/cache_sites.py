@@ -84,5 +84,5 @@ def _site(draft: Draft, layer: int) -> CacheSite:
         layer=layer,
         keys=keys,
         attention=keys.module.rpartition(".")[0],
-        whole_model=draft.family.renames_cache_scales,
+        whole_model=draft.family.is_whole_model,
     )

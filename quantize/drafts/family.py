@@ -109,8 +109,6 @@ class Family(ABC):
     """Its names and config.json are those of the target that it was trained in."""
     is_whole_model: bool = False
     """It is a language model, which engines load as any other, by its own names."""
-    renames_cache_scales: bool = False
-    """Engines rename scales of its KV cache that are spelled as tools spell them."""
     no_cache_scales: str | None = None
     """Why engines read no scales of its KV cache; None = they do."""
     projectors: Mapping[str, str] = MappingProxyType({})

@@ -13,12 +13,10 @@ class SpeculatorsForm(NamedTuple):
     Attributes:
         architectures: as the package's config class names them, and as its `save_pretrained` does.
         spelled: makes of the config and its section of layers the keys as the family reads them.
-        layer_class: named behind the architecture by versions 0.1 to 0.3.
     """
 
     architectures: tuple[str, ...]
     spelled: Callable[[ConfigReader, ConfigReader], dict[str, Any]]
-    layer_class: str | None = None
 
 
 def after_layer(keys: ConfigReader, key: str) -> list[int] | None:

@@ -78,8 +78,7 @@ def _kind(keys: ConfigReader) -> str:
         )
     first, *behind = names if isinstance(names, list) and names else [None]
     form = FORMS[str(kind)]
-    layers = ([], [form.layer_class]) if form.layer_class else ([],)
-    if first not in form.architectures or behind not in layers:
+    if first not in form.architectures or behind:
         raise CheckpointError(
             keys.where,
             f"architectures: expected [{form.architectures[0]!r}], got {names!r}"

@@ -35,8 +35,8 @@ def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
     """Parameters of linears that the engine built with other shapes than `check` says, or not.
 
     Only of drafts that are served as drafts: `check` shows no layers of a whole model. Weight-only
-    NVFP4 has an input_scale besides, which is not stored and never read, SGLang's EAGLE-1 a bias of
-    fc, which may not be stored; a head that is not stored is the target's.
+    NVFP4 has an input_scale besides, which is not stored and never read; a head that is not stored
+    is the target's.
     """
     split = outcome["tp"] > 1
     no_group = outcome["draft"] == _NO_GROUP and split
@@ -52,7 +52,7 @@ def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
         for module, parameters in outcome["linears"].items()
         for name, shape in parameters.items()
     }
-    unread = [name for name in built if name.endswith((".input_scale", ".fc.bias"))]
+    unread = [name for name in built if name.endswith(".input_scale")]
     unread += ["lm_head.weight"] if "lm_head.weight" in built else []
     said = {name: built[name] for name in unread} | said
     return [

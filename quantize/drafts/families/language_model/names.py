@@ -55,7 +55,6 @@ class LanguageModel(Family):
     prefixes = (("model.", ""),)
     served_unquantized = ("embed_tokens", "lm_head")
     is_whole_model = True
-    renames_cache_scales = True
     whole_vocabulary = "engines load it as any other language model, with its whole vocabulary"
     served_root = "draft_model."
     shared_tables = ()  # a whole model has its own
