@@ -152,7 +152,7 @@ def test_what_engines_refuse_of_the_draft_itself_is_said_once(
     assert tune(nameless, tmp_path / "r.yaml", *SERVED, "--recipe", "int4-channel") == 2
     said = capsys.readouterr().err
     assert said.count("Should have a `model_type` key in its config.json") == 1
-    assert "draftquant check --fix" in said
+    assert "set eagle_aux_hidden_state_layer_ids in config.json to" in said
 
 
 def test_an_existing_file_or_another_name_is_refused(
