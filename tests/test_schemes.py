@@ -129,7 +129,7 @@ def test_an_alias_is_the_preset_of_llm_compressor() -> None:
     found = presets()
     assert found == {scheme: ours(SAME[scheme]) for scheme in found}
     fp4 = {"nvfp4", "mxfp4", "nvfp4a16", "mxfp4a16"}
-    assert found.keys() == {"fp8_dynamic", "w4a16", "w4afp8", *fp4}
+    assert found.keys() == {"fp8_dynamic", "w4a16", *fp4}
 
 
 @needs("modelopt")
