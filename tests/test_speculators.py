@@ -33,7 +33,7 @@ def change_layers(folder: Path, **changes: Any) -> None:
     edit_json(folder / "config.json", transformer_layer_config=kept)
 
 
-SUPPORTED = "supported: dflash, dflash2, dspark, eagle, eagle3"
+SUPPORTED = "supported: dflash, dflash2, dspark, eagle3"
 
 
 # What is read
