@@ -63,7 +63,7 @@ MISTAKES = {
     "recipes": (
         Mistake("quantize draft --recipe mi325 --out o", "no built-in recipe", "mean 'mi325x'?"),
         Mistake("quantize draft --recipe fp8-ptcp --out o", "no built-in", "mean 'fp8-ptpc'?"),
-        Mistake("quantize draft --recipe w4a8 --out o", "no built-in", "their inputs are FP8"),
+        Mistake("quantize draft --recipe w4a8 --out o", "no built-in", "whose inputs are FP8"),
         Mistake("quantize draft --recipe INT8 --out o", "no built-in", "has no INT8"),
         Mistake("quantize draft --recipe FP8 --out o", "no built-in", "use 'fp8-ptpc' (one"),
         Mistake("quantize draft --recipe W4A16_ASYM --out o", "no built-in", "zero points"),

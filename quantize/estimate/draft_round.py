@@ -6,7 +6,7 @@ that were not accepted: the batch keeps its shape.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...recipes.formats import KvCacheDtype, Precision
