@@ -33,7 +33,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "compare": "several drafts on the same prompts: which one for your traffic?",
         "parity": "does speculation, or a quantized draft, change the output?",
         "shards": "divide a run over machines, and merge the results",
-        "accept": "may this draft be released? every check in order, and one page",
     },
     "serve": {
         "measure": "measure the acceptance and the speed of running servers",

@@ -87,12 +87,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "shards run": ("draftquant shards run ./jobs --shard 0",),
     "shards merge": ("draftquant shards merge ./jobs",),
-    "accept": (
-        "draftquant accept ./draft ./draft-fp8 --target ./target --prompts prompts.jsonl"
-        " --out ./accepted",
-        "draftquant accept ./draft ./draft-fp8 --target ./target --prompts prompts.jsonl"
-        " --server http://127.0.0.1:8000 http://127.0.0.1:8001 --engine vllm --out ./accepted",
-    ),
     "measure": (
         "draftquant measure --server http://127.0.0.1:8000 --engine vllm --prompts prompts.jsonl"
         " --tokenizer ./target --out bf16.jsonl",

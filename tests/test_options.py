@@ -109,7 +109,6 @@ SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--mea
 CHOOSING = "calibration.vocabulary.choosing"
 VOCABULARY = "validate.vocabulary"
 CURVE = {"beside": "--curve", "without": ("--size", "--out")}
-TWO_SERVERS = "--server a b --engine vllm"
 RECORDED_BY = "--engine vllm --shared FOLDER"
 
 COMMANDS = (
@@ -452,37 +451,6 @@ COMMANDS = (
         **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
                 "scripts.commands.replay.print_replays"),
     }),
-    Command("accept DRAFT QUANT --target M --prompts P --out OUT", "scripts.api.accept.steps_of", (
-        Row("DRAFT", "a/b", "given.settings.draft", "a/b"),
-        Row("QUANT", "a/b", "given.settings.quantized", "a/b"),
-        Row("--target", "other", "given.target", Path("other")),
-        Row("--prompts", "other", "given.prompts", Path("other")),
-        Row("--out", "other", "given.folder", Path("other")),
-        Row("--traces", "T", "given.traces", Path("T")),
-        Row("--server", "a b", "given.settings.server", ("a", "b"), beside="--engine vllm"),
-        Row("--plain-server", "c", "given.settings.plain_server", "c", beside=TWO_SERVERS),
-        Row("--served-as", "x y", "given.settings.served_as", ("x", "y"), beside=TWO_SERVERS),
-        Row("--measured", "A B", "given.measured", (Path("A"), Path("B"))),
-        Row("--tasks", "gsm8k,mmlu", "given.settings.tasks", ("gsm8k", "mmlu"),
-            beside=f"{TWO_SERVERS} --max-score-drop 1%"),
-        Row("--max-score-drop", "2%", "given.settings.max_score_drop", 0.02,
-            beside=f"{TWO_SERVERS} --tasks gsm8k"),
-        Row("--parity", "F G", "given.settings.parity", (Path("F"), Path("G"))),
-        Row("--engine", "sglang", "given.settings.engine", "sglang"),
-        Row("--arch", "h200", "given.settings.arch", "h200"),
-        Row("--tp", "4", "given.settings.tp", 4),
-        Row("--target-args", "'--dtype half'", "given.settings.target_args", "--dtype half"),
-        Row("--num-draft-tokens", "5", "given.settings.num_draft_tokens", 5),
-        Row("--max-new-tokens", "9", "given.settings.max_new_tokens", 9),
-        Row("--policy", "screening", "given.settings.policy", "screening"),
-        Row("--max-relative-drop", "2%", "given.settings.max_relative_drop", 0.02),
-        Row("--foreign", "", "given.settings.foreign"),
-        Row("--base-model", "a/b", "given.settings.base_model", "a/b"),
-        Row("--license", "mit", "given.settings.license", "mit"),
-        Row("--device", "cuda:1", "given.settings.device", "cuda:1"),
-        Row("--dtype", "bfloat16", "given.settings.dtype", "bfloat16"),
-        Row("--dry-run", "", "given.settings.dry_run"),
-    ), stubs("scripts.api.accept.check_target")),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
         Row("--launch", "M.yaml", "path", Path("M.yaml"), "validate.launch.matrix.load_matrix",

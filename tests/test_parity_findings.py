@@ -12,7 +12,7 @@ from draftquant.validate.judging.verdict import worst
 from draftquant.validate.parity.finding import (
     Finding,
     Findings,
-    read_findings,
+    read_parity,
     to_mapping,
     write_findings,
 )
@@ -43,7 +43,7 @@ COUNT = Finding(
 
 def test_findings_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_findings(tmp_path / "f.json", [FOUND, COUNT])
-    assert read_findings(tmp_path / "f.json") == (FOUND, COUNT)
+    assert read_parity(tmp_path / "f.json").findings == (FOUND, COUNT)
 
 
 def test_bounds_are_printed_under_their_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_what_no_check_says_is_refused(change: dict[str, Any], what: str, tmp_pa
     document["findings"][0] |= change
     (tmp_path / "f.json").write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(ParityError, match=what) as caught:
-        read_findings(tmp_path / "f.json")
+        read_parity(tmp_path / "f.json")
     assert "fix: give what 'draftquant parity' --report wrote" in str(caught.value)
 
 
@@ -98,13 +98,13 @@ def test_what_no_check_says_is_refused(change: dict[str, Any], what: str, tmp_pa
 def test_what_is_no_report_is_refused(text: str, what: str, tmp_path: Path) -> None:
     (tmp_path / "f.json").write_text(text, encoding="utf-8")
     with pytest.raises(ParityError, match=what):
-        read_findings(tmp_path / "f.json")
+        read_parity(tmp_path / "f.json")
     with pytest.raises(ParityError, match="No such file"):
-        read_findings(tmp_path / "none.json")
+        read_parity(tmp_path / "none.json")
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "findings.json": read_findings,
+    "findings.json": read_parity,
     "samples_gsm8k_2026-11-22T12-01-02.345678.jsonl": read_samples,
 }
 

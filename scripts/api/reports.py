@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ...quantize.quantize_draft import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode_report import TranscodeReport as TranscodeReport
     from ...quantize.verify.folder_verification import VerifyReport as VerifyReport
-    from ...validate.acceptance.acceptance import Acceptance as Acceptance
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
     from ...validate.counting.draft_replay import DraftReplay as DraftReplay
     from ...validate.judging.judgement import GateReport as GateReport
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from .verify import Verification as Verification
 
 _HOMES = {
-    "Acceptance": "validate.acceptance.acceptance",
     "CheckReport": "scripts.api.check",
     "CleanReport": "quantize.files.staging_names",
     "ComparisonReport": "validate.comparison.draft_comparison",

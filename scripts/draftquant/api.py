@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from .recipes import Recipe
 from .recipes.errors import DraftQuantError, DraftQuantWarning
 from .scripts.api import reports
-from .scripts.api.accept import accept
 from .scripts.api.card import card
 from .scripts.api.check import check
 from .scripts.api.clean import clean
@@ -59,7 +58,6 @@ from .scripts.api.vocab import vocab
 
 if TYPE_CHECKING:
     from .scripts.api.reports import (
-        Acceptance,
         CheckReport,
         CleanReport,
         ComparisonReport,
@@ -101,7 +99,6 @@ if TYPE_CHECKING:
     )
 
 VERBS = (
-    "accept",
     "card",
     "check",
     "clean",
@@ -146,7 +143,6 @@ VERBS = (
 """The functions."""
 __all__ = [
     "VERBS",
-    "Acceptance",
     "Bar",
     "CheckReport",
     "CleanReport",
@@ -191,7 +187,6 @@ __all__ = [
     "VerifyReport",
     "VocabReport",
     "WrittenReport",
-    "accept",
     "card",
     "check",
     "clean",

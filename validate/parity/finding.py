@@ -120,11 +120,6 @@ def write_findings(
     write_reports({path: text}, overwrite=overwrite)
 
 
-def read_findings(path: Path) -> tuple[Finding, ...]:
-    """Read the findings of what `write_findings` wrote, see `read_parity`."""
-    return read_parity(path).findings
-
-
 def read_parity(path: Path) -> ParityReport:
     """Read what `write_findings` wrote.
 

@@ -76,20 +76,16 @@ def page(document: Document) -> str:
     Args:
         document: that was read, or would be.
     """
-    return render("page.html.j2", **page_values(document))
-
-
-def page_values(document: Document) -> dict[str, Any]:
-    """What the template of the page shows; a page that extends it needs the same."""
-    return {
-        "document": document,
-        "parts": [_part(i, title, found) for i, (title, found) in enumerate(document.comparisons)],
-        "drafts": tuple(_drafts(document)),
-        "refused": sum(one.verdict == "REFUSED" for one in document.header.engines),
-        "launches": tuple(_launches(document)),
-        "provenance": tuple(_provenance(document)),
-        "signs": SIGNS,
-    }
+    return render(
+        "page.html.j2",
+        document=document,
+        parts=[_part(i, title, found) for i, (title, found) in enumerate(document.comparisons)],
+        drafts=tuple(_drafts(document)),
+        refused=sum(one.verdict == "REFUSED" for one in document.header.engines),
+        launches=tuple(_launches(document)),
+        provenance=tuple(_provenance(document)),
+        signs=SIGNS,
+    )
 
 
 def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
