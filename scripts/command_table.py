@@ -36,7 +36,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "serve": {
         "measure": "measure the acceptance and the speed of running servers",
-        "reconcile": "explain each difference between a server's acceptance and replay",
         "golden": "simulate or monitor acceptance: engines, Prometheus, Grafana",
     },
     "ship": {

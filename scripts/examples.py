@@ -96,7 +96,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant golden golden.json --for vllm --category code",
         "draftquant golden golden.json --for prometheus --engine vllm --out rules.yml",
     ),
-    "reconcile": ("draftquant reconcile ./gate-traces fp8.jsonl --draft ./draft-fp8",),
     "gate": (
         "draftquant gate ./draft ./draft-fp8 --traces ./gate-traces --report gate.json",
         "draftquant gate --measured bf16.jsonl fp8.jsonl",

@@ -101,7 +101,6 @@ def test_no_option_of_ours_is_left_in_any_message() -> None:
         (lambda: dq.verify("x"), r"verify\(against=\)"),
         (lambda: dq.traces_split("t", ["a", "b"], fraction=2), r"traces_split\(fraction=\)"),
         (lambda: dq.parity_sampled("a", "b", "p"), r"parity_sampled\(target=\)"),
-        (lambda: dq.reconcile("m", "t", "d", max_gap=-1), r"reconcile"),
     ],
 )  # fmt: skip
 def test_errors_of_every_verb_name_keyword_arguments(call: object, where: str) -> None:

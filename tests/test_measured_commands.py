@@ -1,11 +1,10 @@
-"""`gate --measured` and `reconcile` from the command line, on the shipped pair and on bad input."""
+"""`gate --measured` from the command line, on the shipped pair and on bad input."""
 
 import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,17 +15,15 @@ from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_checks import prompts_sha256
-from draftquant.validate.measure.measurement_file import line_of, read_measurement
+from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
-from draftquant.validate.served import reconciliation as reconciled
-from draftquant.validate.served.every_position import every_position, every_position_of_batch
 from handmade_measurements import alternating, measurement, record, setup
+from served.every_position import every_position
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")
 K, NEW_TOKENS, PROMPTS = 3, 64, 4
 CHECKS = ["--min-prompts", "2"]
-ON_CPU = ["--draft", DRAFT, "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +185,17 @@ def test_replay_beside_two_runs(
     assert "was served with another draft" in capsys.readouterr().err
 
 
+def test_a_token_is_accepted_where_it_is_the_likeliest(work: Path) -> None:
+    """Of the stand-in for a server: the distances are those of the tokens that replay accepts."""
+    traces = TraceFolder.open(work / "traces")
+    draft = load_draft(Path(DRAFT), dtype=torch.bfloat16, shared=traces.tables(None))
+    for entry in traces.manifest.prompts:
+        here = every_position(draft, traces, traces.load(entry), K)
+        for accepted, distances in zip(here.accepted, here.distances, strict=True):
+            assert all(one >= 0 for one in distances[:accepted])
+            assert all(one <= 0 for one in distances[accepted : accepted + 1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -235,165 +243,3 @@ def test_runs_of_other_templates_or_k_are_anomalous(
     for other, said in ((template, "chat template"), (deeper, "drafted 1 and 2 tokens")):
         assert main(["gate", "--measured", one, other]) == 3
         assert said in capsys.readouterr().out
-
-
-def test_what_is_served_as_replayed_is_equal(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = tmp_path / "report.json"
-    command = ["reconcile", str(work / "traces"), str(work / "bf16.jsonl"), *ON_CPU]
-    assert main([*command, "--report", str(report)]) == 0
-    shown = capsys.readouterr().out
-    assert f"prompts: {PROMPTS} equal" in shown
-    told = json.loads(report.read_text(encoding="utf-8"))
-    assert told["exit_code"] == 0
-    assert told["other_draft"] is False
-    assert all(prompt["outcome"] == "equal" for prompt in told["prompts"])
-    assert all(p["num_equal"] == p["num_compared"] > 0 for p in told["prompts"])
-    assert main([*command, "--report", str(report)]) == 2  # never overwritten
-
-
-def test_a_run_that_was_killed_goes_on(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is replayed is kept beside the report, and gives the report of one run."""
-    whole, report = tmp_path / "whole.json", tmp_path / "report.json"
-    command = ["reconcile", str(work / "traces"), str(work / "bf16.jsonl"), *ON_CPU, "--report"]
-    assert main([*command, str(whole)]) == 0
-    monkeypatch.setattr(
-        reconciled, "batches_of", lambda entries, **_: [[i] for i in range(len(entries))]
-    )
-    replayed: list[str] = []
-
-    def dies(draft: Any, traces: Any, batch: Any, k: int) -> list[Any]:
-        if len(replayed) == 2 * 3:  # each prompt in two dtypes
-            raise KeyboardInterrupt
-        replayed.extend(trace.id for trace in batch)
-        return every_position_of_batch(draft, traces, batch, k)
-
-    monkeypatch.setattr(reconciled, "every_position_of_batch", dies)
-    assert main([*command, str(report)]) == 130  # interrupted
-    kept = tmp_path / "report.json.reconciling"
-    assert len([*kept.glob("*.places.json")]) == 3
-    other = ["reconcile", str(work / "traces"), str(work / "int4.jsonl"), *ON_CPU, "--report"]
-    assert main([*other, str(report)]) == 2
-    assert "measurement_sha256: it was" in capsys.readouterr().err
-    replayed.clear()
-    assert main([*command, str(report)]) == 0
-    assert len(replayed) == 2
-    one, other_one = (json.loads(path.read_text(encoding="utf-8")) for path in (whole, report))
-    assert one.pop("near") == pytest.approx(other_one.pop("near"), rel=1e-4)  # other batches
-    assert one == other_one
-    assert not kept.exists()
-
-
-def test_a_limit_leaves_prompts_out(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["reconcile", str(work / "traces"), str(work / "bf16.jsonl"), *ON_CPU, "--limit"]
-    assert main([*command, "2", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (len(told["prompts"]), told["num_left_out"], told["num_not_recorded"]) == (2, 2, 0)
-    assert main([*command, "0"]) == 2
-
-
-def test_places_of_a_batch_are_those_of_each_prompt(work: Path) -> None:
-    """Of unequal lengths, also one that is too short for a round."""
-    traces = TraceFolder.open(work / "traces")
-    draft = load_draft(Path(DRAFT), dtype=torch.float32, shared=traces.tables(None))
-    texts = [traces.load(entry) for entry in traces.manifest.prompts]
-    cut = texts[1].prompt_length + 9
-    texts[1] = dataclasses.replace(
-        texts[1], token_ids=texts[1].token_ids[:cut], features=texts[1].features[: cut - 1]
-    )
-    cut = texts[2].prompt_length + 2
-    texts[2] = dataclasses.replace(
-        texts[2], token_ids=texts[2].token_ids[:cut], features=texts[2].features[: cut - 1]
-    )
-    for text, together in zip(texts, every_position_of_batch(draft, traces, texts, K), strict=True):
-        alone = every_position(draft, traces, text, K)
-        assert together.accepted == alone.accepted
-        assert len(together.distances) == len(alone.distances)
-        for one, other in zip(together.distances, alone.distances, strict=True):
-            assert one == pytest.approx(other, abs=1e-3)
-    assert len(every_position(draft, traces, texts[1], K).accepted) == 9 - K
-    assert every_position(draft, traces, texts[2], K).accepted == ()
-
-
-def test_every_difference_of_a_run_is_explained_or_not(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One text parts at no near tie, one at a near tie, one round is wrong, one prompt is new."""
-    one = read_measurement(work / "bf16.jsonl")
-    first, second, third, fourth = one.records
-    other = tuple((token + 1) % 1024 if i >= 40 else token
-                  for i, token in enumerate(first.token_ids))  # fmt: skip
-    assert second.accepted is not None
-    wrong = (0, second.accepted[0] - 1, *second.accepted[1:])  # its first round, cut in two
-    assert second.accepted[0] > 0
-    told_all: dict[str, Any] = {"token_logprob": (-1.0,) * NEW_TOKENS}
-    records = (
-        dataclasses.replace(first, token_ids=other, top_gap=(1.0,) * NEW_TOKENS, **told_all),
-        dataclasses.replace(
-            second,
-            accepted=wrong,
-            histogram=tuple(wrong.count(j) for j in range(K + 1)),
-            **told_all,
-        ),
-        dataclasses.replace(third, prompt_sha256="9" * 64, **told_all),
-        dataclasses.replace(
-            fourth, token_ids=(*fourth.token_ids[:-1], 5), top_gap=(0.25,) * NEW_TOKENS, **told_all
-        ),
-    )
-    digest = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
-    asked = dataclasses.replace(one.setup.asked, prompts_sha256=digest, num_top_logprobs=2)
-    changed = Measurement(
-        name="x", setup=dataclasses.replace(one.setup, asked=asked), records=records
-    )
-    path = write(changed, tmp_path / "changed.jsonl")
-    command = ["reconcile", str(work / "traces"), path, *ON_CPU]
-    assert main([*command, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    kinds = [[one["kind"] for one in prompt["differences"]] for prompt in told["prompts"]]
-    assert kinds[0] == ["text"]
-    assert "round" in kinds[1]
-    assert kinds[2:] == [["prompt"], ["text"]]
-    assert told["prompts"][3]["differences"][0]["explained"] is True
-    assert told["prompts"][0]["differences"][0]["explained"] is False
-    assert "which is not a near tie of the target" in told["prompts"][0]["differences"][0]["what"]
-    assert main([*command, "--max-gap", "1000"]) == 1  # the round is still unexplained
-    shown = capsys.readouterr().out
-    assert "unexplained" in shown
-
-
-def test_another_draft_is_said(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["reconcile", str(work / "traces"), str(work / "int4.jsonl"), *ON_CPU]
-    assert main(command) == 0
-    shown = capsys.readouterr().out
-    assert "the server had another draft than the one replayed" in shown
-
-
-def test_what_cannot_be_reconciled_is_refused(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = read_measurement(work / "bf16.jsonl")
-    assert one.setup.speculation is not None
-    drawn = dataclasses.replace(one.setup.asked, temperature=1.0)
-    lossy = dataclasses.replace(one.setup.speculation, lossy=("accept = 0.9",))
-    bare = tuple(
-        dataclasses.replace(record, histogram=None, accepted=None) for record in one.records
-    )
-    plain = dataclasses.replace(one.setup, speculation=None)
-    strangers = measurement([[1, 0] * 8] * 3, num_draft_tokens=K)
-    for changed, said in (
-        (dataclasses.replace(one.setup, asked=drawn), "its texts were drawn"),
-        (dataclasses.replace(one.setup, speculation=lossy), "would not have written (accept"),
-        (plain, "was measured without a draft"),
-        (strangers.setup, "has no prompt in common with"),
-    ):
-        records = bare if changed is plain else one.records
-        records = strangers.records if changed is strangers.setup else records
-        path = write(Measurement(name="x", setup=changed, records=records), tmp_path / "x")
-        assert main(["reconcile", str(work / "traces"), path, *ON_CPU]) == 2
-        assert said in capsys.readouterr().err
-    path = str(work / "bf16.jsonl")
-    assert main(["reconcile", str(work / "traces"), path, *ON_CPU, "--max-gap", "-1"]) == 2
-    assert "expected nats of at least 0" in capsys.readouterr().err

@@ -455,9 +455,7 @@ def test_a_replay_beside_it_is_held_against_what_was_served() -> None:
     assert said.endswith("chance explains the difference")
     failed = judge(replay(spread(600)), replay(noisy(64, 4)), RELEASE)
     both = joint_report(served=passed, replayed=failed).warnings
-    assert any(
-        "chance does not explain the difference, see `draftquant reconcile`" in s for s in both
-    )
+    assert any(said.endswith("chance does not explain the difference") for said in both)
     assert any("verdicts differ: FAIL by replay, PASS by the servers" in said for said in both)
     deep = [(300, 300, 400)] * 40
     other = judge(replay(deep), replay(deep), RELEASE)

@@ -268,7 +268,6 @@ MISTAKES = {
                 "expected an address", "http://HOST:PORT"),
         Mistake("measure --show prompts.jsonl", "is not a setup of a measurement", "measure again"),
         Mistake("measure --show none", "cannot be read: No such file or directory\n", "measure"),
-        Mistake("reconcile traces prompts.jsonl --draft draft", "not a setup", "measure again"),
         Mistake("parity draft draft quant", "missing: --traces", "--traces ./gate-traces"),
         Mistake("parity tasks a b", "a: no such file or folder", "lm_eval"),
     ),

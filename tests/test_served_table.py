@@ -10,10 +10,10 @@ from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.drafts.kv_cache import CacheScales
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
-from draftquant.validate.served.every_position import EveryPosition, noise
 from served import cpu, results
 from served.cpu_cache import on_cpu, towards_zero
 from served.drafts import SERVED_PAIRS, UNIT_CACHE, UNQUANTIZED, WITH_PLUGIN_AND_CACHE
+from served.every_position import EveryPosition, noise
 from served.rounds import Rounds, compare
 from tiny import tiny_eagle3_llama
 
@@ -172,7 +172,7 @@ def test_a_cpu_keeps_fp8_towards_zero(tmp_path: Path) -> None:
 
 
 def test_the_scripts_of_a_served_run_import_what_there_is() -> None:
-    for name in ("run", "recording", "measuring", "validation"):
+    for name in ("run", "recording", "measuring"):
         importlib.import_module(f"served.{name}")
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ...validate.parity.lm_eval_samples import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
     from ...validate.served.joint_report import JointReport as JointReport
-    from ...validate.served.reconciliation import Reconciliation as Reconciliation
     from ...validate.tuning.tune_draft import TuneReport as TuneReport
     from ...validate.vocabulary.vocab_report import VocabReport as VocabReport
     from .check import CheckReport as CheckReport
@@ -65,7 +64,6 @@ _HOMES = {
     "MergeReport": "calibration.traces.sets",
     "PlanReport": "scripts.api.plan",
     "QuantizeReport": "quantize.quantize_draft",
-    "Reconciliation": "validate.served.reconciliation",
     "RetuneReport": "calibration.rounding.retune_draft",
     "RetunedReport": "validate.judging.retuned_gate",
     "ShardsPlan": "scripts.api.shards",

@@ -37,7 +37,6 @@ from .scripts.api.parity_tasks import parity_tasks
 from .scripts.api.plan import plan
 from .scripts.api.quantize import quantize
 from .scripts.api.recipes import recipes_check, recipes_list, recipes_show
-from .scripts.api.reconcile import reconcile
 from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
@@ -78,7 +77,6 @@ if TYPE_CHECKING:
         MergeReport,
         PlanReport,
         QuantizeReport,
-        Reconciliation,
         RetunedReport,
         RetuneReport,
         ShardsPlan,
@@ -121,7 +119,6 @@ VERBS = (
     "recipes_check",
     "recipes_list",
     "recipes_show",
-    "reconcile",
     "record",
     "replay",
     "report",
@@ -169,7 +166,6 @@ __all__ = [
     "ProgressListener",
     "QuantizeReport",
     "Recipe",
-    "Reconciliation",
     "RetuneReport",
     "RetunedReport",
     "ShardsPlan",
@@ -209,7 +205,6 @@ __all__ = [
     "recipes_check",
     "recipes_list",
     "recipes_show",
-    "reconcile",
     "record",
     "replay",
     "report",

@@ -24,8 +24,8 @@ from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import load_draft  # noqa: E402
 from draftquant.validate.measure.measurement import Measurement  # noqa: E402
 from draftquant.validate.measure.measurement_file import read_measurement  # noqa: E402
-from draftquant.validate.served.every_position import NEAR, every_position, noise  # noqa: E402
 from served.drafts import MAX_NEW_TOKENS, SERVED_PAIRS, Pair, record_by_engine  # noqa: E402
+from served.every_position import NEAR, every_position, noise  # noqa: E402
 from served.recording import PORT, end, started, wait_until_healthy  # noqa: E402
 from served.rounds import Rounds, acceptance_length, compare  # noqa: E402
 

@@ -1,6 +1,9 @@
 """Rounds of speculative decoding over all prompts of an engine and of replay, one beside the other.
 
-The traces are the engine's own: its target without a draft, its hidden states. See `reconcile`.
+The traces are the engine's own: its target without a draft, its hidden states. A round with n
+tokens of the output behind it drafts tokens n to n + K - 1. Replay says of every n what would be
+accepted, so that each round of the engine is compared at its own n, whatever went before, as far as
+the engine wrote the recorded text.
 """
 
 from collections.abc import Sequence
@@ -10,8 +13,7 @@ from itertools import accumulate
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.validate.counting.rounds import rounds
 from draftquant.validate.served.common_rounds import common_length
-from draftquant.validate.served.every_position import EveryPosition
-from draftquant.validate.served.reconciled_prompt import compare_rounds
+from served.every_position import EveryPosition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class Rounds:
         served: accepted tokens of every round of the engine.
         replayed: of every round of replay, over the whole traces.
         compared: of the engine's rounds that replay can judge: (served, replayed).
-        num_near_ties: of those that differ, where the draft's choice was one, see `places`.
+        num_near_ties: of those that differ, where the draft's choice was one.
         num_same_text: prompts that the engine continued as without a draft. num_prompts: all.
     """
 
@@ -59,22 +61,30 @@ def compare(
         texts: per prompt, the tokens that the engine generated.
         accepted: per prompt, accepted tokens of its rounds, in order.
         traces: of the same prompts in the same order.
-        by_place: replay at every place of each.
+        by_place: replay at every place of each: entry i has i + 1 tokens of the recorded text
+            behind it, the first of which comes from reading the prompt.
         num_draft_tokens: K.
         near: distance between two tokens up to which either may come out on top.
     """
-    found = []
-    num_same_text = 0
+    compared: list[tuple[int, int]] = []
+    num_near_ties = num_same_text = 0
     for text, steps, trace, here in zip(texts, accepted, traces, by_place, strict=True):
         common = common_length(text, trace.continuation)
         num_same_text += common == len(text)
         *starts, _ = accumulate((step + 1 for step in steps), initial=1)
-        found += compare_rounds(steps, starts, common, here, num_draft_tokens)
+        for served, start in zip(steps, starts, strict=True):
+            if start + num_draft_tokens > common:
+                break
+            replayed = here.accepted[start - 1]
+            compared.append((served, replayed))
+            if served != replayed:  # they parted at the first token that one of the two missed
+                distance = here.distances[start - 1][min(served, replayed)]
+                num_near_ties += abs(distance) <= near
     return Rounds(
         served=tuple(step for steps in accepted for step in steps),
         replayed=tuple(step for here in by_place for step in rounds(here.accepted)),
-        compared=tuple((one.served, one.replayed) for one in found),
-        num_near_ties=sum(one.distance is not None and abs(one.distance) <= near for one in found),
+        compared=tuple(compared),
+        num_near_ties=num_near_ties,
         num_same_text=num_same_text,
         num_prompts=len(texts),
     )

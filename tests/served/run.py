@@ -23,7 +23,6 @@ import torch  # noqa: E402
 from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
 from draftquant.recipes.formats import KvCacheDtype  # noqa: E402
-from draftquant.validate.served.every_position import NEAR, every_position, noise  # noqa: E402
 from served.cpu import NOTE, has_int4_product, needs_it  # noqa: E402
 from served.cpu_cache import on_cpu  # noqa: E402
 from served.drafts import (  # noqa: E402
@@ -37,6 +36,7 @@ from served.drafts import (  # noqa: E402
     record,
     record_by_engine,
 )
+from served.every_position import NEAR, every_position, noise  # noqa: E402
 from served.results import Served, read_results, write_results, write_tables  # noqa: E402
 from served.rounds import compare  # noqa: E402
 

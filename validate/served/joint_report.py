@@ -146,10 +146,9 @@ def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str
         apart = _apart(replayed.change, served.change)
         found.append(
             f"the change is {replayed.change.relative_change:+.2%} by replay and"
-            f" {served.change.relative_change:+.2%} by the servers: "
-            + ("chance explains the difference" if not apart else
-               "chance does not explain the difference, see `draftquant reconcile`")
-        )  # fmt: skip
+            f" {served.change.relative_change:+.2%} by the servers: chance"
+            f" {'does not explain' if apart else 'explains'} the difference"
+        )
     if replayed.verdict != served.verdict:
         found.append(
             f"the verdicts differ: {replayed.verdict} by replay, {served.verdict} by the servers;"

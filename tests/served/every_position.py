@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts.forward import DraftForward, whole_rows
+from draftquant.quantize.stored.loading import LoadedDraft
+from draftquant.validate.counting.rounds import accepted_by_row
 from torch import Tensor
-
-from ...calibration.passes.draft_inputs import filled_up, first_hidden_of_batch
-from ...calibration.traces.prompt_trace import PromptTrace
-from ...calibration.traces.trace_folder import TraceFolder
-from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
-from ...quantize.stored.loading import LoadedDraft
-from ..counting.rounds import accepted_by_row
 
 NEAR = 4.0
 """Distances below so many times what BF16 moves them (root mean square) are near ties."""
@@ -40,60 +39,42 @@ class EveryPosition:
     distances: tuple[tuple[float, ...], ...]
 
 
+@torch.inference_mode()
 def every_position(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
 ) -> EveryPosition:
-    """Of one prompt; see `every_position_of_batch`."""
-    return every_position_of_batch(draft, traces, [trace], num_draft_tokens)[0]
-
-
-@torch.inference_mode()
-def every_position_of_batch(
-    draft: LoadedDraft, traces: TraceFolder, batch: Sequence[PromptTrace], num_draft_tokens: int
-) -> list[EveryPosition]:
-    """Of several prompts, by the draft in the dtype that it was loaded in.
+    """Of one prompt, by the draft in the dtype that it was loaded in.
 
     Args:
-        draft: on any device; one whose inputs are rounded under one scale of a whole call
-            (`rounds_alone` is False) gets one prompt at a time.
-        traces: that hold the prompts, and fit the draft.
-        batch: the prompts, filled up behind as in `proposals_of_batch`.
+        draft: on any device.
+        traces: that hold the prompt, and fit the draft.
+        trace: of the prompt.
         num_draft_tokens: K, one that the draft can propose.
 
     Raises:
         ForwardError: the draft computes NaN or infinity.
     """
-    own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
-    rows = range(min(one.start for one in own), max(one.stop for one in own))
-    hidden = first_hidden_of_batch(draft, traces, batch)
-    token_ids = torch.stack([filled_up(trace.token_ids, hidden.shape[1] + 1) for trace in batch])
-    proposed = torch.empty((len(batch), len(rows), num_draft_tokens), dtype=torch.int64)
+    rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
+    proposed = torch.empty((len(rows), num_draft_tokens), dtype=torch.int64)
     distances = torch.empty(proposed.shape)
-    # Row r at depth j predicts token r + 2 + j; what is filled up is nobody's, and cut off below.
+    # Row r at depth j predicts token r + 2 + j.
     predicted = torch.arange(rows.start, rows.stop)[:, None] + 2 + torch.arange(num_draft_tokens)
-    recorded = token_ids[:, predicted.clamp(max=token_ids.shape[1] - 1)]
+    recorded = trace.token_ids[predicted]
     for one in draft.forward.passes(
-        hidden,
-        token_ids.to(draft.device),
+        first_hidden(draft, traces, trace)[None],
+        trace.token_ids[None].to(draft.device),
         rows=rows,
         num_draft_tokens=num_draft_tokens,
-        block_rows=max(1, BLOCK_ROWS // len(batch)),
     ):
         at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
         depths = slice(one.depths.start, one.depths.stop)
-        logits = _by_token(draft.forward, draft.forward.logits(one.hidden).float())
-        proposed[:, at, depths] = logits.argmax(-1)
-        distances[:, at, depths] = _distances(logits, recorded[:, at, depths])
-    found = []
-    for i, (trace, mine) in enumerate(zip(batch, own, strict=True)):
-        inside = slice(mine.start - rows.start, mine.stop - rows.start)
-        found.append(
-            EveryPosition(
-                accepted=tuple(accepted_by_row(trace, proposed[i, inside])),
-                distances=tuple(map(tuple, distances[i, inside].tolist())),
-            )
-        )
-    return found
+        logits = _by_token(draft.forward, draft.forward.logits(one.hidden).float())[0]
+        proposed[at, depths] = logits.argmax(-1)
+        distances[at, depths] = _distances(logits, recorded[at, depths])
+    return EveryPosition(
+        accepted=tuple(accepted_by_row(trace, proposed)),
+        distances=tuple(map(tuple, distances.tolist())),
+    )
 
 
 def noise(one: Sequence[EveryPosition], other: Sequence[EveryPosition]) -> float:
