@@ -65,12 +65,11 @@ class RecipeFileError(RecipeError):
         self.args = ("\n".join(lines),)
 
 
-def compose(path: Path, kind: str = "recipe", *, ours: bool = False) -> MappingNode:
+def compose(path: Path, *, ours: bool) -> MappingNode:
     """Parse a recipe file into its YAML node tree, without constructing any object.
 
     Args:
         path: the file.
-        kind: what it is, one word, for what is said about it.
         ours: it is shipped, so no error has to be worded: libyaml parses it five times as fast.
 
     Raises:
@@ -80,7 +79,7 @@ def compose(path: Path, kind: str = "recipe", *, ours: bool = False) -> MappingN
         text = read_text(path, MAX_RECIPE_BYTES)
     except OSError as exc:
         raise RecipeError(
-            path, f"cannot be read: {reason(exc)}", fix=f"give a readable {kind} file"
+            path, f"cannot be read: {reason(exc)}", fix="give a readable recipe file"
         ) from exc
     try:
         depth = 0
@@ -112,12 +111,8 @@ def compose(path: Path, kind: str = "recipe", *, ours: bool = False) -> MappingN
     except yaml.YAMLError as exc:
         raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
     if not isinstance(node, MappingNode):
-        fix = (
-            "start from 'draftquant recipes show NAME'"
-            if kind == "recipe"
-            else "write 'KEY: VALUE'"
-        )
-        raise _one(path, 0, f"expected a mapping of {kind} keys", fix)
+        fix = "start from 'draftquant recipes show NAME'"
+        raise _one(path, 0, "expected a mapping of recipe keys", fix)
     _check_keys(path, node)
     return node
 
@@ -151,9 +146,7 @@ Explain = Callable[[str, str], tuple[str, str] | None]
 """From a key and the text there to what is wrong and the fix; None = as decoding says it."""
 
 
-def decode(
-    cls: type[DataclassT], node: Node, *, explain: Explain = lambda _key, _text: None
-) -> DataclassT:
+def decode(cls: type[DataclassT], node: Node, *, explain: Explain) -> DataclassT:
     """Decode a YAML node into the dataclass `cls`, following its type annotations.
 
     Args:

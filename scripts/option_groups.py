@@ -27,15 +27,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "what is recorded": ("aux_layer_ids", "feature_storage", "fused", "table_ids", "tables"),
     "the server": (
-        "concurrency", "engine_args", "launch", "model", "print_server_args", "selector",
-        "served_as", "shared",
+        "concurrency", "engine_args", "model", "print_server_args", "selector", "served_as",
+        "shared",
     ),
     "when it reads": ("duration", "every", "once", "state", "until_alarm"),
     "limits of the verdict": (
         "alpha", "confidence SHARE", "every_category_passes", "max_relative_drop", "min_prompts",
         "policy",
     ),
-    "what servers measured": ("baseline_again", "measured", "parity", "plain_server", "tasks"),
+    "what servers measured": ("baseline_again", "measured", "parity", "tasks"),
     "where it runs": (
         "batch_size", "device", "device_map", "dtype", "fixed_batches", "no_cache",
     ),

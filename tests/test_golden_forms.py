@@ -285,7 +285,6 @@ def test_a_measurement_that_is_shown_gives_golden_acceptance(tmp_path: Path) -> 
     assert found.all.accepted_at == (4,)
     assert list(found.context_bins) == ["0-1k"]
     assert main(["measure", "--show", str(file), "--golden", str(out)]) == 2
-    assert main(["measure", "--launch", "M", "--out", "O", "--golden", str(out)]) == 2
 
 
 def test_a_report_gives_golden_acceptance_or_nothing_at_all(

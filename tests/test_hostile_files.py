@@ -35,7 +35,6 @@ from draftquant.recipes.regular_file import open_regular, read_text
 from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
 from draftquant.validate.golden.golden_file import read_golden
-from draftquant.validate.launch.matrix import load_matrix
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.report.document import read_report
 from test_packaging import MODULES, parsed
@@ -200,7 +199,6 @@ def test_no_file_of_a_draft_blocks_or_fills_the_memory(
 
 OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "recipe.yaml": load_recipe,
-    "matrix.yaml": load_matrix,
     "trace.json": lambda path: TraceFolder.open(path.parent),
     "prompts.jsonl": read_prompts,
     "prompts.parquet": read_prompts,
@@ -293,9 +291,6 @@ def test_recipes_that_are_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
         load_recipe(tmp_path / "mine.yaml")
-    assert len(str(caught.value)) < 30_000
-    with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
-        load_matrix(tmp_path / "mine.yaml")
     assert len(str(caught.value)) < 30_000
 
 

@@ -444,7 +444,7 @@ def test_the_worst_of_all_counts() -> None:
         assert set(mapping) >= {"served", "replayed", "noise", "parity", "warnings", "action"}
     action = joint_report(served=passed, noise=unsteady).action
     assert action is not None
-    assert "measure --launch" in action
+    assert "measure all runs again in turns" in action
 
 
 def test_a_replay_beside_it_is_held_against_what_was_served() -> None:

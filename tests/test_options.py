@@ -453,10 +453,6 @@ COMMANDS = (
     }),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
             "validate.measure.measuring.measure", (
-        Row("--launch", "M.yaml", "path", Path("M.yaml"), "validate.launch.matrix.load_matrix",
-            without=("--server", "--engine", "--prompts")),
-        Row("--plot", "p.svg", "path", Path("p.svg"), "validate.launch.speed_plot.draw_speed",
-            "--launch M.yaml", ("--server", "--engine", "--prompts")),
         Row("--server", "http://i", "server.url", "http://i"),
         Row("--engine", "sglang", "protocol.given", "sglang"),
         Row("--prompts", "other", "reference", Path("other"), PROMPTS),
@@ -490,11 +486,7 @@ COMMANDS = (
         **stubs("calibration.prompts.prompt_file.PromptEncoder",
                 "validate.measure.measuring.measure", "scripts.commands.measure._print",
                 "validate.measure.protocols.get_protocol",
-                "scripts.api.measure.draft_identity", "validate.launch.matrix.load_matrix",
-                "validate.launch.cell_measurer.CellMeasurer",
-                "validate.launch.launch.launch_matrix", "validate.launch.speed.speed_report",
-                "validate.launch.cell_measurer.measured_runs",
-                "scripts.commands.measure.print_speed"),
+                "scripts.api.measure.draft_identity"),
     }),
     Command("gate BF16 QUANT --traces TRACES", "scripts.api.gate.judge_on_traces", (
         Row("BF16", "a/b", "settings.baseline", "a/b"),

@@ -1,4 +1,4 @@
-"""`measure`: what running servers accept on prompts, and how long it takes."""
+"""`measure`: what a running server accepts on prompts, and how long it takes."""
 
 import os
 from dataclasses import KW_ONLY, dataclass
@@ -14,41 +14,23 @@ from .arguments import AnyPath, GoldenFile, Overwrite, SamplingSeed, Temperature
 from .golden_output import check_golden, write_golden
 from .listener import Bar, Listener, beyond_kept
 from .measured_draft import draft_identity
-from .option import Option, spelling
+from .option import Option
 from .prompt_settings import ChosenPrompts
 from .references import Reference, optional_path
-from .settings import options_of
 from .verb import verb
 
 if TYPE_CHECKING:
-    from ...validate.launch.launch import Cell
     from ...validate.measure.measure_plan import Plan, ServerAddress
     from ...validate.measure.measuring import Progress
 
 _NEEDED = ("server", "engine", "prompts", "out")
-_OF_ONE_SERVER = (
-    "server", "engine", "prompts", "prompts_split", "prompts_column", "num_prompts",
-)  # fmt: skip
-"""Fields that a matrix says itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureSettings(ChosenPrompts):
-    """Which server is asked what; or which matrix of servers; or which measurement is shown."""
+    """Which server is asked what, or which measurement is shown."""
 
     _: KW_ONLY
-    launch: Annotated[
-        AnyPath | None,
-        Option(
-            "start the servers of this .yaml file one after the other, measure each "
-            "at every concurrency into the folder --out, and compare their speed",
-            "MATRIX.yaml",
-        ),
-    ] = None
-    plot: Annotated[
-        AnyPath | None,
-        Option("with --launch: draw the speeds into this file (.svg, .png, .pdf)", "FILE"),
-    ] = None
     server: Annotated[
         str | None,
         Option(
@@ -140,24 +122,9 @@ class MeasureSettings(ChosenPrompts):
     overwrite: Overwrite = False
 
     def check(self) -> None:
-        """One of the three is asked for, and it has what it needs."""
-        if self.golden is not None and self.launch is not None:
-            raise MeasureError("--golden", "is of one measurement, not of a matrix of servers",
-                               fix="measure --show FOLDER/CELL.jsonl --golden F.json")  # fmt: skip
+        """One of the two is asked for, and it has what it needs."""
         if self.show is not None:
             return
-        if self.launch is not None:
-            if self.out is None:
-                raise MeasureError(
-                    "--out", "is needed with --launch", fix="give a folder to create"
-                )
-            for name in _OF_ONE_SERVER:
-                if getattr(self, name) is not None:
-                    option = spelling(name, options_of(type(self))[name])
-                    raise MeasureError(option, "is said by the matrix", fix="leave it out")
-            return
-        if self.plot is not None:
-            raise MeasureError("--plot", "draws what --launch measures", fix="add --launch MATRIX")
         if self.served_as is not None and not self.draft:
             raise MeasureError("--served-as", "is another name of --draft", fix="add --draft DRAFT")
         missing = [name for name in _NEEDED if getattr(self, name) is None]
@@ -167,18 +134,16 @@ class MeasureSettings(ChosenPrompts):
 
 
 @verb(MeasureSettings)
-def measure(settings: MeasureSettings) -> "reports.Measurement | reports.SpeedReport":
-    """Measure how many drafted tokens running servers accept on prompts, and how long they take.
+def measure(settings: MeasureSettings) -> "reports.Measurement":
+    """Measure how many drafted tokens a running server accepts on prompts, and how long it takes.
 
     Returns:
-        A `Measurement` of one server, or a `SpeedReport` where a matrix of servers was launched.
+        What the server did with each prompt.
 
     Raises:
-        DraftQuantError: a server cannot be measured. Answers that were measured before are kept,
+        DraftQuantError: the server cannot be measured. Answers that were measured before are kept,
             and the same call continues with them.
     """
-    if settings.launch is not None:
-        return _launched(settings)
     check_golden(settings.golden, overwrite=settings.overwrite)
     found = _shown(settings.show) if settings.show is not None else _one_server(settings)
     if settings.golden is not None:
@@ -218,7 +183,7 @@ def _address(settings: MeasureSettings, url: str) -> "ServerAddress":
         url=url,
         key=os.environ.get(KEY_VARIABLE) or None,
         patience=Patience(attempts=settings.attempts, seconds=settings.timeout),
-        most_per_second=None if settings.launch else settings.max_requests_per_second,
+        most_per_second=settings.max_requests_per_second,
     )
 
 
@@ -287,41 +252,3 @@ class _Teller:
                 f"{setup.asked.concurrency} request(s) in flight, not {self._concurrency}: only the"
                 " server's counters tell what is accepted"
             )
-
-
-def _launched(settings: MeasureSettings) -> "reports.SpeedReport":
-    """Of options for one server, `timeout` and `attempts` count."""
-    from ...calibration.plot_file import check_plot_path
-    from ...validate.launch.cell_measurer import CellMeasurer, measured_runs
-    from ...validate.launch.launch import Folder, launch_matrix
-    from ...validate.launch.matrix import load_matrix
-    from ...validate.launch.speed import speed_report
-    from ...validate.launch.speed_plot import draw_speed
-
-    plot, out, path = optional_path(settings.plot), settings.out, settings.launch
-    assert out is not None  # see `check`, and for the other too
-    assert path is not None
-    if plot is not None:
-        check_output(plot)
-        check_plot_path(plot)
-    matrix, folder = load_matrix(Path(path)), Folder(path=Path(out))
-    drafts = {v.name: draft_identity(v.draft, v.served_as) for v in matrix.variants if v.draft}
-    measurer = CellMeasurer(matrix, _address(settings, matrix.url), drafts)
-
-    def measure_cell(cell: "Cell", out: Path) -> None:
-        with settings.listener.bar(cell.name, len(measurer.prompts)) as bar:
-            show = beyond_kept(bar)
-            measurer.measure(cell, out, lambda seen: show(seen.num_done, seen.num_prompts))
-
-    launch_matrix(
-        matrix,
-        folder,
-        plan=measurer.identity(),
-        ready=measurer.first_answer,
-        measure=measure_cell,
-        on_progress=settings.listener.note,
-    )
-    report = speed_report(measured_runs(matrix, folder))
-    if plot is not None:
-        draw_speed(report, plot)
-    return report

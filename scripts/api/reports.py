@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ...validate.counting.draft_replay import DraftReplay as DraftReplay
     from ...validate.judging.judgement import GateReport as GateReport
     from ...validate.judging.retuned_gate import RetunedReport as RetunedReport
-    from ...validate.launch.speed import SpeedReport as SpeedReport
     from ...validate.measure.measurement import Measurement as Measurement
     from ...validate.parity.finding import Findings as Findings
     from ...validate.parity.lm_eval_samples import TaskSamples as TaskSamples
@@ -68,7 +67,6 @@ _HOMES = {
     "RetunedReport": "validate.judging.retuned_gate",
     "ShardsPlan": "scripts.api.shards",
     "ShardsRun": "scripts.api.shards",
-    "SpeedReport": "validate.launch.speed",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
     "TraceFolder": "calibration.traces.trace_folder",

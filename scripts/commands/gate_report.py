@@ -136,7 +136,7 @@ def print_served(report: "GateReport") -> None:
 def _print_verdict(report: "GateReport | RetunedRecord", places: Places) -> None:
     out, colour = stdout(), COLOURS[report.verdict]
     out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
-    print_ways_out(report.action, places)
+    _print_ways_out(report.action, places)
     for warning in report.warnings:
         out.line(("warning:", "yellow"), f" {warning}")
 
@@ -163,7 +163,7 @@ def _print_parts(report: "GateReport") -> None:
         stdout().line(together)
 
 
-def print_ways_out(action: str | None, places: Places) -> None:
+def _print_ways_out(action: str | None, places: Places) -> None:
     """What to do about a verdict, one way out a line, its command on a line of its own."""
     from ...validate.report.words import way_out
 
@@ -205,6 +205,6 @@ def print_joint(report: "JointReport", places: Places) -> None:
     out.line((report.verdict, f"bold {COLOURS[report.verdict]}"), ", the worst of:")
     for title, verdict, reason, _ in report.parts:
         out.line(f"  {title}: ", (verdict, COLOURS[verdict]), f". {reason}")
-    print_ways_out(report.action, places)
+    _print_ways_out(report.action, places)
     for warning in report.warnings:
         out.line(("warning:", "yellow"), f" {warning}")

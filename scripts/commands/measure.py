@@ -1,4 +1,4 @@
-"""`draftquant measure`: what running servers accept on prompts, and how long it takes."""
+"""`draftquant measure`: what a running server accepts on prompts, and how long it takes."""
 
 import argparse
 import dataclasses
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ..api.measure import measure
 from ..console import print_json, print_table, stdout, table
-from .speed_table import print_speed
 
 if TYPE_CHECKING:
     from ...validate.measure.measurement import Measurement
@@ -17,15 +16,7 @@ VERB = measure
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print the figures."""
-    from ...validate.measure.measurement import Measurement
-
-    found = measure.run(options.settings)
-    if isinstance(found, Measurement):
-        _print(found, options.json)
-    elif options.json:
-        print_json(dataclasses.asdict(found))
-    else:
-        print_speed(found)
+    _print(measure.run(options.settings), options.json)
     return 0
 
 

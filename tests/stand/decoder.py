@@ -56,15 +56,13 @@ def loaded_draft(pair: PairName) -> LoadedDraft:
 
 
 class Decoder:
-    """A target and a draft, the pair's own or another; every prompt is decoded once."""
+    """A pair's target and draft; every prompt is decoded once."""
 
-    def __init__(
-        self, pair: PairName, num_draft_tokens: int, draft: LoadedDraft | None = None
-    ) -> None:
+    def __init__(self, pair: PairName, num_draft_tokens: int) -> None:
         target = PAIRS / pair / "target"
         self.num_draft_tokens = num_draft_tokens
         self._target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-        self._draft = loaded_draft(pair) if draft is None else draft
+        self._draft = loaded_draft(pair)
         self._runs: dict[tuple[int, ...], EngineRun] = {}
         self._lock = threading.Lock()  # hooks of the target belong to one prompt at a time
 

@@ -100,7 +100,7 @@ def judged_noise(
             f"The server changed between the two measurements: {found}, and chance does that in"
             " fewer than one of a hundred pairs of runs.",
             "Look for a change of the server's load, version or settings, then measure all runs"
-            " again in turns (measure --launch).",
+            " again in turns.",
         )
     noise = (change.upper - change.lower) / 2
     if noise >= -math.log1p(-policy.max_relative_drop):

@@ -1,1 +1,0 @@
-"""Starting servers, measuring them in turns, stopping them, and comparing their speed."""
