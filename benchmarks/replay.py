@@ -148,7 +148,8 @@ def timed_replay(
     from draftquant.calibration.passes.devices import peak_bytes
     from draftquant.calibration.passes.memory import estimate_replay
     from draftquant.calibration.traces.trace_folder import TraceFolder
-    from draftquant.scripts.api.replay import OnTracesSettings, load_for_replay
+    from draftquant.scripts.api.loaded_drafts import load_for_replay
+    from draftquant.scripts.api.replay import OnTracesSettings
     from draftquant.scripts.console import OnTerminal
     from draftquant.validate.counting.trace_replay import replay_drafts
 

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     speak(quiet=False, verbose=False)
     try:
         try:
-            return run_line(arguments, options)
+            return _run(arguments, options)
         finally:
             RESULTS.flush()  # what cannot be written is an error of this run, not of its end
     except UsageError as exc:
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def run_line(arguments: Sequence[str], options: argparse.Namespace) -> int:
-    """Parse into `options`, which has the common ones, and run; the exit code."""
+def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
+    """Parse into `options`, and run."""
     parser_of(arguments).parse_args(arguments, namespace=options)
     speak(quiet=options.quiet, verbose=options.verbose)
     if options.verbose:

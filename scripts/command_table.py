@@ -32,7 +32,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "gate": "may the quantized draft replace the BF16 one?",
         "compare": "several drafts on the same prompts: which one for your traffic?",
         "parity": "does speculation, or a quantized draft, change the output?",
-        "shards": "divide a run over machines, and merge the results",
     },
     "serve": {
         "measure": "measure the acceptance and the speed of running servers",

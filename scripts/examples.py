@@ -76,17 +76,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "traces merge": ("draftquant traces merge ./traces-a ./traces-b --out ./traces",),
     "traces store": ("draftquant traces store ./traces --feature-storage zstd --out ./packed",),
     "replay": ("draftquant replay ./draft ./draft-fp8 --traces ./gate-traces -k 3",),
-    "shards": (
-        "draftquant shards plan --shards 4 --out ./jobs -- replay ./draft ./draft-fp8 --traces T",
-        "draftquant shards run ./jobs --shard 0",
-        "draftquant shards merge ./jobs",
-    ),
-    "shards plan": (
-        "draftquant shards plan --shards 4 --out ./jobs -- replay ./draft ./draft-fp8 --traces T",
-        "draftquant shards plan --shards 16 --out ./jobs --commands matrix.txt --for slurm",
-    ),
-    "shards run": ("draftquant shards run ./jobs --shard 0",),
-    "shards merge": ("draftquant shards merge ./jobs",),
     "measure": (
         "draftquant measure --server http://127.0.0.1:8000 --engine vllm --prompts prompts.jsonl"
         " --tokenizer ./target --out bf16.jsonl",

@@ -37,7 +37,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "what servers measured": ("baseline_again", "measured", "parity", "tasks"),
     "where it runs": (
-        "batch_size", "device", "device_map", "dtype", "fixed_batches", "no_cache",
+        "batch_size", "device", "device_map", "dtype", "fixed_batches", "no_cache", "ray",
     ),
     "report files": ("github", "golden", "junit_inconclusive", "markdown", "overwrite"),
 }  # fmt: skip

@@ -3,11 +3,24 @@
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
 
-from ..traces.writer import TraceWriter
+from ..traces.prompt_trace import PromptTrace
 from .continuing import Left
 
 _MOST_WAITING = 2
+
+
+class TakesTraces(Protocol):
+    """A `TraceWriter`, or what takes traces as it does."""
+
+    @property
+    def staging(self) -> Path:
+        """A folder for files without a name."""
+
+    def add(self, trace: PromptTrace, *, position: int) -> None:
+        """Take one trace; `position` is the place of its prompt."""
 
 
 class BackgroundWriter:
@@ -18,7 +31,7 @@ class BackgroundWriter:
         first: position in the folder of the first prompt that may leave.
     """
 
-    def __init__(self, writer: TraceWriter, first: int = 0) -> None:
+    def __init__(self, writer: TakesTraces, first: int = 0) -> None:
         self._writer = writer
         self._first = first
         self._thread = ThreadPoolExecutor(max_workers=1)

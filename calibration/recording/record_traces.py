@@ -3,12 +3,10 @@
 It knows the target; of drafts it knows only which layers they read and how they fuse them.
 """
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-
-from torch import Tensor
 
 from ...quantize.files.staging import check_output
 from ...quantize.stored.loading import LoadedDraft
@@ -22,24 +20,18 @@ from ..traces.stored_features import check_storage
 from ..traces.target_tables import TargetTables
 from ..traces.too_long import TooLongPrompts
 from ..traces.trace_folder import TraceFolder
-from ..traces.writer import TraceWriter, trace_output
-from .background_writer import BackgroundWriter
+from ..traces.writer import trace_output
+from .background_writer import BackgroundWriter, TakesTraces
 from .batch_plan import BatchPlan, planned_batch
 from .continuing import Continuing
 from .decoding import GREEDY, Decoding
 from .kept_rows import Fuse
+from .opened_target import OpenedTarget, opened_target
 from .prompt_fit import check_prompts
+from .recorded_batches import FixedBatch, HeldTraces, RecordedBatch, write_recorded
 from .recorded_target import RecordedTarget
 from .running_rows import RunningRow
-from .target_model import (
-    ON_CPU,
-    Placement,
-    configured_shape,
-    decoder_layers,
-    loaded_target,
-    shape_of,
-)
-from .target_shape import chosen_layers, feature_spec, target_identity
+from .target_model import ON_CPU, Placement, configured_shape
 
 
 def record_traces(
@@ -60,6 +52,7 @@ def record_traces(
     storage: FeatureStorage | None = None,
     too_long: TooLongPrompts | None = None,
     dataset: DatasetSource | None = None,
+    elsewhere: Callable[[Sequence[FixedBatch]], Iterator[RecordedBatch]] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     on_note: Callable[[str], None] = lambda _note: None,
 ) -> TraceFolder:
@@ -86,6 +79,8 @@ def record_traces(
         storage: of the features, see `FeatureSpec`.
         too_long: prompts that were left out or cut before, for trace.json.
         dataset: that the prompts were taken out of, for trace.json.
+        elsewhere: records fixed batches, and gives them in their order; None = they are recorded
+            here.
         on_progress: called with (work done, work) whenever the target has run; see `_Work`.
         on_note: hears why fewer prompts run together than could.
 
@@ -103,46 +98,54 @@ def record_traces(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         AT_LEAST_1.check(TraceError, name, value, fix="give a larger number")
     check_prompts(prompts, configured_shape(target), max_new_tokens)
-    with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=out.parent) as model:
-        layers = decoder_layers(model, target)
-        shape = shape_of(model.config.get_text_config(), len(layers))
-        identity = target_identity(target, shape)
-        ids = chosen_layers(aux_layer_ids, fuse_with, shape)
-        computed = feature_spec(shape, ids, fuse_with, dtype)
-        spec = dataclasses.replace(computed, dtype=stored or dtype, storage=storage)
-        last_state = fuse_with is not None and not fuse_with.geometry.reads_layers
-        with (
-            trace_output(
-                out,
-                identity,
-                spec,
-                temperature=decoding.temperature,
-                sampling=decoding.sampling,
-                ignore_eos=decoding.ignore_eos,
-                logprobs=decoding.logprob_spec,
-                tables=tables,
-                table_ids=table_ids or (),
-                too_long=too_long,
-                datasets=(dataset,) if dataset else None,
-            ) as writer,
-            RecordedTarget(model, layers, ids, last_state=last_state) as recorded,
-        ):
-            every = range(len(prompts))
-            for batch in fixed_batches_of(len(prompts), batch_size) if fixed_batches else [every]:
-                record_into(
-                    writer,
-                    recorded,
-                    prompts[batch.start : batch.stop],
-                    [max_new_tokens] * len(batch),
-                    decoding,
-                    batch_size=batch_size,
-                    first=batch.start,
-                    all_together=fixed_batches,
-                    fuse=None if fuse_with is None else partial(_fused, fuse_with),
-                    stored=spec.dtype,
-                    on_progress=_progress_of(batch, len(prompts), on_progress),
-                    on_note=on_note,
-                )
+    batches = fixed_batches_of(len(prompts), batch_size) if fixed_batches else [range(len(prompts))]
+    output = partial(
+        trace_output,
+        out,
+        temperature=decoding.temperature,
+        sampling=decoding.sampling,
+        ignore_eos=decoding.ignore_eos,
+        logprobs=decoding.logprob_spec,
+        tables=tables,
+        table_ids=table_ids or (),
+        too_long=too_long,
+        datasets=(dataset,) if dataset else None,
+    )
+    if elsewhere is not None:
+        some = [FixedBatch(first=b.start, prompts=prompts[b.start : b.stop]) for b in batches]
+        found = elsewhere(some)
+        first = next(found)
+        with output(first.identity, first.features) as writer:
+            write_recorded(writer, itertools.chain([first], found), len(prompts), on_progress)
+        return TraceFolder.open(out)
+    with (
+        opened_target(
+            target,
+            aux_layer_ids=aux_layer_ids,
+            fuse_with=fuse_with,
+            dtype=dtype,
+            stored=stored,
+            placement=placement,
+            storage=storage,
+            beside=out.parent,
+        ) as opened,
+        output(opened.identity, opened.features) as writer,
+    ):
+        for batch in batches:
+            record_into(
+                writer,
+                opened.recorded,
+                prompts[batch.start : batch.stop],
+                [max_new_tokens] * len(batch),
+                decoding,
+                batch_size=batch_size,
+                first=batch.start,
+                all_together=fixed_batches,
+                fuse=opened.fuse,
+                stored=opened.features.dtype,
+                on_progress=_progress_of(batch, len(prompts), on_progress),
+                on_note=on_note,
+            )
     return TraceFolder.open(out)
 
 
@@ -159,6 +162,43 @@ def fixed_batches_of(num_prompts: int, batch_size: int) -> list[range]:
     ]
 
 
+def record_batch(
+    opened: OpenedTarget,
+    batch: FixedBatch,
+    *,
+    max_new_tokens: int,
+    decoding: Decoding,
+    batch_size: int,
+    spool: Path,
+) -> RecordedBatch:
+    """Record one fixed batch into memory.
+
+    Args:
+        opened: the target.
+        batch: the prompts.
+        max_new_tokens: as of `record_traces`, also the next two.
+        decoding: how tokens are chosen.
+        batch_size: of all fixed batches but the last.
+        spool: see `KeptRows`.
+    """
+    held = HeldTraces(staging=spool)
+    record_into(
+        held,
+        opened.recorded,
+        batch.prompts,
+        [max_new_tokens] * len(batch.prompts),
+        decoding,
+        batch_size=batch_size,
+        first=batch.first,
+        all_together=True,
+        fuse=opened.fuse,
+        stored=opened.features.dtype,
+    )
+    return RecordedBatch(
+        identity=opened.identity, features=opened.features, traces=tuple(held.traces)
+    )
+
+
 def _progress_of(
     batch: range, num_prompts: int, on_progress: Callable[[int, int], None]
 ) -> Callable[[int, int], None]:
@@ -171,7 +211,7 @@ def _progress_of(
 
 
 def record_into(
-    writer: TraceWriter,
+    writer: TakesTraces,
     target: RecordedTarget,
     prompts: Sequence[Prompt],
     limits: Sequence[int],
@@ -188,7 +228,7 @@ def record_into(
     """Continue every prompt, and write what is recorded while the target goes on.
 
     Args:
-        writer: of the trace folder.
+        writer: of the trace folder, or whatever takes them.
         target: loaded, with its hooks.
         prompts: at least one.
         limits: most new tokens of each.
@@ -277,8 +317,3 @@ class _Work:
         if done > self._told:
             self._told = done
             self._on_progress(done, self._total)
-
-
-def _fused(draft: LoadedDraft, features: Tensor) -> Tensor:
-    """What the draft's fc makes of the features [n, width] of a prompt, where it is."""
-    return draft.forward.fuse(features[None].to(draft.device))[0]

@@ -126,18 +126,6 @@ def end_token_ids(target: Path) -> frozenset[int]:
     return frozenset(token for token in ids if type(token) is int and token >= 0)
 
 
-def target_files_sha256(target: Path) -> str:
-    """Hash of config.json, and of the names and sizes of its weights, which are not read.
-
-    Raises:
-        OSError: there is no config.json.
-    """
-    digest = hashlib.sha256(file_sha256(target / CONFIG_FILE).encode())
-    for path in sorted(target.glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-    return digest.hexdigest()
-
-
 def check_draft_fits(
     name: str, geometry: Any, shape: TargetShape, asked: Sequence[int] | None
 ) -> None:

@@ -154,6 +154,14 @@ NoCache = Annotated[
         " nothing there"
     ),
 ]
+Ray = Annotated[
+    str | None,
+    Option(
+        "compute as tasks of this Ray cluster (HOST:PORT, auto, or local), whose nodes read"
+        " the same paths",
+        "ADDRESS",
+    ),
+]
 Target = Annotated[
     AnyPath | None,
     Option(

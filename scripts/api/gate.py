@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from ...validate.report.facts import Drafts, EngineFacts
     from ...validate.served.joint_report import JointReport
 
-OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size", "head_online")
+OF_TRACES = (
+    "tuned_baseline",
+    "num_draft_tokens",
+    "target",
+    "batch_size",
+    "head_online",
+    "ray",
+)
 """Fields that mean nothing without traces, and have no default."""
 _NAMES = ["BF16", "QUANT", "--traces"]
 

@@ -12,9 +12,10 @@ from ...quantize.files.checkpoint import CONFIG_FILE
 from ...recipes.library import aliases, built_in_recipes
 from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments
+from .loaded_drafts import load_for_replay
 from .option import Argument, Option
 from .references import Reference, folder_of, optional_path
-from .replay import OnTracesSettings, load_for_replay, replay_loaded
+from .replay import OnTracesSettings, replay_loaded
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
@@ -64,6 +65,12 @@ class GateOnTracesSettings(OnTracesSettings):
 
     head_online: arguments.HeadOnline = None
     kv_cache_dtype: arguments.KvCache = "auto"
+    ray: arguments.Ray = None
+
+    @property
+    @override
+    def ray_address(self) -> str | None:
+        return self.ray
 
     @override
     def served_forms(self, count: int) -> list[ServedForm]:

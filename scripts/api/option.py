@@ -21,7 +21,7 @@ class Option:
         short: one letter, such as "-k".
         flag: the option's name, where it is not the field's.
         several: how several values are given.
-        count: how many values of `several`, where that is fixed; "*" where there may be none.
+        count: how many values of `several`, where that is fixed.
         reads: makes a value of a word that is written in a way of its own; raises `MisfitError`.
         example: of a value, for errors.
         bounds: what a number may be.
@@ -34,7 +34,7 @@ class Option:
     short: str = ""
     flag: str = ""
     several: Several = "words"
-    count: int | Literal["+", "*", "?"] = "+"
+    count: int | Literal["+", "?"] = "+"
     reads: Callable[[str], object] | None = None
     example: str = ""
     bounds: Bounds | None = None

@@ -7,11 +7,12 @@ from ...recipes.bounds import AT_LEAST_1
 from . import reports
 from .arguments import AnyPath, Device, Dtype, NumDraftTokens, Target
 from .findings import BoundedFindings
+from .loaded_drafts import load_for_replay
 from .measured_draft import draft_identity
 from .opened_traces import open_traces
 from .option import Argument, Option
 from .references import Reference
-from .replay import OnTracesSettings, load_for_replay
+from .replay import OnTracesSettings
 from .verb import verb
 
 

@@ -23,7 +23,7 @@ class ChosenPrompts(Settings):
 
     prompts_split: Annotated[
         str | None,
-        Option("split of a Hub data set, with its config if it has several", "[CONFIG/]SPLIT"),
+        Option("split of a Hub data set, and its config if several", "[CONFIG/]SPLIT"),
     ] = None
     prompts_column: Annotated[
         str | None,

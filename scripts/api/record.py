@@ -2,16 +2,17 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...calibration.errors import TraceError
 from ...quantize.files.checkpoint import Checkpoint
 from . import reports
-from .division import Recording, running_division
-from .listener import Unit, beyond_kept
+from .listener import SILENT, Unit, beyond_kept
 from .record_prompts import prompts_to_record, shape_of
 from .record_settings import RecordSettings
 from .references import folder_of
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from ...calibration.recording.conversations import Record
     from ...calibration.recording.decoding import Decoding
     from ...calibration.recording.prompt_fit import FittedPrompts
+    from ...calibration.recording.recorded_batches import FixedBatch, RecordedBatch
     from ...calibration.traces.trace_folder import TraceFolder
     from ...calibration.vllm.recording_plan import RecordingPlan
     from ...quantize.stored.loading import LoadedDraft
+    from .on_ray import Placed
 
 
 @verb(RecordSettings)
@@ -61,61 +64,22 @@ def record(settings: RecordSettings) -> "reports.TraceFolder | str":
     assert settings.out is not None  # likewise
     unit: Unit = "items" if settings.engine == "vllm" else "work"
     turns = itertools.count(1)
-    with settings.listener.bar("record", len(fitted.prompts), unit) as bar:
+    with ExitStack() as stack:
+        by: Callable[..., TraceFolder] = _by_vllm if settings.engine == "vllm" else _by_transformers
+        if settings.ray is not None:
+            by = partial(_by_transformers, elsewhere=stack.enter_context(_ray_tasks(settings, how)))
+        bar = stack.enter_context(settings.listener.bar("record", len(fitted.prompts), unit))
 
         def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
-            by = _by_vllm if settings.engine == "vllm" else _by_transformers
             these = dataclasses.replace(fitted, prompts=tuple(some))
             if settings.turns == "all":
                 bar.phase(f"record turn {next(turns)}", len(some), unit)
             show = beyond_kept(bar) if settings.engine == "vllm" else bar.set
             return by(settings, how, these, folder, show)
 
-        if division := running_division():
-            return division.traces(_divided(settings, how, fitted))
         if settings.turns == "all":
             return _all_turns(settings, fitted.prompts, records)
         return records(fitted.prompts, Path(settings.out))
-
-
-def _divided(settings: RecordSettings, how: "_HowToRecord", fitted: "FittedPrompts") -> Recording:
-    """What can be recorded in parts; the tables of the target are written when they are joined."""
-    from ...calibration.recording.target_shape import target_files_sha256
-    from ...calibration.traces.recorded_parts import join_parts
-    from ...calibration.traces.target_tables import TargetTables
-    from ...validate.counting.replay_cache import draft_identity
-
-    if settings.turns == "all" or not settings.fixed_batches:
-        what = "--turns all" if settings.turns == "all" else "without --fixed-batches"
-        raise TraceError(
-            "record",
-            f"cannot be divided {what}: a prompt's bits would depend on those of other parts",
-            fix="record with --fixed-batches and --turns first",
-        )
-    target, parts = Path(settings.target), dataclasses.replace(how, table_ids=None)
-
-    def record(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
-        these = dataclasses.replace(fitted, prompts=tuple(some))
-        return _by_transformers(settings, parts, these, folder, lambda _done, _total: None)
-
-    def join(recorded: "Sequence[TraceFolder]") -> "TraceFolder":
-        assert settings.out is not None  # see `RecordSettings.check`
-        tables = None if how.table_ids is None else TargetTables.find(target)
-        out, ids = Path(settings.out), how.table_ids or ()
-        return join_parts(recorded, out, tables=tables, table_ids=ids)
-
-    left_out = fitted.too_long, fitted.dataset, how.aux_layer_ids, how.table_ids
-    inputs = {"target": target_files_sha256(target), "prompts left out, layers": repr(left_out)}
-    if how.fuse_with is not None:
-        inputs["draft"] = draft_identity(how.fuse_with)
-    return Recording(
-        prompts=fitted.prompts,
-        batch_size=settings.batch_size,
-        inputs=inputs,
-        device=how.device,
-        record=record,
-        join=join,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +141,7 @@ def _by_transformers(
     fitted: "FittedPrompts",
     out: Path,
     on_progress: Callable[[int, int], None],
+    elsewhere: "Callable[[Sequence[FixedBatch]], Iterator[RecordedBatch]] | None" = None,
 ) -> "TraceFolder":
     from ...calibration.recording.record_traces import record_traces
     from ...calibration.recording.target_model import Placement
@@ -199,9 +164,56 @@ def _by_transformers(
         storage=storage_of(settings.feature_storage),
         too_long=fitted.too_long,
         dataset=fitted.dataset,
+        elsewhere=elsewhere,
         on_progress=on_progress,
         on_note=settings.listener.note,
     )
+
+
+def _ray_tasks(
+    settings: RecordSettings, how: _HowToRecord
+) -> "AbstractContextManager[Placed[FixedBatch, RecordedBatch]]":
+    """Inside the block, fixed batches are recorded by the cluster of the settings."""
+    from .on_ray import ray_tasks
+
+    assert settings.ray is not None  # its caller asks
+    sent = dataclasses.replace(
+        settings,
+        listener=SILENT,
+        device=how.device.type,
+        target=Path(settings.target).absolute(),
+        draft=settings.draft and folder_of(settings.draft).absolute(),
+    )
+    return ray_tasks(settings.ray, how.device, partial(_open_recording, sent))
+
+
+@contextmanager
+def _open_recording(settings: RecordSettings) -> "Iterator[Callable[[FixedBatch], RecordedBatch]]":
+    """In a worker: load the target; what the block is given records a batch."""
+    from ...calibration.recording.opened_target import opened_target
+    from ...calibration.recording.record_traces import record_batch
+    from ...calibration.recording.target_model import Placement
+    from ...calibration.traces.stored_features import storage_of
+
+    how, scratch = _how(settings), Path(tempfile.gettempdir())
+    with opened_target(
+        Path(settings.target),
+        aux_layer_ids=how.aux_layer_ids,
+        fuse_with=how.fuse_with,
+        dtype=settings.computes_in,
+        stored=settings.stored_in,
+        placement=Placement(device=how.device),
+        storage=storage_of(settings.feature_storage),
+        beside=scratch,
+    ) as opened:
+        yield partial(
+            record_batch,
+            opened,
+            max_new_tokens=settings.max_new_tokens,
+            decoding=how.decoding,
+            batch_size=settings.batch_size,
+            spool=scratch,
+        )
 
 
 def _by_vllm(

@@ -145,13 +145,14 @@ class RecordSettings(ChosenPrompts):
     ] = 32
     fixed_batches: Annotated[
         bool,
-        Option("always run the same --batch-size prompts together, and no others with them"),
+        Option("always the same --batch-size prompts together, alone"),
     ] = False
     device: arguments.Device = "auto"
     device_map: Annotated[
         Literal["auto"] | None,
         Option("spread a large target over all GPUs, then CPU and disk (needs accelerate)"),
     ] = None
+    ray: arguments.Ray = None
     engine: Annotated[
         Literal["transformers", "vllm", "sglang"],
         Option(
@@ -229,6 +230,8 @@ class RecordSettings(ChosenPrompts):
         if self.fixed_batches and self.engine != "transformers":
             raise TraceError("--fixed-batches", f"{self.engine} chooses its batches itself",
                              fix="leave it out")  # fmt: skip
+        if self.ray:
+            self._check_ray()
         if self.continued and self.turns == "all":
             raise TraceError("--continue", "goes on behind the last turn, and --turns all begins"
                              " with the first", fix="leave one of them out")  # fmt: skip
@@ -243,4 +246,30 @@ class RecordSettings(ChosenPrompts):
                 "--out",
                 "expected the folder to create",
                 fix="add --out FOLDER, such as --out ./gate-traces",
+            )
+
+    def _check_ray(self) -> None:
+        """Refuse what Ray does not divide, or not into equal bytes."""
+        from ...calibration.errors import TraceError
+
+        if self.engine != "transformers":
+            raise TraceError(
+                "--ray",
+                f"divides what transformers records; {self.engine} spreads a target over GPUs and"
+                " machines itself",
+                fix="leave it out; give --engine-arg tensor_parallel_size=8, or several addresses"
+                " behind --server",
+            )
+        if self.device_map:
+            raise TraceError(
+                "--ray",
+                "gives each task one device, and --device-map spreads a target over all",
+                fix="leave one of them out",
+            )
+        if not self.fixed_batches:
+            raise TraceError(
+                "--ray",
+                "needs fixed batches: in others, what runs beside a prompt depends on those before,"
+                " and so do its bits",
+                fix="add --fixed-batches",
             )

@@ -1,4 +1,4 @@
-"""`replay`: acceptance of drafts over recorded traces; loading them within the memory there is."""
+"""`replay`: acceptance of drafts over recorded traces."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,46 +10,18 @@ from typing_extensions import override
 from ...recipes.served_form import AS_STORED, ServedForm
 from ...validate.errors import GoldenError
 from . import arguments, reports
-from .division import running_division
 from .golden_output import check_golden, write_golden
 from .listener import Listener
-from .opening import shared_tables
+from .loaded_drafts import LoadedForReplay, PassesSettings, load_for_replay
 from .option import Argument, Option
-from .references import Reference, folder_of, optional_path
-from .settings import Settings
+from .references import Reference
 from .verb import verb
 
 if TYPE_CHECKING:
     import torch
 
-    from ...calibration.passes.memory import MemoryEstimate
-    from ...calibration.traces.target_tables import SharedTables
-    from ...calibration.traces.trace_folder import TraceFolder
-    from ...quantize.stored.loading import LoadedDraft
     from ...validate.counting.draft_replay import DraftReplay
     from ...validate.counting.replay_cache import KnownProposals, ReplayCache
-
-
-@dataclass(frozen=True)
-class PassesSettings(Settings):
-    """How drafts run along traces."""
-
-    _: KW_ONLY
-    num_draft_tokens: arguments.NumDraftTokens = None
-    target: arguments.Target = None
-    device: arguments.Device = "auto"
-    dtype: arguments.Dtype = "float32"
-    draft_sampling: arguments.Sampling = "greedy"
-    batch_size: arguments.BatchSize = None
-
-    @property
-    def rotary_base(self) -> float | None:
-        """Instead of that of config.json."""
-        return None
-
-    def served_forms(self, count: int) -> list[ServedForm]:
-        """What an engine makes of each of so many drafts."""
-        return [AS_STORED] * count
 
 
 @dataclass(frozen=True)
@@ -58,6 +30,11 @@ class OnTracesSettings(PassesSettings):
 
     _: KW_ONLY
     no_cache: arguments.NoCache = False
+
+    @property
+    def ray_address(self) -> str | None:
+        """Of the Ray cluster that computes what drafts propose; None = this process does."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +56,7 @@ class ReplaySettings(OnTracesSettings):
     ] = None
     head_online: arguments.HeadsOnline = None
     kv_cache_dtype: arguments.KvCaches = "auto"
+    ray: arguments.Ray = None
     golden: arguments.GoldenFile = None
     overwrite: arguments.Overwrite = False
 
@@ -95,6 +73,11 @@ class ReplaySettings(OnTracesSettings):
     @override
     def rotary_base(self) -> float | None:
         return self.rope_theta
+
+    @property
+    @override
+    def ray_address(self) -> str | None:
+        return self.ray
 
     @override
     def served_forms(self, count: int) -> list[ServedForm]:
@@ -150,111 +133,6 @@ def _write_golden(settings: ReplaySettings, replay: "DraftReplay") -> None:
     write_golden(settings.golden, golden, overwrite=settings.overwrite)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedForReplay:
-    """Drafts that fit in memory beside what their passes need, and how they are to be run.
-
-    Attributes:
-        drafts: the reference first. tables: of the target, for drafts without their own.
-        max_tokens: see `replay_drafts`.
-    """
-
-    drafts: "list[LoadedDraft]"
-    traces: "TraceFolder"
-    tables: "SharedTables"
-    device: "torch.device"
-    max_tokens: int
-
-    @property
-    def both(self) -> "tuple[LoadedDraft, LoadedDraft]":
-        """Baseline and candidate of a gate, the first two."""
-        baseline, candidate, *_ = self.drafts
-        return baseline, candidate
-
-
-def load_for_replay(
-    references: Sequence[Reference],
-    traces: "TraceFolder",
-    settings: PassesSettings,
-) -> LoadedForReplay:
-    """Say what memory a replay takes, refuse what does not fit, and load the drafts.
-
-    Args:
-        references: folders or Hub ids, the reference draft first.
-        traces: to replay.
-        settings: how; its listener is told what that takes.
-
-    Raises:
-        DeviceError: there is no such device, or too little memory.
-        CheckpointError, VerifyError: see `load_draft`.
-    """
-    from ...calibration.passes.devices import resolve_device
-
-    estimate = memory_of(references, traces, settings)
-    estimate.check()
-    settings.listener.note(estimate.line())
-    device = resolve_device(settings.device)
-    empty = LoadedForReplay(
-        drafts=[],
-        traces=traces,
-        tables=shared_tables(traces, optional_path(settings.target), device),
-        device=device,
-        max_tokens=estimate.max_tokens,
-    )
-    return load_beside(empty, references, settings)
-
-
-def memory_of(
-    references: Sequence[Reference],
-    traces: "TraceFolder",
-    settings: PassesSettings,
-    *,
-    in_turn: bool = False,
-) -> "MemoryEstimate":
-    """What a replay of drafts will take; `in_turn`: see `estimate_replay`."""
-    import torch
-
-    from ...calibration.passes.devices import resolve_device
-    from ...calibration.passes.memory import estimate_replay
-
-    return estimate_replay(
-        [folder_of(reference) for reference in references],
-        traces,
-        dtype=getattr(torch, settings.dtype),
-        device=resolve_device(settings.device),
-        num_draft_tokens=settings.num_draft_tokens,
-        batch_size=settings.batch_size,
-        online_heads=[form.online_head for form in settings.served_forms(len(references))],
-        in_turn=in_turn,
-    )
-
-
-def load_beside(
-    loaded: LoadedForReplay, references: Sequence[Reference], settings: PassesSettings
-) -> LoadedForReplay:
-    """What was loaded, and these drafts behind it, which share the first one's equal tensors."""
-    import torch
-
-    from ...quantize.stored.loading import load_draft
-
-    drafts = list(loaded.drafts)
-    forms = settings.served_forms(len(drafts) + len(references))[len(drafts) :]
-    for reference, form in zip(references, forms, strict=True):
-        draft = load_draft(
-            folder_of(reference),
-            dtype=getattr(torch, settings.dtype),
-            device=loaded.device,
-            compact=True,
-            like=drafts[0] if drafts else None,
-            shared=loaded.tables,
-            rope_theta=settings.rotary_base,
-            online_head=form.online_head,
-            kv_cache=form.kv_cache,
-        )
-        drafts.append(draft)
-    return dataclasses.replace(loaded, drafts=drafts)
-
-
 def replay_loaded(loaded: LoadedForReplay, settings: OnTracesSettings) -> "tuple[DraftReplay, ...]":
     """Replay, and then say what memory it took."""
     cache = replay_cache(settings.listener, no_cache=settings.no_cache)
@@ -269,11 +147,11 @@ def replay_beside(
     cache: "KnownProposals | None",
 ) -> "tuple[DraftReplay, ...]":
     """Replay drafts; what the first proposes is asked of `cache` and kept there."""
-    from ...calibration.passes.batches import MAX_TOKENS
     from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
+    from .on_ray import replayed_on_ray
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
-    division = running_division()
+    address = settings.ray_address
     with settings.listener.bar("replay", len(loaded.traces), "work") as bar:
         return replay_drafts(
             loaded.drafts,
@@ -281,9 +159,9 @@ def replay_beside(
             num_draft_tokens=chosen,
             draft_sampling=settings.draft_sampling,
             batch_size=settings.batch_size,
-            max_tokens=MAX_TOKENS if division else loaded.max_tokens,
-            elsewhere=division.proposals if division else None,
+            max_tokens=loaded.max_tokens,
             cache=cache,
+            elsewhere=replayed_on_ray(address, loaded, settings, bar.set) if address else None,
             on_progress=bar.set,
         )
 

@@ -7,18 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .division import running_division
+from .loaded_drafts import load_beside, load_for_replay, memory_of
 from .references import Reference, folder_of
-from .replay import (
-    OnTracesSettings,
-    load_beside,
-    load_for_replay,
-    memory_of,
-    note_memory,
-    replay_beside,
-    replay_cache,
-    replay_loaded,
-)
+from .replay import OnTracesSettings, note_memory, replay_beside, replay_cache, replay_loaded
 
 if TYPE_CHECKING:
     from ...calibration.traces.trace_folder import TraceFolder
@@ -47,7 +38,7 @@ def replay_in_groups(
     settings = _alike(references, settings)
     estimate = memory_of(references, traces, settings, in_turn=True)
     groups = estimate.groups(MOST_TOGETHER)
-    if len(groups) <= 1 or running_division():  # shards divide prompts, and ask all drafts at once
+    if len(groups) <= 1:
         return replay_loaded(load_for_replay(references, traces, settings), settings)
     estimate.in_turn.check()
     listener, names = settings.listener, [one.name for one in estimate.drafts]

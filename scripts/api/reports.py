@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from .plan import PlanReport as PlanReport
     from .recipes import ListedRecipe as ListedRecipe
     from .report import WrittenReport as WrittenReport
-    from .shards import ShardsPlan as ShardsPlan
-    from .shards import ShardsRun as ShardsRun
     from .verify import Verification as Verification
 
 _HOMES = {
@@ -65,8 +63,6 @@ _HOMES = {
     "QuantizeReport": "quantize.quantize_draft",
     "RetuneReport": "calibration.rounding.retune_draft",
     "RetunedReport": "validate.judging.retuned_gate",
-    "ShardsPlan": "scripts.api.shards",
-    "ShardsRun": "scripts.api.shards",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
     "TraceFolder": "calibration.traces.trace_folder",

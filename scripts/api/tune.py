@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,7 +24,6 @@ from .arguments import (
     TargetLayers,
     share,
 )
-from .division import Division, Measuring, running_division
 from .opened_traces import open_traces
 from .opening import draft_on_traces, named_recipe, open_draft, with_algorithm
 from .option import Argument, Option
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from ...quantize.drafts import Draft
     from ...quantize.files.hub import DraftSource
     from ...validate.tuning.candidates import Candidates
-    from ...validate.tuning.measured_mixtures import Computing
 
 MAX_DROP = 0.01
 """As the gate's release policy, where nothing is asked."""
@@ -134,7 +131,6 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
     from ...calibration.plot_file import check_plot_path
     from ...calibration.traces.recorded_prompts import seen_prompts
     from ...validate.tuning.draft_mixture import options_of, units_of
-    from ...validate.tuning.measured_mixtures import compute_here
     from ...validate.tuning.path_plot import draw_path
     from ...validate.tuning.tune_draft import Wanted, recipe_document, tune_draft
 
@@ -153,7 +149,6 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
     recipes = _recipes(settings)
     traces = open_traces(settings.traces, settings.listener)
     candidates, judging = _candidates(settings, source, draft, recipes, traces)
-    division = running_division()
     with listener.bar("tune", None):
         report = tune_draft(
             candidates,
@@ -162,12 +157,8 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
             judging,
             wanted,
             cache=replay_cache(listener, no_cache=settings.no_cache),
-            elsewhere=partial(division.proposals, last=False) if division else None,
-            computing=_divided(division, candidates, judging) if division else compute_here,
             on_progress=lambda what: listener.note(f"tune: {what}"),
         )
-    if division:
-        division.end()
     recipe = None
     if report.chosen is not None:
         seen = seen_prompts(traces)
@@ -176,28 +167,6 @@ def tune(settings: TuneSettings) -> "reports.TuneReport":
     if plot:
         draw_path(report, plot, f"{candidates.reference.name}: {candidates.serving}")
     return replace(report, recipe=recipe)
-
-
-def _divided(division: Division, candidates: "Candidates", judging: "TraceFolder") -> "Computing":
-    """Mixtures are measured by many machines."""
-    from ...validate.counting.replay_cache import draft_identity
-
-    calibration = candidates.calibration
-    inputs = {
-        "draft": draft_identity(candidates.reference),
-        "traces": judging.sha256,
-        "traces that calibrate": calibration.sha256 if calibration else "none",
-        "how": repr(
-            (
-                candidates.num_draft_tokens,
-                candidates.allow_zero_rows,
-                candidates.precise,
-                candidates.fix_config,
-            )
-        ),
-    }
-    device = candidates.reference.device
-    return lambda tasks: division.numbers(Measuring(tasks=tasks, inputs=inputs, device=device))
 
 
 def _recipes(settings: TuneSettings) -> list[Recipe]:

@@ -12,10 +12,10 @@ from ...recipes.bounds import AT_LEAST_1
 from . import arguments, reports
 from .arguments import AnyPath, share
 from .cut_rows import RowsAsked, write_rows
+from .loaded_drafts import PassesSettings, load_for_replay
 from .opened_traces import open_traces
 from .option import Option
 from .references import optional_path
-from .replay import PassesSettings, load_for_replay
 from .verb import verb
 
 if TYPE_CHECKING:

@@ -41,7 +41,6 @@ from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
 from .scripts.api.retune import retune
-from .scripts.api.shards import shards_merge, shards_plan, shards_run
 from .scripts.api.traces import (
     traces_import,
     traces_info,
@@ -122,9 +121,6 @@ VERBS = (
     "replay",
     "report",
     "retune",
-    "shards_merge",
-    "shards_plan",
-    "shards_run",
     "traces_import",
     "traces_info",
     "traces_merge",
@@ -207,9 +203,6 @@ __all__ = [
     "replay",
     "report",
     "retune",
-    "shards_merge",
-    "shards_plan",
-    "shards_run",
     "traces_import",
     "traces_info",
     "traces_merge",

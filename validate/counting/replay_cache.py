@@ -76,9 +76,7 @@ class Question:
             "what": "proposals",
             **self.content,
             "batches": hashlib.sha256(json.dumps(self.batches).encode()).hexdigest(),
-            **arithmetic(self.draft.device),
-            "draftquant": package_version("draftquant"),
-            "code": code_sha256(),
+            **computing(self.draft.device),
         }
 
     def rows(self, position: int) -> int:
@@ -170,7 +168,7 @@ KnownProposals = ReplayCache | HeldProposals
 """Where what the first draft proposes is looked up and kept."""
 
 Elsewhere = Callable[[Sequence[Question]], Sequence[Sequence[Proposals]]]
-"""Answers the question of each draft, of every prompt in the order of the traces."""
+"""Answers a question of each of some drafts, of every prompt in the order of the traces."""
 
 
 def encoded(proposals: Sequence[Proposals]) -> bytes:
@@ -203,6 +201,15 @@ def _digest(weight: Tensor) -> str:
     return str(digest)
 
 
+def computing(device: torch.device) -> dict[str, object]:
+    """What gives the same bits where it is the same: arithmetic, and the code of this package."""
+    return {
+        **arithmetic(device),
+        "draftquant": package_version("draftquant"),
+        "code": code_sha256(),
+    }
+
+
 def arithmetic(device: torch.device) -> dict[str, object]:
     """What rounds results otherwise on another machine: a product may be summed in another order.
 
@@ -228,14 +235,10 @@ def _processor() -> str:
 
 
 @functools.cache
-def code_sha256(folders: tuple[str, ...] = _COMPUTING) -> str:
-    """Of modules: a checkout changes without a new version.
-
-    Args:
-        folders: that hold them; by default all that a proposal may depend on.
-    """
+def code_sha256() -> str:
+    """Of the modules that a proposal may depend on: a checkout changes without a new version."""
     digest = hashlib.sha256()
-    for house in folders:
+    for house in _COMPUTING:
         for path in sorted((_ROOT / house).rglob("*.py")):
             with open_stream(path) as stream:
                 text = stream.read()

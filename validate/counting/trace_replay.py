@@ -104,7 +104,8 @@ def replay_drafts(
         max_tokens: see `batches_of`.
         cache: what the first draft proposes is looked up there and kept there, unless it is
             quantized: what is judged is always replayed.
-        elsewhere: gives what all drafts propose, in place of their passes; None = they run here.
+        elsewhere: gives what drafts propose that is not known, in place of their passes; None =
+            they run here.
         context_bins: by which verify steps are counted too.
         on_progress: called with (work done, work) after each batch of each draft; see `work_of`.
 
@@ -128,12 +129,15 @@ def replay_drafts(
         num_draft_tokens=num_draft_tokens,
         temperature=temperature,
     )
-    kept_in = None if drafts[0].quantized or elsewhere else cache
-    known: Sequence[Sequence[Proposals] | None] = [None] * len(drafts)
+    kept_in = None if drafts[0].quantized else cache
+    recalled = None if kept_in is None else kept_in.recall(asked)
+    known: list[Sequence[Proposals] | None] = [recalled, *[None] * (len(drafts) - 1)]
     if elsewhere is not None:
-        known = elsewhere([dataclasses.replace(asked, draft=draft) for draft in drafts])
-    elif kept_in is not None:
-        known = [kept_in.recall(asked), *known[1:]]
+        every = [asked, *(dataclasses.replace(asked, draft=draft) for draft in drafts[1:])]
+        answers = iter(
+            elsewhere([one for one, own in zip(every, known, strict=True) if own is None])
+        )
+        known = [next(answers) if own is None else own for own in known]
     reference: dict[int, Proposals] = {}
     tallies = [_Tally(draft, context_bins) for draft in drafts]
     probability = _TokenProbability()
@@ -147,7 +151,7 @@ def replay_drafts(
         probability.add(trace)
         for tally, own in zip(tallies, proposed, strict=True):
             tally.add(position, trace, proposed[0].token_ids, own)
-    if kept_in is not None and known[0] is None:
+    if kept_in is not None and recalled is None:
         kept_in.keep(asked, [own for _, own in sorted(reference.items())])
     texts = [text for _, text in sorted(by_position.items())]
     groups = independent_groups(texts)

@@ -1,1 +1,0 @@
-"""A run divided into shards, which any machine computes, and joined."""

@@ -1,0 +1,530 @@
+"""Batches on a Ray cluster: the result is one machine's to the byte, whatever dies meanwhile."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from draftquant import api as dq
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.recording.recorded_batches import (
+    HeldTraces,
+    RecordedBatch,
+    write_recorded,
+)
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.scripts.api import loaded_drafts, on_ray
+from draftquant.scripts.api.on_ray import ClusterError, ray_tasks
+from draftquant.scripts.cli import main
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_opened() -> Iterator[None]:
+    yield
+    on_ray._OPENED.clear()
+    on_ray._STACK.close()
+
+
+# ---- the door, with a Ray that computes in this process
+
+
+class TaskError(Exception):
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__("a traceback")
+        self.cause = cause
+
+
+class FakeRay(ModuleType):
+    """As much of Ray as is used; tasks travel as Ray lets them, and run where they are asked for.
+
+    Args:
+        nodes: what `ray.nodes` says.
+        dies: raised by the first task that is waited for.
+        refuses: raised by `ray.init`.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: Sequence[Mapping[str, Any]] = ({"Alive": True, "Resources": {"CPU": 2.0}},),
+        dies: Exception | None = None,
+        refuses: Exception | None = None,
+    ) -> None:
+        super().__init__("ray")
+        ray_error = type("RayError", (Exception,), {})
+        self.exceptions = SimpleNamespace(RayError=ray_error, RayTaskError=TaskError)
+        self._nodes, self._dies, self._refuses = nodes, dies, refuses
+        self.asked: dict[str, Any] = {}
+        self.told: list[str] = []
+        self.is_up = False
+
+    def init(self, *, address: str, **_: object) -> None:
+        if self._refuses is not None:
+            raise self._refuses
+        self.is_up = True
+        self.asked["address"] = address
+
+    def shutdown(self) -> None:
+        self.is_up = False
+
+    def nodes(self) -> Sequence[Mapping[str, Any]]:
+        return self._nodes
+
+    def put(self, value: object) -> bytes:
+        return pickle.dumps(value)
+
+    def remote(self, **resources: int) -> Callable[[Callable[..., Any]], SimpleNamespace]:
+        self.asked |= resources
+        return lambda compute: SimpleNamespace(
+            remote=lambda work, job: partial(self._run, compute, work, pickle.dumps(job))
+        )
+
+    def get(self, task: Callable[[], bytes]) -> object:
+        if self._dies is not None:
+            raise self._dies
+        return pickle.loads(task())  # noqa: S301 - of this process
+
+    def _run(self, compute: Callable[..., Any], work: bytes, job: bytes) -> bytes:
+        try:
+            return pickle.dumps(compute(pickle.loads(work), pickle.loads(job)))  # noqa: S301
+        except Exception as exc:
+            raise TaskError(exc) from exc
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return use(monkeypatch, FakeRay())
+
+
+def use(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> FakeRay:
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return ray
+
+
+OPENED: list[str] = []
+
+
+def squares() -> AbstractContextManager[Callable[[int], int]]:
+    OPENED.append("squares")
+    return nullcontext(square)
+
+
+def square(job: int) -> int:
+    if job < 0:
+        raise TraceError("job", f"expected no negative number, got {job}", fix="give another")
+    if job > 99:
+        raise KeyError(job)
+    return job * job
+
+
+def computed(jobs: Sequence[int]) -> list[int]:
+    with ray_tasks("h:6379", CPU, squares) as placed:
+        return list(placed(jobs))
+
+
+def test_results_come_in_the_order_of_the_jobs_and_a_worker_opens_once(ray: FakeRay) -> None:
+    OPENED.clear()
+    assert computed([5, 3, 8, 3]) == [25, 9, 64, 9]
+    assert OPENED == ["squares"]
+    assert ray.asked == {"address": "h:6379", "num_cpus": 1, "num_gpus": 0, "max_retries": 3}
+    assert not ray.is_up
+
+
+def test_a_gpu_for_each_task_where_the_device_is_one(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "H100")
+    ray._nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}]
+    with ray_tasks("auto", torch.device("cuda:1"), squares) as placed:
+        assert list(placed([2])) == [4]
+    assert ray.asked["num_gpus"] == 1
+
+
+def test_an_error_of_a_task_is_the_error(ray: FakeRay) -> None:
+    with pytest.raises(TraceError, match="expected no negative number, got -1"):
+        computed([1, -1])
+    assert not ray.is_up
+
+
+def test_a_task_that_cannot_run_is_an_error_in_words(ray: FakeRay) -> None:
+    with pytest.raises(ClusterError, match="--ray h:6379: a node cannot compute a batch: KeyError"):
+        computed([100])
+    assert not ray.is_up
+
+
+def test_a_task_that_is_lost_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = use(monkeypatch, FakeRay())
+    ray._dies = type("WorkerCrashedError", (ray.exceptions.RayError,), {})()
+    with pytest.raises(ClusterError, match="a batch was lost 4 times: WorkerCrashedError"):
+        computed([1])
+
+
+@pytest.mark.parametrize("error", [ConnectionError, RuntimeError, ValueError])
+def test_no_cluster_answers(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    use(monkeypatch, FakeRay(refuses=error("Could not connect\nmany lines")))
+    with pytest.raises(ClusterError, match="--ray h:6379: no cluster answers: Could not connect\n"):
+        computed([1])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count"),
+    [
+        ([], 0),
+        ([{"Alive": False, "Resources": {"CPU": 8.0}}], 0),
+        ([{"Alive": True, "Resources": {"memory": 1.0}}], 1),
+    ],
+)
+def test_a_cluster_without_nodes_for_a_task(
+    monkeypatch: pytest.MonkeyPatch, nodes: Sequence[Mapping[str, Any]], count: int
+) -> None:
+    ray = use(monkeypatch, FakeRay(nodes=nodes))
+    with pytest.raises(ClusterError, match=f"no node of {count} has 1 CPUs for a task"):
+        computed([1])
+    assert not ray.is_up
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ClusterError, match="--ray: needs Ray, which is not installed") as caught:
+        computed([1])
+    assert caught.value.fix.startswith("pip install ")
+
+
+def test_a_node_that_rounds_otherwise_is_refused(ray: FakeRay) -> None:
+    found = on_ray._machine(CPU)
+    other = {**found, "torch": "1.0"}
+    with pytest.raises(ClusterError, match=r"it differs from the machine .*: torch .*, expected 1"):
+        on_ray._check_equal("it", found, other)
+    on_ray._check_equal("it", found, dict(found))
+    work: on_ray._Work[int, int] = on_ray._Work(
+        run="x", open_=squares, num_threads=1, device=CPU, machine=other
+    )
+    with pytest.raises(ClusterError, match="start the command on a machine like the nodes"):
+        on_ray._compute(work, 1)
+    assert ray.asked == {}
+
+
+# ---- verbs
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts, what one machine records of them greedily, and a candidate."""
+    folder = tmp_path_factory.mktemp("ray")
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    for count in (5, 14):
+        (folder / f"{count}.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in each test: sums of two threads are other sums
+    assert main(recording(folder, "one")) == 0
+    torch.set_num_threads(threads)
+    quantize = ["quantize", str(PAIR / "draft"), "--recipe", "int4-channel"]
+    assert main([*quantize, "--out", str(folder / "int4")]) == 0
+    return folder
+
+
+def recording(work: Path, out: str, *more: str, count: int = 5, tokens: int = 32) -> list[str]:
+    given = ["--prompts", str(work / f"{count}.jsonl"), "--max-new-tokens", str(tokens)]
+    how = ["--batch-size", "2", "--fixed-batches", *more]
+    pair = ["--target", str(PAIR / "target"), "--draft", str(PAIR / "draft")]
+    return ["record", *pair, *given, *how, "--out", str(work / out)]
+
+
+def judging(work: Path, verb: str, traces: str, *more: str) -> list[str]:
+    drafts = [str(PAIR / "draft"), str(work / "int4")]
+    return [verb, *drafts, "--traces", str(work / traces), "-k", "3", "--batch-size", "2", *more]
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+
+
+def test_traces_of_batches_are_those_of_one_machine(
+    work: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths, and --tables, which are written where the traces are."""
+    monkeypatch.chdir(PAIR)
+    words = recording(work, "by-ray", "--ray", "local")
+    words[words.index("--target") + 1 : words.index("--target") + 4] = [
+        "target", "--draft", "draft"
+    ]  # fmt: skip
+    assert main(words) == 0
+    assert files(work / "by-ray") == files(work / "one")
+    assert ray.asked["address"] == "local"
+
+
+@contextmanager
+def counting(found: list[object], address: str, device: torch.device, open_: Any) -> Iterator[Any]:
+    """A plain mapper at the door, that notes the jobs."""
+    assert address == "local"
+    assert device == CPU
+    with open_() as compute:
+        yield lambda jobs: map(compute, [found.append(job) or job for job in jobs])
+
+
+def test_a_gate_divides_both_replays_and_the_cache_stays_here(
+    work: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    jobs: list[object] = []
+    monkeypatch.setattr(on_ray, "ray_tasks", partial(counting, jobs))
+    monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / "cache"))
+    how = ("--policy", "screening", "--min-prompts", "2")
+    assert main([*judging(work, "gate", "one", *how), "--no-cache", "--json"]) == 3
+    alone = json.loads(capsys.readouterr().out)
+    for notes in (False, True):
+        assert main([*judging(work, "gate", "one", *how), "--ray", "local", "--json"]) == 3
+        said = capsys.readouterr()
+        report = json.loads(said.out)
+        for one in (report, alone):
+            one.pop("argv", None)
+        assert report == alone
+        assert ("its replay was kept" in said.err) is notes
+    assert len(jobs) == 2 * 3  # the quantized draft each time, the BF16 draft in the first jobs
+    jobs.clear()
+    dq.replay([PAIR / "draft"], work / "one", num_draft_tokens=3, batch_size=2, ray="local")
+    assert jobs == []  # what is known here is not asked of a cluster
+
+
+def test_other_drafts_or_traces_at_the_same_paths_are_refused(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ray: FakeRay
+) -> None:
+    load = loaded_drafts.load_for_replay  # which replay has by its name: this is a worker's
+    monkeypatch.setattr(
+        loaded_drafts, "load_for_replay", lambda _folders, *how: load([PAIR / "draft"] * 2, *how)
+    )
+    assert main([*judging(work, "replay", "one"), "--ray", "local"]) == 2
+    err = capsys.readouterr().err
+    assert "error: node " in err
+    assert "draft differs from the machine that started its tasks: draft " in err
+    assert ray.asked["num_cpus"] == 1
+
+
+def test_batches_of_two_targets_are_not_one_recording() -> None:
+    def batch(weights: str) -> RecordedBatch:
+        target: Any = SimpleNamespace(name="T", weights_sha256=weights)
+        features: Any = "features"
+        return RecordedBatch(identity=target, features=features, traces=())
+
+    writer: Any = None
+    with pytest.raises(TraceError, match=r"target T: not all .*: weights b, expected a"):
+        write_recorded(writer, [batch("a"), batch("b")], 2, lambda *_: None)
+
+
+def test_a_trace_travels_without_those_beside_it() -> None:
+    together = torch.zeros(8, 4)
+    held = HeldTraces(staging=Path())
+    ids = torch.arange(5)
+    trace = PromptTrace(id="a", category="c", prompt_length=1, token_ids=ids,
+                        features=together[:4], target_top1=ids[1:])  # fmt: skip
+    held.add(trace, position=7)
+    ((position, own),) = held.traces
+    assert position == 7
+    assert torch.equal(own.features, trace.features)
+    assert own.features.untyped_storage().nbytes() == own.features.nbytes
+    assert dataclasses.replace(own, **vars_of(trace)) == trace
+
+
+def vars_of(trace: PromptTrace) -> dict[str, Any]:
+    """Its tensors, which do not compare as a whole."""
+    names = ("token_ids", "features", "target_top1")
+    return {name: getattr(trace, name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("without", "more", "says"),
+    [
+        ("--fixed-batches", "", "--ray: needs fixed batches"),
+        ("--fixed-batches", "--engine vllm", "--ray: divides what transformers records; vllm"),
+        ("", "--device-map auto", "--ray: gives each task one device"),
+    ],
+)
+def test_what_ray_does_not_divide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], without: str, more: str, says: str
+) -> None:
+    words = [word for word in recording(tmp_path, "x", "--ray", "local") if word != without]
+    assert main([*words, *more.split()]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_measurements_are_not_divided(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", "--measured", "A", "B", "--ray", "local"]) == 2
+    assert "--ray: is of use for traces only" in capsys.readouterr().err
+
+
+# ---- Ray itself
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two CPUs."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # a busy machine would let them wait
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+def started(words: Sequence[str], **streams: Any) -> "subprocess.Popen[str]":
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "SOURCE_DATE_EPOCH": "1700000000"}
+    return subprocess.Popen([sys.executable, "-m", "draftquant", *words], env=env, text=True,
+                            **streams)  # fmt: skip
+
+
+def computing() -> set[int]:
+    """Processes that compute a task; one of an earlier run may be about to end."""
+    processes = (path for path in Path("/proc").iterdir() if path.name.isdigit())
+    return {int(path.name) for path in processes if b"ray::_compute" in _command_line(path)}
+
+
+def kill_a_worker(run: "subprocess.Popen[str]", others: set[int]) -> None:
+    """Kill a process that computes a task, but none of those that did so before."""
+    while run.poll() is None:
+        for process in computing() - others:
+            time.sleep(0.2)
+            os.kill(process, signal.SIGKILL)
+            return
+        time.sleep(0.01)
+    raise AssertionError("it ended before a task ran")
+
+
+def _command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it ended
+        return b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", ["0", "0.7"])
+def test_a_killed_worker_changes_no_recording(work: Path, cluster: str, temperature: str) -> None:
+    long = partial(recording, work, count=14, tokens=64)
+    how = ("--tables", "--temperature", temperature)
+    assert main(long(f"one-{temperature}", *how)) == 0
+    others = computing()
+    run = started(long(f"ray-{temperature}", *how, "--ray", cluster))
+    kill_a_worker(run, others)
+    assert run.wait() == 0
+    assert files(work / f"ray-{temperature}") == files(work / f"one-{temperature}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "temperature", "how"),
+    [
+        ("replay", "0", ()),
+        ("replay", "0.7", ()),
+        ("replay", "0.7", ("--draft-sampling", "probabilistic")),
+        ("gate", "0", ()),
+        ("gate", "0.7", ("--draft-sampling", "probabilistic")),
+    ],
+)
+def test_a_killed_worker_changes_no_verdict(
+    work: Path,
+    tmp_path: Path,
+    cluster: str,
+    verb: str,
+    temperature: str,
+    how: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    traces = f"one-{temperature}"
+    if not (work / traces).exists():
+        words = ("--tables", "--temperature", temperature)
+        assert main(recording(work, traces, *words, count=14, tokens=64)) == 0
+    names = [tmp_path / f"{who}.json" for who in ("one", "ray")] if verb == "gate" else []
+    files = [("--report", str(name)) for name in names] or [(), ()]
+    words = judging(work, verb, traces, "--no-cache", *how, "--json")
+    capsys.readouterr()
+    assert main([*words, *files[0]]) == (3 if verb == "gate" else 0)
+    alone = capsys.readouterr().out
+    others = computing()
+    run = started([*words, *files[1], "--ray", cluster], stdout=subprocess.PIPE)
+    kill_a_worker(run, others)
+    assert _without_argv(run.communicate()[0]) == _without_argv(alone)
+    assert run.returncode == (3 if verb == "gate" else 0)
+    if names:
+        one, other = (_without_argv(name.read_text(encoding="utf-8")) for name in names)
+        assert one == other
+
+
+def _without_argv(text: str) -> object:
+    """A report but for the command that made it."""
+    found = json.loads(text)
+    if isinstance(found, dict):
+        found.pop("argv", None)
+    return found
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_started_for_the_run(work: Path) -> None:
+    run = started(recording(work, "local", "--ray", "local"))
+    assert run.wait() == 0
+    assert files(work / "local") == files(work / "one")
+
+
+@pytest.mark.slow
+def test_errors_of_tasks_and_of_addresses(work: Path, tmp_path: Path, cluster: str) -> None:
+    """A target that only the workers read to its end, and places where no cluster is."""
+    broken = tmp_path / "target"
+    broken.mkdir()
+    for path in (PAIR / "target").iterdir():
+        (broken / path.name).symlink_to(path)
+    (weights,) = broken.glob("*.safetensors")
+    weights.unlink()
+    weights.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    words = recording(work, "broken", "--ray", cluster)
+    words[words.index("--target") + 1] = str(broken)
+    run = started(words, stderr=subprocess.PIPE)
+    assert "weight(s) are missing" in run.communicate()[1]
+    assert run.returncode == 2
+    for address in ("nowhere", "127.0.0.1:1"):
+        run = started(recording(work, "x", "--ray", address), stderr=subprocess.PIPE)
+        err = run.communicate()[1]
+        assert f"error: --ray {address}: no cluster answers: " in err
+        assert "Traceback" not in err
+        assert run.returncode == 2
+    assert not (work / "broken").exists()
+
+
+@pytest.mark.slow
+def test_a_cluster_whose_nodes_have_no_cpu(work: Path) -> None:
+    pytest.importorskip("ray")
+    code = (
+        "import ray, time; ray.init(address='local', num_cpus=0, include_dashboard=False);"
+        " print(ray.get_runtime_context().gcs_address, flush=True); time.sleep(600)"
+    )
+    head = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert head.stdout is not None
+        address = head.stdout.readline().strip()
+        run = started(recording(work, "x", "--ray", address), stderr=subprocess.PIPE)
+        assert "no node of 1 has 1 CPUs for a task" in run.communicate()[1]
+        assert run.returncode == 2
+    finally:
+        head.terminate()
+        head.wait()
