@@ -10,7 +10,6 @@ from .errors import PASS_TRACES, BackendError, CheckpointError, PlanError
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
 from .files.provenance import CutProvenance
 from .files.provenance_file import check_seal, read_provenance
-from .files.retuning import Retuning
 from .files.side_files import check_no_other_weights, check_not_made
 from .files.vocabulary_cut import VocabularyCut
 from .quantization_plan import Plan
@@ -29,22 +28,6 @@ def check_backends(recipe: Recipe) -> None:
     for form in recipe.formats:
         each = recipe.in_format(form)
         get_backend(each.backend, each.algorithm).check(each.weights)
-
-
-def check_retuning(plan: Plan, retuning: Retuning | None) -> None:
-    """Codes that the target taught are made with the baseline that they are compared with.
-
-    Raises:
-        BackendError: the recipe asks for them and they are none, or the other way round.
-    """
-    if (plan.recipe.algorithm.rounding == "retuned") != (retuning is not None):
-        raise BackendError(
-            f"recipe {plan.recipe.name}",
-            "rounding: retuned fine-tunes the draft, and the unquantized draft"
-            " identically beside it",
-            fix="use 'draftquant retune', which makes both, or --algorithm learned, which"
-            " does not fine-tune",
-        )
 
 
 def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:

@@ -137,18 +137,18 @@ def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
             " factorization",
             fix="give fc a format of eight bits, round it to nearest, or keep it",
         )
-    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding in ("learned", "retuned"):
+    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding == "learned":
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding {rounding} would keep the weights, gradients"
+            f"{row.tensor.name}: rounding learned would keep the weights, gradients"
             " and optimizer states of all experts in memory at once, and an expert that"
             " no token reaches would learn nothing",
             fix="use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
         )
-    if row.role in ("fusion", "head") and rounding in ("learned", "retuned"):
+    if row.role in ("fusion", "head") and rounding == "learned":
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding {rounding} compares drafts between fc and the"
+            f"{row.tensor.name}: rounding learned compares drafts between fc and the"
             " head, so it cannot learn fc or the head themselves",
             fix="keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
         )
@@ -167,13 +167,6 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
             f"recipe {recipe.name}",
             f"{row.tensor.name} cannot be dropped: engines do not take this table of a"
             f" {draft.family.name} draft from the target",
-            fix="keep it",
-        )
-    if recipe.algorithm.rounding == "retuned":
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name} cannot be dropped: 'draftquant retune' writes the BF16 draft beside"
-            " the quantized one, with all its tensors",
             fix="keep it",
         )
     geometry = draft.geometry

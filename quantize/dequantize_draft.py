@@ -27,7 +27,6 @@ from .files.provenance import (
     Rounding,
     TensorBytes,
     TranscodedProvenance,
-    TunedProvenance,
 )
 from .files.provenance_file import check_recorded, check_seal, read_provenance
 from .files.provenance_sources import QuantizedSource
@@ -204,11 +203,10 @@ def dequantize_draft(
     check_seal(checkpoint.folder, made_by)
     if isinstance(made_by, GraftedProvenance):
         made_by = made_by.quantized_by  # of the layer that stands in its target
-    if isinstance(made_by, DequantizedProvenance | TunedProvenance):
-        what = "dequantized" if isinstance(made_by, DequantizedProvenance) else "tuned in BF16"
+    if isinstance(made_by, DequantizedProvenance):
         raise CheckpointError(
             checkpoint.folder / PROVENANCE_FILE,
-            f"the folder was {what}, but its {CONFIG_FILE} declares codes",
+            f"the folder was dequantized, but its {CONFIG_FILE} declares codes",
             fix="copy or quantize the draft again",
         )
     dequantization = _Dequantization(

@@ -161,7 +161,6 @@ def write_outputs(
     outputs: Sequence[OutputTensors],
     write: Callable[[OutputTensors, SafetensorsFile], None],
     *,
-    in_threads: bool = True,
     on_progress: Callable[[int], None] = lambda _count: None,
 ) -> None:
     """Write every safetensors file of an output, the largest tensors first.
@@ -170,8 +169,7 @@ def write_outputs(
         source: the folder that is read.
         folder: staging folder.
         outputs: all of them.
-        write: writes what a changed tensor becomes into its file.
-        in_threads: it may do so in several threads at once.
+        write: writes what a changed tensor becomes into its file, in several threads at once.
         on_progress: called in this thread with the bytes of each tensor written.
 
     Raises:
@@ -186,10 +184,7 @@ def write_outputs(
     kept = [output for output in outputs if output.stored and not output.changed]
     changed = largest_first(output for output in outputs if output.changed)
     with opened(source, folder, outputs, kept=kept) as run, workers() as pool:
-        if not in_threads:
-            for output in changed:
-                on_progress(write_one(output).nbytes)
-        futures = [pool.submit(write_one, output) for output in changed] if in_threads else []
+        futures = [pool.submit(write_one, output) for output in changed]
         try:
             finish([*run.copies, *futures], lambda output: on_progress(output.nbytes))
         finally:

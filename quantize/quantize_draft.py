@@ -14,7 +14,6 @@ from .cache_scales import checked_cache_scales, store_cache_scales
 from .changed_norms import balance_exponents, balanced_norms, learned_norms
 from .checks import (
     check_backends,
-    check_retuning,
     check_source,
     check_tables,
     checked_scales,
@@ -30,7 +29,6 @@ from .files.provenance import Method, QuantizedProvenance, TensorBytes
 from .files.provenance_file import check_recorded, read_provenance
 from .files.provenance_sources import SourceDraft
 from .files.publish import Rewrite, check_faults, publish
-from .files.retuning import Retuning, marked_card
 from .files.side_files import config_and_index, json_texts
 from .files.vocabulary_cut import VocabularyCut
 from .folder_card import CardFacts, least_card
@@ -103,7 +101,6 @@ def quantize_draft(
     source: DraftSource,
     argv: Sequence[str] = (),
     measured: Measured = NOTHING_MEASURED,
-    retuning: Retuning | None = None,
     allow_zero_rows: bool = False,
     fix_config: bool = False,
     target: Path | None = None,
@@ -121,8 +118,6 @@ def quantize_draft(
         source: where the draft came from, for provenance.
         argv: the command line, for provenance.
         measured: what is known of the inputs of its linears, as far as recipe and algorithm ask.
-        retuning: how the target taught the codes, exactly where the recipe says
-            `rounding: retuned`; README.md then says it too.
         allow_zero_rows: store all-zero rows instead of refusing them.
         fix_config: change the output's config.json as the lints of the draft ask for.
         target: folder of the target, needed exactly where the recipe drops a table: that the target
@@ -141,7 +136,6 @@ def quantize_draft(
     # 1. What is asked for can be done.
     if plan.recipe.backend != "torch":  # which is there, and takes a second to be imported
         check_backends(plan.recipe)
-    check_retuning(plan, retuning)
     scales = checked_scales(plan, measured.input_scales)
     cache_scales = checked_cache_scales(plan.recipe, plan.draft, measured.cache_scales)
     # 2. What changes beside the quantized weights.
@@ -150,7 +144,7 @@ def quantize_draft(
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     side_files, cuts = check_source(plan)
     dropped = check_tables(plan, target) if proven is None else proven
-    card = _card(plan, side_files, source, balanced, learned, retuning)
+    card = _card(plan, side_files, source, balanced, learned)
     # 3. Write, verify, publish.
     quantization = _Quantization(
         out=out,
@@ -167,7 +161,6 @@ def quantize_draft(
         learned_norms=learned,
         changes=changes,
         dropped=dropped,
-        retuning=retuning,
         cuts=cuts,
         allow_zero_rows=allow_zero_rows,
         on_progress=on_progress,
@@ -198,7 +191,6 @@ class _Quantization(Rewrite[VerifyReport]):
     changes: Mapping[str, Any]
     dropped: Mapping[str, str]
     cache_scales: Mapping[str, float]
-    retuning: Retuning | None
     cuts: tuple[VocabularyCut, ...]
     allow_zero_rows: bool
     on_progress: Callable[[Step], None]
@@ -292,7 +284,6 @@ class _Quantization(Rewrite[VerifyReport]):
             calibration_sketches=measured.prompts.sketches,
             gptq=measured.statistics.factors if measured.statistics else None,
             learned=measured.found.origin if measured.found else None,
-            retuning=self.retuning,
             cuts=self.cuts,
             card=True,
         )
@@ -329,12 +320,9 @@ def _card(
     source: DraftSource,
     balanced: Mapping[str, int],
     learned: Mapping[str, float],
-    retuning: Retuning | None,
 ) -> dict[str, str]:
-    """README.md where the source's does not travel as it is: marked, or the least one."""
+    """README.md where the source has none: the least one."""
     folder = plan.draft.checkpoint.folder
-    if retuning is not None:
-        return {CARD_FILE: marked_card(folder, retuning)}
     if CARD_FILE in side_files:
         return {}
     facts = CardFacts.of_plan(plan, source, read_card(folder), balanced, learned)

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from .formats import NUMBER_FORMATS, Granularity, WeightDtype
 
 ScaleChoice = Literal["absmax", "mse"]
-RoundingChoice = Literal["nearest", "gptq", "learned", "retuned"]
+RoundingChoice = Literal["nearest", "gptq", "learned"]
 InputCorrection = Literal["auto", "off"]
 NormChoice = Literal["kept", "learned"]
 CORRECTED: Collection[RoundingChoice] = ("gptq", "learned")
@@ -41,8 +41,7 @@ class Algorithm:
             measures these; FP4 is not clipped. Where rounding is learned, scales start there.
         rounding: nearest; gptq: column by column, each making up for the errors of those before it
             on the inputs that calibration traces show; learned: what brings the whole draft's
-            output closest to that of the BF16 draft along these traces, scales with it; retuned:
-            what the target teaches beyond that, by `draftquant retune` alone.
+            output closest to that of the BF16 draft along these traces, scales with it.
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
             columns of the embedding half are multiplied by a power of two, and the norm before
             them is divided by it: exact, and both halves then share a scale.

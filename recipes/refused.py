@@ -76,7 +76,6 @@ REFUSED: Mapping[tuple[str, str], Refusal] = {
     ),
     ("quark", "mse gptq"): _OWN_SCALES,
     ("quark", "learned"): _LEARNED,
-    ("quark", "retuned"): _LEARNED,
     ("modelopt", "awq"): Refusal(
         reason="ModelOpt 0.47 stores a pre_quant_scale beside the quantized values, by"
         " which inputs have to be multiplied. A declaration of FP8 or NVFP4 does not"
@@ -98,7 +97,6 @@ REFUSED: Mapping[tuple[str, str], Refusal] = {
     ),
     ("modelopt", "mse gptq"): _OWN_SCALES,
     ("modelopt", "learned"): _LEARNED,
-    ("modelopt", "retuned"): _LEARNED,
 }
 """By backend and algorithm: the toolkit's name of it, a recipe's `scale`, `rounding` or both."""
 

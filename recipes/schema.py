@@ -19,7 +19,6 @@ from .expectations import Expectation, GateChoice, LoadsOn
 from .formats import NUMBER_FORMATS, ActivationDtype, Granularity, NumberFormat, WeightDtype
 from .kv_cache import KvCacheFormat
 from .roles import SHARED_ROLES, Role
-from .seen_prompts import SeenPrompts
 
 BackendName = Literal["torch", "quark", "modelopt"]
 LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
@@ -218,7 +217,6 @@ class Recipe(Brief):
         weights: their format. activations: the inputs' format; None = weight only.
         kv_cache: the format of the draft's KV cache; None = its own dtype, and no scales.
         rules: what becomes of each tensor; every rule that is not `optional` must match one.
-        chosen_on: prompts by which `tune` chose its formats; None where nothing was tried.
     """
 
     schema_version: Literal[1]
@@ -234,7 +232,6 @@ class Recipe(Brief):
     rules: tuple[Rule, ...]
     expect: Expectation
     gate: GateChoice
-    chosen_on: SeenPrompts | None = None
 
     def problem(self) -> str | None:
         """What makes the recipe as a whole impossible, or None."""

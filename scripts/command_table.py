@@ -15,8 +15,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "make": {
         "quantize": "quantize a draft into a new folder, and verify it",
-        "tune": "choose a format for each linear by measurement; writes a recipe",
-        "retune": "fine-tune a quantized draft on its target, and a BF16 control",
         "graft": "put a quantized MTP layer back into its target's folder",
         "vocab": "keep the head's rows that a target needs; acceptance by size",
     },

@@ -21,18 +21,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant estimate ./draft --gpu mi325x --concurrency 8 --target-step-ms 14.2",
         "draftquant estimate ./draft --recipe fp8-ptpc --gpu b200 --context 8192 --tp 2",
     ),
-    "tune": (
-        "draftquant tune ./draft --traces ./calibration-traces --engine vllm --arch b200"
-        " --max-drop 1% --out tuned.yaml",
-    ),
     "quantize": (
         "draftquant quantize ./draft --recipe fp8-ptpc --out ./draft-fp8",
         "draftquant quantize ./draft --recipe int4-channel-gptq --traces ./calibration-traces"
         " --out ./draft-int4",
-    ),
-    "retune": (
-        "draftquant retune ./draft --recipe int4-channel --traces ./calibration-traces"
-        " --out ./draft-int4 --baseline ./draft-control",
     ),
     "vocab": (
         "draftquant vocab ./draft --traces ./calibration-traces --curve --judge ./other-traces"

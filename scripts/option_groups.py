@@ -12,7 +12,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "fix_config", "gpu", "html", "judge", "junit", "max_drop", "max_new_tokens",
         "num_draft_tokens", "num_prompts", "out", "plot", "prometheus", "prompts", "recipe",
         "recipes", "report", "server", "show", "size", "target", "target_step_ms", "to",
-        "tokenizer", "traces", "traffic", "tuned_baseline",
+        "tokenizer", "traces", "traffic",
     ),
     "where the prompts come from": (
         "continued", "prompts_column", "prompts_seed", "prompts_split", "too_long", "turns",

@@ -6,7 +6,6 @@ from typing import Any
 from draftquant.validate.judging.anomalies import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import resolve_policy
-from draftquant.validate.judging.retuned_gate import RetunedReport, judge_retuned
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.report.document import (
     Document,
@@ -26,7 +25,7 @@ from draftquant.validate.served.joint_report import joint_report
 from draftquant.validate.served.served_gate import judge_measured
 from draftquant.validate.served.server_noise import server_noise
 from handmade_measurements import alternating, measurement
-from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
+from handmade_replays import BASELINE, RELEASE, noisy, replay
 
 EVIL = "</title><script>alert(1)</script>|`*_[x](http://evil.example)@octocat #1\x1b[31m\u202e\n"
 QUANTIZED = QuantizationFacts(
@@ -92,16 +91,6 @@ def comparison(
     return judge(baseline, candidate, policy, background=HASHES)
 
 
-def retuned() -> Judgement:
-    """Both comparisons of a draft that its target taught."""
-    replays = [
-        replay(spread(600), name="bf16"),
-        replay(noisy(-100, 4), name="int4"),
-        replay(noisy(-101, 4), name="tuned"),
-    ]
-    return judge_retuned(replays, RELEASE, background=HASHES, tuned_sha256="7" * 64)
-
-
 def served(drop: int = 1) -> Any:
     """A comparison of two measurements."""
     runs = [
@@ -137,8 +126,6 @@ def joint() -> Judgement:
 
 def drafts_of(judged: Judgement) -> Drafts:
     """Those that were judged, by the hashes that are known."""
-    if isinstance(judged, RetunedReport):
-        return dataclasses.replace(DRAFTS, tuned=DraftFacts(name="tuned", sha256="7" * 64))
     if not isinstance(judged, GateReport):
         return DRAFTS
     baseline, candidate = (

@@ -34,7 +34,7 @@ from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of
 from handmade_measurements import alternating, measurement
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
-from handmade_reports import HASHES, joint, retuned, served, text_of
+from handmade_reports import HASHES, joint, served, text_of
 from scipy import stats
 
 K = 3
@@ -456,10 +456,9 @@ def test_a_report_of_servers_gives_way_to_the_measurements(tmp_path: Path) -> No
         counted_files(tmp_path / "a.json")
 
 
-def test_the_replays_of_other_reports_are_taken(tmp_path: Path) -> None:
-    for name, judged in (("joint", joint()), ("retuned", retuned())):
-        (tmp_path / f"{name}.json").write_text(text_of(judged), encoding="utf-8")
-        assert len(counted_files(tmp_path / f"{name}.json").drafts.names) == 2
+def test_the_replays_of_a_joint_report_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "joint.json").write_text(text_of(joint()), encoding="utf-8")
+    assert len(counted_files(tmp_path / "joint.json").drafts.names) == 2
 
 
 def test_a_report_that_compares_nothing(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ READING = sorted(
 )
 WRITING = {
     "algorithms", "backends", "dequantize_draft", "execute", "layouts", "numerics", "outputs",
-    "quantization_plan", "quantize_draft", "transcoding", "write_tuned",
+    "quantization_plan", "quantize_draft", "transcoding",
 }  # fmt: skip
 WITH_TORCH = {f"stored/{name}.py" for name in ("activations", "loading", "online_head", "weights")}
 Q_PROJ = "midlayer.self_attn.q_proj"

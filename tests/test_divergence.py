@@ -12,7 +12,6 @@ from draftquant.calibration.rounding.proposal_divergence import (
     Agreement,
     DepthWeights,
     agreement,
-    agreements,
     backward_of_divergence,
     passes_of,
 )
@@ -125,17 +124,6 @@ def test_agreement_counts_as_replay_does(
     p, q = (all_logits(x, sequence, drafts.k).softmax(-1) for x in (noisy, reference))
     assert found.overlap == pytest.approx(float(torch.minimum(p, q).sum()), rel=1e-5)
     assert found.overlap < 0.999 * found.rows * drafts.k
-
-
-def test_drafts_together_agree_as_each_alone(pair: RoundingPair) -> None:
-    drafts = Drafts(pair)
-    reference, sequence = drafts.over({}), drafts.sequence
-    few = dict(list(drafts.noisy.items())[:2])
-    each = [drafts.over(drafts.noisy), reference, drafts.over(few)]
-    alone = [agreement(one, reference, sequence, num_draft_tokens=drafts.k) for one in each]
-    assert agreements(each, reference, sequence, num_draft_tokens=drafts.k) == alone
-    assert len({one.overlap for (one,) in alone}) == 3
-    assert agreements([], reference, sequence, num_draft_tokens=drafts.k) == []
 
 
 def test_a_draft_agrees_with_itself(pair: RoundingPair) -> None:

@@ -255,15 +255,6 @@ def recipe_text(rule: str) -> str:
     return "\n".join(lines).replace("name: fp8-ptpc", "name: mine") + "\n"
 
 
-def test_a_draft_that_its_target_teaches(source: Path) -> None:
-    recipe = dropping("embedding")
-    algorithm = dataclasses.replace(recipe.algorithm, rounding="retuned")
-    with pytest.raises(PlanError, match="'draftquant retune' writes the BF16 draft beside"):
-        make_plan(
-            dataclasses.replace(recipe, algorithm=algorithm), read_draft(Checkpoint.open(source))
-        )
-
-
 def test_a_pattern_that_drops_a_linear(source: Path) -> None:
     base = load_recipe("fp8-ptpc")
     rules = (*base.rules, Rule(tensor=("*.o_proj.weight",), action="drop", why="x"))

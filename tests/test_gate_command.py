@@ -50,8 +50,8 @@ def test_bounds_categories_verdict_and_warnings(capsys: pytest.CaptureFixture[st
     verdict = next(i for i, line in enumerate(lines) if line.startswith("FAIL: With 95%"))
     assert lines[verdict].endswith("Categories beyond their own limit: 'b'.")
     assert lines[verdict + 1] == "- Use a wider format."
-    assert lines[verdict + 2].startswith("- Keep the most sensitive linears in BF16")
-    assert lines[verdict + 3].startswith("draftquant tune BF16 --traces CALIBRATION ")
+    assert lines[verdict + 2].startswith("- Compare drafts by the recipes that 'draftquant recipes")
+    assert lines[verdict + 3] == "draftquant compare BF16 QUANT OUT1 OUT2 --traces OTHERS"
     assert lines[verdict + 4] == "warning: [bold]no[/] provenance"
     assert lines[verdict + 5] == (
         "warning: 1 category has fewer than 30 prompts and is not judged alone: c"

@@ -334,19 +334,6 @@ COMMANDS: dict[str, list[str]] = {
     "record": ["record", "--target", "DRAFT", "--prompts", "DRAFT/p.jsonl", "--out", "OUT"],
     "replay": ["replay", "DRAFT", "--traces", "DRAFT"],
     "gate": ["gate", "DRAFT", "DRAFT", "--traces", "DRAFT"],
-    "gate-retuned": ["gate", "SOURCE", "DRAFT", "--traces", "DRAFT", "--tuned-baseline", "DRAFT"],
-    "retune": [
-        "retune",
-        "DRAFT",
-        "--recipe",
-        "int4-channel",
-        "--traces",
-        "DRAFT",
-        "--out",
-        "OUT",
-        "--baseline",
-        "DRAFT",
-    ],
 }
 
 

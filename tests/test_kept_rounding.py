@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.rounding.latent_norm import LatentNorm
 from draftquant.calibration.rounding.latent_weight import LatentWeight
 from draftquant.calibration.rounding.learned_state import KeptRounding
 from draftquant.calibration.rounding.learning_settings import LearningSettings
@@ -41,6 +42,16 @@ def test_a_state_comes_back_as_it_was(kept: KeptRounding, tmp_path: Path) -> Non
     kept.save({}, (seen(0, 2.5),))  # over: nothing to go on with
     assert kept.tensors({}) == {}
     assert [path.name for path in tmp_path.iterdir()] == [STATE]
+
+
+def test_weights_of_norms_come_back_as_they_were(kept: KeptRounding) -> None:
+    weight = torch.randn(4).to(torch.bfloat16)
+    kept.save_codes(7, {"layers.0.x": LatentNorm(weight, device=torch.device("cpu")).parts()})
+    assert torch.equal(kept.weight(7, "layers.0.x"), weight)
+    with pytest.raises(CalibrationError, match=r"no learned weights of layers\.1\.x"):
+        kept.weight(7, "layers.1.x")
+    with pytest.raises(CalibrationError, match=r"no learned codes of layers\.0\.x"):
+        kept.codes(7, "layers.0.x", None)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -96,8 +96,6 @@ def test_no_option_of_ours_is_left_in_any_message() -> None:
         (lambda: dq.plan(PAIR / "draft", "fp8-ptpc", algorithm="awq"), r'algorithm="awq"\), b'),
         (lambda: dq.quantize(PAIR / "draft", "blackwell-fp8", "x"), r"quantize|traces="),
         (lambda: dq.recipes_list(family="gpt"), r"recipes_list\(family=\)"),
-        (lambda: dq.tune(PAIR / "draft", "t", "o.yaml", engine="vllm", arch="h200", budget=0),
-         r"tune\(budget=\)"),
         (lambda: dq.verify("x"), r"verify\(against=\)"),
         (lambda: dq.traces_split("t", ["a", "b"], fraction=2), r"traces_split\(fraction=\)"),
         (lambda: dq.parity_sampled("a", "b", "p"), r"parity_sampled\(target=\)"),

@@ -221,7 +221,7 @@ def test_a_recipe_that_keeps_norms(made: Path, source: Path) -> None:
 def test_norms_learn_beside_learned_codes_alone() -> None:
     assert dataclasses.replace(LEARNED, rounding="gptq").problem() is not None
     assert LEARNED.problem() is None
-    assert LEARNED.rounded("retuned").norms == "kept"
+    assert LEARNED.rounded("gptq").norms == "kept"
     plain = dataclasses.replace(LEARNED, norms="kept")
     assert "norms" not in json.dumps(dataclasses.asdict(plain)).replace('"norms": "kept"', "")
 

@@ -206,7 +206,6 @@ def test_a_token_is_accepted_where_it_is_the_likeliest(work: Path) -> None:
         ([DRAFT, DRAFT, "--traces", "t", "--baseline-again", "A"], "add the two measurements"),
         (["--measured", "A", "B", "-k", "3"], "--num-draft-tokens: is of use for traces only"),
         (["--measured", "A", "B", "--target", "t"], "--target: is of use for traces only"),
-        (["--measured", "A", "B", "--tuned-baseline", "t"], "--tuned-baseline: is of use"),
         (["--measured", "/nowhere", "B"], "/nowhere: cannot be read"),
     ],
 )

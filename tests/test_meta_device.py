@@ -12,7 +12,6 @@ import pytest
 import torch
 from draftquant.calibration.rounding import proposal_divergence as divergence
 from draftquant.calibration.rounding.latent_weight import LatentWeight
-from draftquant.calibration.rounding.learning_settings import Teaching
 from draftquant.calibration.rounding.proposal_divergence import (
     DepthWeights,
     backward_of_divergence,
@@ -39,7 +38,6 @@ ALGORITHMS = (
     pytest.param("mse", "nearest", marks=pytest.mark.slow),
     pytest.param("absmax", "gptq", marks=pytest.mark.slow),
 )
-TEACHING = Teaching(temperature=0.5, anchor=3.0, min_prompts=4)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +121,6 @@ def test_a_step_of_learning_waits_for_nothing(
     loss = backward_of_divergence(
         over(served), over({}), sequences,
         num_draft_tokens=k, weights=DepthWeights(decay=0.8, missed=0.1), share=0.5,
-        teaching=TEACHING,
     )  # fmt: skip
     assert loss.device == META
     for one in latents.values():

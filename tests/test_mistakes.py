@@ -111,10 +111,6 @@ MISTAKES = {
         Mistake("recipes list --arch b20", "does not know the GPU 'b20'", "did you mean b200"),
         Mistake("transcode quant --layout modlopt --out o", "got 'modlopt'", "mean modelopt?"),
         Mistake("transcode quant --layout awq --out o", "AWQ stores INT4", "use one of: quark"),
-        Mistake("tune draft --traces traces --engine vllm --arch b200 --out t.txt", "no name of",
-                "tuned.yaml"),
-        Mistake("retune draft --recipe int4-channel --traces traces --out o --baseline o",
-                "--out and --baseline name the same folder", "give two folders"),
     ),
     "drafts": (
         Mistake("inspect zzz", "zzz: no such folder", "a Hub id (owner/name)"),

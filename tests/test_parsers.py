@@ -226,13 +226,6 @@ def test_check_keeps_the_version_of_an_engine() -> None:
             "for example",
         ),
         (
-            "tune d --budget 1 --max-drop 1%",
-            "draftquant tune",
-            "--max-drop",
-            "not allowed with",
-            "leave one of the two out",
-        ),
-        (
             "record --to 3",
             "draftquant record",
             "draftquant record",

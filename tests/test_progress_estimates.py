@@ -14,8 +14,6 @@ import pytest
 from draftquant import api as dq
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
-from draftquant.calibration.rounding import learning_settings
-from draftquant.calibration.rounding.learning_settings import LearningSettings, Teaching
 from draftquant.quantize import execute
 from draftquant.scripts import progress
 from draftquant.scripts.console import OnTerminal
@@ -156,24 +154,3 @@ def test_quantize_by_gptq(seen: Seen, traces: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     held(seen, "measure the linears' inputs", 10)
     held(seen, "quantize", 2)
-
-
-def test_retune_and_a_second_one_whose_control_is_there_already(
-    seen: Seen, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = Teaching(min_prompts=2)
-    settings = LearningSettings(steps=30, sequences=2, validate_every=5, teaching=few)
-    monkeypatch.setattr(learning_settings, "RETUNING", settings)
-
-    def retuned(recipe: str, out: str) -> None:
-        shown(
-            dq.retune, PAIR / "draft", recipe, traces, tmp_path / out, tmp_path / "control",
-            num_draft_tokens=3,
-        )  # fmt: skip
-
-    retuned("int4-channel", "int4")
-    held(seen, "fine-tune the BF16 control", 10)
-    held(seen, "fine-tune the quantized draft", 10)
-    del seen.begun["fine-tune the quantized draft"], seen.made["fine-tune the quantized draft"]
-    retuned("int4-channel", "again")
-    held(seen, "fine-tune the quantized draft", 10)

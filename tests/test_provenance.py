@@ -13,7 +13,6 @@ from draftquant.quantize.files.provenance import (
     DequantizedProvenance,
     QuantizedProvenance,
     TranscodedProvenance,
-    TunedProvenance,
 )
 from draftquant.quantize.files.provenance_file import check_seal, read_provenance
 from draftquant.quantize.files.publish import write_provenance
@@ -21,7 +20,6 @@ from draftquant.recipes import (
     Recipe,
     built_in_recipes,
     load_recipe,
-    recipe_sha256,
     to_mapping,
 )
 from draftquant.recipes.strict_json import decode
@@ -104,44 +102,6 @@ DEQUANTIZED = """{
   "tensor_bytes": {"before": 10, "after": 20},
   "quantized_by": null
 }"""
-TUNED = """{
-  "format": "draftquant-tuned",
-  "version": 1,
-  "draftquant": "0.1.0",
-  "argv": ["draftquant", "retune"],
-  "source": {
-    "hub_id": null,
-    "revision": null,
-    "family": "dflash",
-    "tensor_digests": {"norm.weight": "11"}
-  },
-  "tensor_digests": {"norm.weight": "11"},
-  "tensor_bytes": {"before": 10, "after": 10},
-  "calibration_prompts": ["22", "33"],
-  "learned": {
-    "traces_sha256": "44",
-    "num_draft_tokens": 7,
-    "steps": 100,
-    "sequences": 4,
-    "seed": 0,
-    "validation_prompts": 32,
-    "kept_step": 60,
-    "acceptance_length": 3.5,
-    "overlap": 0.9375,
-    "acceptance_length_before": 3.25,
-    "overlap_before": 1.0,
-    "acceptance_length_unquantized": 3.25
-  },
-  "retuning": {
-    "learning_rate": 0.005,
-    "temperature": 0.3,
-    "anchor": 10.0,
-    "learned_prompts": 128,
-    "linears": ["layers.0.mlp.up_proj"],
-    "settings_sha256": "55"
-  }
-}"""
-
 CUT = """{
   "format": "draftquant-cut",
   "version": 1,
@@ -183,7 +143,6 @@ def document(kind: str) -> dict[str, Any]:
         "whole": quantized | json.loads(OPTIONAL),
         "transcoded": json.loads(TRANSCODED),
         "dequantized": json.loads(DEQUANTIZED),
-        "tuned": json.loads(TUNED),
         "cut": json.loads(CUT),
     }
     documents["quantized-of-cut"] = quantized | {"cuts": documents["cut"]["cuts"]}
@@ -220,7 +179,6 @@ KINDS = {
     "dequantized": DequantizedProvenance,
     "dequantized-of-ours": DequantizedProvenance,
     "dequantized-of-others": DequantizedProvenance,
-    "tuned": TunedProvenance,
     "cut": CutProvenance,
     "quantized-of-cut": QuantizedProvenance,
     "cut-of-quantized": CutProvenance,
@@ -321,13 +279,6 @@ def test_no_record_has_no_seal_to_break(tmp_path: Path) -> None:
 # ---- what is wrong in one
 
 
-def retuned(content: dict[str, Any]) -> None:
-    """The recipe as `retune` would have changed it."""
-    content["recipe"]["algorithm"]["rounding"] = "retuned"
-    recipe: Recipe = decode(Recipe, content["recipe"])
-    content["recipe_sha256"] = recipe_sha256(recipe)
-
-
 def nested(levels: int) -> Any:
     return [nested(levels - 1)] if levels else 1
 
@@ -338,8 +289,7 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     "other format": (
         "quantized", lambda d: d.update(format="zip"),
         "format: expected 'draftquant-provenance' or 'draftquant-dequantized' or"
-        " 'draftquant-tuned' or 'draftquant-repaired' or 'draftquant-cut' or 'draftquant-grafted',"
-        " got 'zip'",
+        " 'draftquant-repaired' or 'draftquant-cut' or 'draftquant-grafted', got 'zip'",
     ),
     "a list for the format": ("quantized", lambda d: d.update(format=[1]), "got a list"),
     "format of another kind": (
@@ -409,18 +359,6 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     "another recipe": (
         "quantized", lambda d: d["recipe"].update(name="other"), "recipe_sha256: not that of the",
     ),
-    "a mark on what nothing taught": (
-        "quantized", lambda d: d.update(retuning=document("tuned")["retuning"]),
-        "retuning: expected exactly where the recipe says rounding: retuned",
-    ),
-    "retuned without its mark": (
-        "quantized", retuned, "retuning: expected exactly where the recipe says rounding: retuned",
-    ),
-    "tuned by nobody": ("tuned", lambda d: d.pop("retuning"), "retuning: missing key"),
-    "a rate in words": (
-        "tuned", lambda d: d["retuning"].update(learning_rate="slow"),
-        "retuning.learning_rate: expected a finite number, got 'slow'",
-    ),
     "a cut of nothing": ("cut", lambda d: d.update(cuts=[]), "cuts: expected at least one"),
     "a cut that grows": (
         "cut", lambda d: d["cuts"][0].update(size=11),
@@ -465,6 +403,35 @@ def test_a_fault_is_named_with_its_key(name: str, tmp_path: Path) -> None:
     assert caught.value.where == str(tmp_path / "draftquant.json")
     assert what in caught.value.what
     assert "the version of draftquant that wrote it" in caught.value.fix
+
+
+EARLIER: dict[str, tuple[str, Edit, str]] = {
+    "fine-tuned": (
+        "dequantized", lambda d: d.update(format="draftquant-tuned"),
+        "format: the folder records that it was fine-tuned (retune)",
+    ),
+    "quantized and fine-tuned, then dequantized": (
+        "dequantized-of-ours",
+        lambda d: d["quantized_by"]["recipe"]["algorithm"].update(rounding="retuned"),
+        "recipe.algorithm.rounding: the folder records that it was fine-tuned (retune)",
+    ),
+    "by a recipe that was searched for": (
+        "quantized", lambda d: d["recipe"].update(chosen_on={"sha256": ["0" * 64]}),
+        "recipe.chosen_on: the folder records a search for its recipe (tune)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_what_only_an_earlier_version_reads_names_that_version(name: str, tmp_path: Path) -> None:
+    kind, edit, what = EARLIER[name]
+    content = document(kind)
+    edit(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_provenance(stored(tmp_path, content))
+    assert caught.value.where == str(tmp_path / "draftquant.json")
+    assert caught.value.what == f"{what}, which draftquant 0.2.0 was the last to read"
+    assert "use draftquant 0.2.0 with this folder" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.expectations import LoadsOn
 from draftquant.recipes.roles import Role
 from draftquant.recipes.schema import LayoutName
-from draftquant.recipes.seen_prompts import SeenPrompts
 from tiny import tiny_eagle3_llama
 from wide import dimensions
 
@@ -144,7 +143,6 @@ CHANGES: dict[str, Any] = {
     "rules": PTPC.rules[:-1],
     "expect": Expectation(quantized_per_layer=6),
     "gate": dataclasses.replace(PTPC.gate, policy="screening"),
-    "chosen_on": SeenPrompts(sha256=("0" * 64,)),
     "schema_version": 2,
 }
 

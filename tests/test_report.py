@@ -13,7 +13,6 @@ import pytest
 from draftquant.validate.comparison.replay_file import ReplayedDraft, ReplayedPrompt
 from draftquant.validate.errors import GateError
 from draftquant.validate.judging.judgement import GateReport, judge
-from draftquant.validate.judging.retuned_gate import RetunedRecord
 from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
@@ -34,7 +33,6 @@ from handmade_reports import (
     document,
     joint,
     mapping_of,
-    retuned,
     served,
     text_of,
 )
@@ -59,18 +57,6 @@ def test_a_comparison_is_read_as_it_was_written(verdict: str) -> None:
     written = {"kind": "comparison"} | dataclasses.asdict(found)
     rest = {k: v for k, v in mapping_of(judged).items() if k not in dataclasses.asdict(read.header)}
     assert json.loads(json.dumps(written)) == json.loads(json.dumps(rest))
-
-
-def test_a_retuned_draft_has_two_comparisons() -> None:
-    read = document(retuned())
-    assert isinstance(read.judgement, RetunedRecord)
-    assert [title for title, _ in read.comparisons] == [
-        "Against the identically fine-tuned BF16 draft (control): quantization alone",
-        "Against the BF16 draft as released: quantization and fine-tuning",
-    ]
-    assert read.judgement.verdict == "PASS"
-    assert read.findings == ()
-    assert read.noise is None
 
 
 def test_a_joint_report_has_all_that_was_judged() -> None:
@@ -187,7 +173,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "prompt": (change("prompts", 3, "baseline", to=[1, 2, 3]), "prompts: 'p3': expected 2 counts"),
     "unknown key": (change("color", to=1), "color: unknown key"),
     "missing key": (drop("policy"), "policy: missing key"),
-    "kind": (change("kind", to="x"), "kind: expected 'comparison' or 'retuned' or 'joint'"),
+    "kind": (change("kind", to="x"), "kind: expected 'comparison' or 'joint'"),
     "no kind": (drop("kind"), "kind: missing key"),
     "type": (change("drafts", "candidate", "sha256", to=1), "drafts.candidate.sha256: expected"),
 }
@@ -206,7 +192,6 @@ def test_what_no_gate_says(name: str) -> None:
 @pytest.mark.parametrize(
     ("judged", "edit", "what"),
     [
-        (retuned, change("exit_code", to=3), "exit_code: PASS has 0, got 3"),
         (joint, change("exit_code", to=3), "exit_code: PASS has 0, got 3"),
         (joint, change("noise", "change", "upper", to=99.0), "expected lower <="),
         (joint, change("parity", 0, "threshold", to=None), "PASS without a threshold"),
@@ -281,7 +266,6 @@ FORGED: dict[str, tuple[list[Callable[[dict[str, Any]], None]], str]] = {
         [change("look", to={"number": 1, "total": 2, "spending": "pocock"})],
         r"change\.\w+: expected",
     ),
-    "taught": ([change("background", "taught", to=True)], "background.taught: expected False"),
     "candidate": (
         [change("background", "candidate_sha256", to="9" * 64)], r"drafts\.candidate\.sha256",
     ),
@@ -331,6 +315,25 @@ def test_what_earlier_versions_wrote_beside_the_counts_is_passed_over(head: obje
     assert parse_report(document_text(mapping), "r.json") == document(joint())
 
 
+def test_reports_of_0_2_0_are_read_but_for_those_of_fine_tuned_drafts() -> None:
+    mapping = json.loads(text_of(joint()))
+    mapping["drafts"]["tuned"] = None
+    for part in ("replayed", "served"):
+        mapping[part]["background"]["taught"] = False
+    assert parse_report(document_text(mapping), "r.json") == document(joint())
+    for edit in (
+        change("drafts", "tuned", to={"name": "tuned", "sha256": None}),
+        change("replayed", "background", "taught", to=True),
+    ):
+        changed = json.loads(text_of(joint()))
+        edit(changed)
+        with pytest.raises(GateError, match=r"tuned: unknown key|taught: unknown key"):
+            parse_report(document_text(changed), "r.json")
+    for changed in (mapping | {"kind": "retuned"}, mapping | {"replayed": {"kind": "retuned"}}):
+        with pytest.raises(GateError, match=r"fine-tuned \(retune\), which draftquant 0\.2\.0"):
+            parse_report(document_text(changed), "r.json")
+
+
 def test_drafts_that_cannot_be_compared_stay_so() -> None:
     judged = judge(
         replay(BASELINE),
@@ -346,10 +349,6 @@ def test_drafts_that_cannot_be_compared_stay_so() -> None:
 
 def test_what_does_not_follow_of_several() -> None:
     for judged, edit, what in (
-        (retuned, change("training_change", to=0.0), "training_change: expected 0.0"),
-        (retuned, change("against_tuned", "num_copies", to=3), "num_copies: expected 0, got 3"),
-        (retuned, change("against_bf16", "prompts", 0, "candidate", to=[1000, 0]),
-         "against_bf16.prompts: other candidate counts"),
         (joint, change("replayed", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
         (joint, change("served", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
         (joint, change("noise", "drift", "confidence", to=0.95), "noise.drift.confidence"),
@@ -412,7 +411,7 @@ def test_every_key_of_a_replay_is_documented() -> None:
 def test_every_key_is_documented_and_no_other() -> None:
     text = (ROOT / "docs" / "report-format.md").read_text(encoding="utf-8")
     written = {word for span in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", span)}
-    kinds = (Header, GateReport, RetunedRecord, JointReport)
+    kinds = (Header, GateReport, JointReport)
     keys = {key for kind in kinds for key in keys_of(kind)} - OF_TRACES
     assert keys - written == set()
     cells = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)

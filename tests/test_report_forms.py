@@ -27,14 +27,12 @@ from handmade_reports import (
     document,
     evil_document,
     joint,
-    retuned,
     served,
 )
 
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS")
 KINDS: dict[str, Callable[[], Judgement]] = {
     **{verdict: (lambda verdict=verdict: comparison(verdict)) for verdict in VERDICTS},
-    "retuned": retuned,
     "joint": joint,
     "served": served,
 }

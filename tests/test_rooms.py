@@ -25,7 +25,6 @@ QUANTIZE = (
         "quantize_draft",
         "transcoding",
         "vocabulary",
-        "write_tuned",
     ),
 )
 CALIBRATION = (
@@ -33,14 +32,13 @@ CALIBRATION = (
     ("plot_file", "server_client", "traces"),
     ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
-    ("kv_cache",),
-    ("dumps", "vllm", "rounding"),
+    ("dumps", "kv_cache", "rounding", "vllm"),
 )
 VALIDATE = (
     ("charts", "errors"),
     ("counting",),
     ("judging", "measure"),
-    ("foreign", "parity", "tuning"),
+    ("foreign", "parity"),
     ("served",),
     ("report",),
     ("card", "comparison", "golden"),

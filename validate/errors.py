@@ -11,10 +11,6 @@ class GateError(DraftQuantError):
     """The gate was asked for something that no policy allows; a verdict is never an error."""
 
 
-class TuneError(DraftQuantError):
-    """There is no mixture of formats to look for, or none is as asked."""
-
-
 class MeasureError(DraftQuantError):
     """A server cannot be measured, or a measurement is not what it claims to be."""
 

@@ -56,7 +56,7 @@ def learned_codes(
         out: the folder that the codes are for; nothing is written into it here.
         num_draft_tokens: K, as it will be served.
         static: scales of inputs that will be stored; needed where the recipe stores any.
-        settings: None = the defaults; with a teacher where the recipe says `rounding: retuned`.
+        settings: None = the defaults.
         save_seconds: at least between two states on the disk.
         on_measuring: called with (work done, work) while the inputs are measured, where the first
             codes make up for their rounding.
@@ -223,26 +223,25 @@ def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     return {canonical(step): shared[fused_group(canonical(step))] for step in plan.quantized}
 
 
-def check_recipe(recipe: Recipe, settings: LearningSettings) -> None:
-    """Fail unless codes of its formats can be learned, and by whom it says.
+def _check_recipe(recipe: Recipe) -> None:
+    """Fail unless codes of its formats can be learned, and are to be.
 
     Raises:
         BackendError: why not.
     """
     check_backends(recipe)
-    wanted = "learned" if settings.teaching is None else "retuned"
-    if recipe.algorithm.rounding != wanted:
+    if recipe.algorithm.rounding != "learned":
         raise BackendError(
             f"recipe {recipe.name}",
-            f"expected rounding: {wanted}, got {recipe.algorithm}",
-            fix=f"give the recipe with 'rounding: {wanted}'",
+            f"expected rounding: learned, got {recipe.algorithm}",
+            fix="give the recipe with 'rounding: learned'",
         )
 
 
 def _check(plan: Plan, out: Path, task: LearningTask, static: StaticScales | None) -> None:
     """Before any work."""
     check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
-    check_recipe(plan.recipe, task.settings)
+    _check_recipe(plan.recipe)
     task.check()
     if plan.recipe.needs_input_scales and static is None:
         raise CalibrationError(

@@ -133,7 +133,7 @@ class KeptRounding:
         )
 
     def weight(self, step: int, module: str) -> Tensor:
-        """The weight of a norm, or of a linear that stays unquantized, as it is to be stored.
+        """The weight of a norm as it is to be stored.
 
         Raises:
             CalibrationError: it is not there.
@@ -203,7 +203,7 @@ class LearnedCodes:
         origin: how they were learned.
         validations: all looks at the prompts that were held back, the first codes' own first.
         prompts: that were looked at.
-        group_sizes: of each linear's format; empty where nothing is quantized too.
+        group_sizes: of each linear's format.
     """
 
     kept: KeptRounding
@@ -221,7 +221,7 @@ class LearnedCodes:
         return self.kept.codes(self.origin.kept_step, module, self.group_sizes.get(module))
 
     def weight(self, module: str) -> Tensor:
-        """What was learned of a norm, or of a linear that stays unquantized.
+        """What was learned of a norm.
 
         Raises:
             CalibrationError: nothing was.

@@ -155,7 +155,6 @@ class Learning:
                     num_draft_tokens=self._num_draft_tokens,
                     weights=DepthWeights(decay=settings.depth_decay, missed=settings.missed_weight),
                     share=1 / settings.sequences,
-                    teaching=settings.teaching,
                 )
                 for _, sequences in self._batches(chosen, rows, MAX_LEARNED_TOKENS)
             ]

@@ -10,7 +10,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class LearningTask:
         num_draft_tokens: K, as it will be served.
         settings: how.
         what: what else decides the result, as JSON says it.
-        group_sizes: of the formats of the codes, by canonical module name; empty without codes.
+        group_sizes: of the formats of the codes, by canonical module name.
     """
 
     draft: LoadedDraft
@@ -58,7 +58,7 @@ class LearningTask:
     num_draft_tokens: int
     settings: LearningSettings
     what: Mapping[str, Any]
-    group_sizes: Mapping[str, int | None] = field(default_factory=dict)
+    group_sizes: Mapping[str, int | None]
 
     def check(self) -> None:
         """Fail unless the draft can learn from the traces.
@@ -84,7 +84,6 @@ class LearningTask:
             self.num_draft_tokens,
             share=settings.validation_share,
             seed=settings.seed,
-            min_learned=settings.teaching.min_prompts if settings.teaching else 0,
         )
 
 

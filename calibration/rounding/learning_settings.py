@@ -1,30 +1,9 @@
-"""How codes are learned, and by whom they are taught."""
+"""How codes are learned."""
 
 from dataclasses import dataclass
 
 from ...recipes.bounds import AT_LEAST_1
 from ..errors import CalibrationError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Teaching:
-    """The target as a teacher: its recorded tokens, and the unquantized draft as an anchor.
-
-    The loss of a proposal is the cross-entropy of the recorded token plus `anchor` times the
-    divergence from the unquantized draft. Without the anchor greedy acceptance is bought with the
-    distribution: on the shipped Llama pair its overlap with the target's fell from 0.883 to 0.856,
-    and with it to 0.877.
-
-    Attributes:
-        temperature: by which the draft's logits are divided in the cross-entropy.
-        anchor: weight of the divergence, which is of logits as they are.
-        min_prompts: to learn from. Fewer are learned by heart: with 8 a draft lost 2.71 % on other
-            prompts.
-    """
-
-    temperature: float = 0.3
-    anchor: float = 10.0
-    min_prompts: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +20,8 @@ class LearningSettings:
         scale_learning_rate: of the logarithms of scales.
         warmup_steps: over which both rise to that; a cosine takes them down to nothing at the end.
         depth_decay: weight of a depth over that of the depth before.
-        missed_weight: of the depths behind one at which the unquantized draft (with a teacher: the
-            draft that learns) is wrong: they count only where a chain comes that far.
+        missed_weight: of the depths behind one at which the unquantized draft is wrong: they count
+            only where a chain comes that far.
         validate_every: steps between looks at the validation prompts.
         patience: such looks without a better one, after which learning stops. First steps at the
             full rate may be worse than a good start, and are made up for as the rate falls.
@@ -50,7 +29,6 @@ class LearningSettings:
             below that of the first codes, in steps that are kept.
         validation_share: of the prompts, held back from learning.
         seed: of what is learned from when, and of what is held back.
-        teaching: None = the unquantized draft alone is what is learned.
     """
 
     steps: int = 150
@@ -65,7 +43,6 @@ class LearningSettings:
     max_overlap_drop: float = 0.005
     validation_share: float = 0.2
     seed: int = 0
-    teaching: Teaching | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "sequences", "validate_every", "patience"):
@@ -81,9 +58,3 @@ class LearningSettings:
                 f"expected a number between 0 and 1, got {self.validation_share}",
                 fix="leave it out: the default is tried",
             )
-
-
-RETUNING = LearningSettings(
-    steps=100, patience=5, learning_rate=0.005, max_overlap_drop=0.05, teaching=Teaching()
-)
-"""Taught by the target, as measured on the shipped pairs."""

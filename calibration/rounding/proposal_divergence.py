@@ -1,21 +1,17 @@
-"""How far a draft's proposals are from what it learns, and the gradient of that.
-
-It learns the proposals of the unquantized draft, or with a teacher also what the target emitted.
+"""How far a draft's proposals are from those of the unquantized draft, and the gradient of that.
 
 Logits are never held for more than some rows: a loss and its gradient with respect to the hidden
 states are computed part by part, and only hidden states have a graph behind them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from ...quantize.drafts.forward import DraftForward, DraftPass, positions
 from ..passes.predictions import MAX_LOGITS
-from .learning_settings import Teaching
 from .own_rows import OwnRows
 from .sequences import LearningSequences
 
@@ -75,15 +71,12 @@ def backward_of_divergence(
     num_draft_tokens: int,
     weights: DepthWeights,
     share: float,
-    teaching: Teaching | None = None,
 ) -> Tensor:
     """Add the gradient of some sequences' loss to what `draft` computes with.
 
     The loss of a sequence is the sum over rows and depths j of decay^j * reach * KL(reference ‖
     draft), divided by that of decay^j; reach is 1 where the reference had every depth before right,
-    else `missed`. With a teacher, anchor * KL - log softmax(logits / temperature)[recorded token]
-    stands for the KL, and reach asks for what the draft itself had right; of a token that the draft
-    cannot propose there is nothing to learn but the KL.
+    else `missed`.
 
     Args:
         draft: over weights some of which require gradients.
@@ -92,7 +85,6 @@ def backward_of_divergence(
         num_draft_tokens: K.
         weights: of depths.
         share: multiplies the loss of each sequence.
-        teaching: None = the reference alone is learned.
 
     Returns:
         [] float64, the losses times `share`, added up.
@@ -101,13 +93,13 @@ def backward_of_divergence(
         ForwardError: a draft computes NaN or infinity.
     """
     with torch.no_grad():
-        taught = list(passes_of(reference, sequences, num_draft_tokens))
+        unquantized = list(passes_of(reference, sequences, num_draft_tokens))
     norm = sum(weights.decay**depth for depth in range(num_draft_tokens)) / share
     device = sequences.hidden.device
     total, hidden, gradients = torch.zeros((), dtype=torch.float64, device=device), [], []
     reached = torch.empty(0)
-    judge = _Judge(reference, weights, teaching, device)
-    for one, other in zip(passes_of(draft, sequences, num_draft_tokens), taught, strict=True):
+    judge = _Judge(reference, weights)
+    for one, other in zip(passes_of(draft, sequences, num_draft_tokens), unquantized, strict=True):
         rows = OwnRows(one, sequences)
         reached = reached if one.depths.start else rows.all_right()
         counts = rows.spread([1 / (norm * len(own)) for own in sequences.own])
@@ -130,76 +122,51 @@ def agreement(
     *,
     num_draft_tokens: int,
 ) -> list[Agreement]:
-    """What one draft proposes along each sequence; see `agreements`."""
-    (found,) = agreements([draft], reference, sequences, num_draft_tokens=num_draft_tokens)
-    return found
-
-
-@torch.no_grad()
-def agreements(
-    drafts: Sequence[DraftForward],
-    reference: DraftForward,
-    sequences: LearningSequences,
-    *,
-    num_draft_tokens: int,
-) -> list[list[Agreement]]:
-    """What drafts propose along each sequence, beside a reference with their head and last norm.
-
-    The reference runs once for all of them.
+    """What a draft proposes along each sequence, beside a reference with its head and last norm.
 
     Args:
-        drafts: whose inputs are not rounded under one scale of a whole call, or there is one
+        draft: whose inputs are not rounded under one scale of a whole call, or there is one
             sequence.
         reference: likewise.
-        sequences: of all.
+        sequences: of both.
         num_draft_tokens: K.
-
-    Returns:
-        Of each draft, the agreement along each sequence.
 
     Raises:
         ForwardError: a draft computes NaN or infinity.
     """
-    every = (reference, *drafts)
+    both = (reference, draft)
     zeros = torch.zeros(len(sequences.own), dtype=torch.float64, device=sequences.hidden.device)
-    overlap, accepted = [zeros] * len(drafts), [zeros] * len(every)
+    overlap, accepted = zeros, [zeros] * 2
     alive: list[Tensor] = []
-    passes = (passes_of(forward, sequences, num_draft_tokens) for forward in every)
+    passes = (passes_of(forward, sequences, num_draft_tokens) for forward in both)
     for together in zip(*passes, strict=True):
         one = together[0]
         rows = OwnRows(one, sequences)
         if one.depths.start == 0:
-            alive = [rows.all_right() for _ in every]
-        overlaps: list[list[Tensor]] = [[] for _ in drafts]
-        rights: list[list[Tensor]] = [[] for _ in every]
+            alive = [rows.all_right() for _ in both]
+        overlaps: list[Tensor] = []
+        rights: list[list[Tensor]] = [[] for _ in both]
         hidden = (rows.of(each.hidden) for each in together)
         for *parts, tokens in _parts(reference, *hidden, rows.of(_recorded(one, sequences))):
-            wanted = torch.empty(0)
-            for i, part in enumerate(parts):
+            proposed: list[Tensor] = []
+            for right, part in zip(rights, parts, strict=True):
                 logits = _wide(reference.logits, part)
-                rights[i].append(_right(reference, logits, tokens))
-                proposed = logits.softmax(-1)
-                if i == 0:
-                    wanted = proposed
-                else:
-                    overlaps[i - 1].append(torch.minimum(proposed, wanted).sum(-1).sum(-1))
-        overlap = [x + rows.sums(torch.cat(own)) for x, own in zip(overlap, overlaps, strict=True)]
+                right.append(_right(reference, logits, tokens))
+                proposed.append(logits.softmax(-1))
+            overlaps.append(torch.minimum(*proposed).sum(-1).sum(-1))
+        overlap = overlap + rows.sums(torch.cat(overlaps))
         for i, right in enumerate(rights):
             run = _unbroken(alive[i], torch.cat(right))
             accepted[i] = accepted[i] + rows.sums(run.sum(1))
             alive[i] = run[:, -1]
-    by_reference = accepted[0].tolist()
     return [
-        [
-            Agreement(rows=len(own), accepted=int(n), accepted_reference=int(of_reference),
-                      overlap=share)
-            for own, n, of_reference, share in zip(
-                sequences.own, accepted[i].tolist(), by_reference, overlap[i - 1].tolist(),
-                strict=True,
-            )
-        ]
-        for i in range(1, len(every))
-    ]  # fmt: skip
+        Agreement(
+            rows=len(own), accepted=int(n), accepted_reference=int(of_reference), overlap=share
+        )
+        for own, of_reference, n, share in zip(
+            sequences.own, *(counts.tolist() for counts in accepted), overlap.tolist(), strict=True
+        )
+    ]
 
 
 class _Judge:
@@ -208,25 +175,16 @@ class _Judge:
     Args:
         forward: the head of both drafts.
         weights: of depths.
-        teaching: as above.
-        device: of everything.
     """
 
-    def __init__(
-        self,
-        forward: DraftForward,
-        weights: DepthWeights,
-        teaching: Teaching | None,
-        device: torch.device,
-    ) -> None:
-        self._forward, self._weights, self._teaching = forward, weights, teaching
-        self._draft_ids = None if teaching is None else _draft_ids(forward, device)
+    def __init__(self, forward: DraftForward, weights: DepthWeights) -> None:
+        self._forward, self._weights = forward, weights
 
     def divergence(
         self,
         depths: range,
         hidden: Tensor,
-        taught: Tensor,
+        unquantized: Tensor,
         recorded: Tensor,
         reached: Tensor,
         counts: Tensor,
@@ -236,7 +194,7 @@ class _Judge:
         Args:
             depths: D.
             hidden: [n, D, W].
-            taught: [n, D, W], hidden states of the reference.
+            unquantized: [n, D, W], hidden states of the reference.
             recorded: [n, D] tokens there.
             reached: [n], whether all depths before were right.
             counts: [n], weights of the rows.
@@ -246,7 +204,7 @@ class _Judge:
         """
         decay = self._weights.decay ** positions(depths, hidden.device).float()
         totals, gradients, runs = [], [], []
-        for mine, *others in _parts(self._forward, hidden, taught, recorded, reached, counts):
+        for mine, *others in _parts(self._forward, hidden, unquantized, recorded, reached, counts):
             leaf = mine.detach().requires_grad_()
             with torch.enable_grad():
                 each, run = self._losses(leaf, *others[:3])
@@ -269,28 +227,8 @@ class _Judge:
             wanted = _wide(self._forward.scores, its).log_softmax(-1)
         logits = _wide(self._forward.scores, mine)
         each = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
-        judged = wanted
-        if self._teaching is not None and self._draft_ids is not None:
-            surprise = _surprise(logits / self._teaching.temperature, self._draft_ids[recorded])
-            each, judged = self._teaching.anchor * each + surprise, logits.detach()
         with torch.no_grad():
-            return each, _unbroken(before, _right(self._forward, judged, recorded))
-
-
-def _draft_ids(forward: DraftForward, device: torch.device) -> Tensor:
-    """[vocabulary of the target] int64: the draft's ids, -1 where it cannot propose a token."""
-    own = positions(range(forward.num_logits), device)
-    found = own.new_full((forward.geometry.vocab_size,), -1)
-    found[forward.to_target(own)] = own
-    return found
-
-
-def _surprise(logits: Tensor, draft_ids: Tensor) -> Tensor:
-    """[R, D] cross-entropy of recorded tokens; 0 for those (-1) that the draft cannot propose."""
-    surprise = F.cross_entropy(
-        logits.flatten(0, -2), draft_ids.flatten(), ignore_index=-1, reduction="none"
-    )
-    return surprise.view(draft_ids.shape)
+            return each, _unbroken(before, _right(self._forward, wanted, recorded))
 
 
 def _recorded(one: DraftPass, sequences: LearningSequences) -> Tensor:

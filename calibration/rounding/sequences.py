@@ -4,7 +4,6 @@ Nothing here depends on the order in which a folder lists its prompts.
 """
 
 import hashlib
-import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -61,7 +60,7 @@ class PromptSplit:
 
 
 def split_prompts(
-    traces: TraceFolder, num_draft_tokens: int, *, share: float, seed: int, min_learned: int = 0
+    traces: TraceFolder, num_draft_tokens: int, *, share: float, seed: int
 ) -> PromptSplit:
     """Hold some prompts back: whole conversations, with their copies and near duplicates.
 
@@ -70,11 +69,9 @@ def split_prompts(
         num_draft_tokens: K; prompts without a row of K predictions are of no use and left out.
         share: of the prompts to hold back, rounded up to whole groups that belong together.
         seed: with which the prompts' hashes are hashed, to draw them.
-        min_learned: prompts that must be left to learn from.
 
     Raises:
-        CalibrationError: fewer than four groups of prompts that are independent of each other, or
-            too few prompts to learn from.
+        CalibrationError: fewer than four groups of prompts that are independent of each other.
     """
     entries, texts = [], []
     for entry, trace in zip(traces.manifest.prompts, traces, strict=True):
@@ -97,15 +94,6 @@ def split_prompts(
     for place, group in enumerate(groups):
         side = held_back if len(held_back) < wanted and place < len(groups) - 1 else learned
         side += [entry for _, entry in group]
-    if len(learned) < min_learned:
-        raise CalibrationError(
-            traces.folder,
-            f"expected at least {min_learned} prompts to learn from, got {len(learned)},"
-            f" with {len(held_back)} more held back for validation. Fine-tuning on fewer"
-            " overfits: the draft accepts less on all other prompts (2.71 % less,"
-            " measured with 8)",
-            fix=f"record more prompts: {math.ceil(min_learned / (1 - share))} or more",
-        )
     return PromptSplit(learned=tuple(learned), held_back=tuple(held_back))
 
 

@@ -38,13 +38,12 @@ def best_of(validations: Sequence[Validation], settings: LearningSettings) -> Va
     So the best is the last one or the one that was best before, whose codes are there. Looks whose
     overlap is clearly below that of the first codes do not come into question. Acceptance lengths
     decide where they differ by more than two standard errors, else overlap, which so few prompts
-    tell much more finely. With a teacher they alone decide: its draft is to differ from the
-    unquantized one, so that overlap says little of what is accepted.
+    tell much more finely.
     """
     least = validations[0].overlap - settings.max_overlap_drop
     best = validations[0]
     for one in validations[1:]:
-        if one.overlap >= least and _is_better(one, best, taught=settings.teaching is not None):
+        if one.overlap >= least and _is_better(one, best):
             best = one
     return best
 
@@ -55,9 +54,9 @@ def is_over(validations: Sequence[Validation], settings: LearningSettings) -> bo
     return validations[-1].step >= settings.steps or since >= settings.patience
 
 
-def _is_better(one: Validation, best: Validation, *, taught: bool) -> bool:
+def _is_better(one: Validation, best: Validation) -> bool:
     gain, error = _gain(one, best)
-    if taught or abs(gain) > 2 * error:
+    if abs(gain) > 2 * error:
         return gain > 0
     return (one.overlap, gain) > (best.overlap, 0)
 

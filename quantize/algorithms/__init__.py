@@ -16,10 +16,8 @@ _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("mse", "nearest"): MseNearest(),
     ("absmax", "gptq"): Gptq(AbsmaxNearest()),
     ("mse", "gptq"): Gptq(MseNearest()),
-    ("absmax", "learned"): Learned("learned"),
-    ("mse", "learned"): Learned("learned"),
-    ("absmax", "retuned"): Learned("retuned"),
-    ("mse", "retuned"): Learned("retuned"),
+    ("absmax", "learned"): Learned(),
+    ("mse", "learned"): Learned(),
 }
 """By the recipe's `scale` and `rounding`."""
 

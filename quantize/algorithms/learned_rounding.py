@@ -5,35 +5,23 @@ What is here says for which formats; the learning itself knows drafts and traces
 
 from typing_extensions import override
 
-from ...recipes.algorithm import RoundingChoice
 from ...recipes.formats import FEW_BITS
 from ...recipes.schema import WeightFormat
 from .algorithm import Algorithm, Need
 
 
 class Learned(Algorithm):
-    """Codes, and scales but for powers of two, from the gradient of the draft's loss.
-
-    Args:
-        rounding: which one of the recipe: the same codes on the disk, but another teacher.
-    """
+    """Codes, and scales but for powers of two, from the gradient of the draft's loss."""
 
     needs: Need = "codes"
-
-    def __init__(self, rounding: RoundingChoice) -> None:
-        self._rounding = rounding
 
     @override
     def problem(self, weights: WeightFormat) -> str | None:
         if weights.dtype not in FEW_BITS:
             return (
-                f"rounding: {self._rounding} is for formats of four bits"
-                f" ({', '.join(FEW_BITS)}): rounding to 8 bits loses too little for it to"
-                " improve"
+                f"rounding: learned is for formats of four bits ({', '.join(FEW_BITS)}): rounding"
+                " to 8 bits loses too little for it to improve"
             )
         if weights.first_stage is not None:
-            return (
-                f"rounding: {self._rounding} does not work with values that are rounded in"
-                " two stages"
-            )
+            return "rounding: learned does not work with values that are rounded in two stages"
         return None

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 
-_LEFT: Mapping[str, str] = {
-    "repairs": "that config.json was repaired",
-}
-"""Key of a record -> what it says where it stands there and is not empty."""
+_LEFT = (
+    ("repairs", None, "that config.json was repaired"),
+    ("format", "draftquant-tuned", "that it was fine-tuned (retune)"),
+    ("recipe.algorithm.rounding", "retuned", "that it was fine-tuned (retune)"),
+    ("recipe.chosen_on", None, "a search for its recipe (tune)"),
+)
+"""Dotted key of a record, its value (None = any that is not empty), and what it says there."""
 
 
 def check_still_read(path: Path, content: Mapping[str, object]) -> None:
@@ -18,14 +21,22 @@ def check_still_read(path: Path, content: Mapping[str, object]) -> None:
         CheckpointError: one records what only version 0.2.0 reads.
     """
     for record in _records(content):
-        for key, what in _LEFT.items():
-            if record.get(key):
+        for key, value, what in _LEFT:
+            found = _at(record, key)
+            if found and value in (None, found):
                 raise CheckpointError(
                     path,
                     f"{key}: the folder records {what}, which draftquant 0.2.0 was the last to"
                     " read",
                     fix="use draftquant 0.2.0 with this folder, or quantize the draft again",
                 )
+
+
+def _at(record: Mapping[str, object], dotted: str) -> object:
+    found: object = record
+    for key in dotted.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def _records(content: Mapping[str, object]) -> Iterator[Mapping[str, object]]:

@@ -10,7 +10,6 @@ from .provenance import (
     Provenance,
     QuantizedProvenance,
     TensorBytes,
-    TranscodedProvenance,
 )
 from .vocabulary_cut import VocabularyCut
 
@@ -58,5 +57,3 @@ def sources_of(record: Provenance | None) -> Iterator[Mapping[str, str]]:
     elif isinstance(record, QuantizedProvenance):
         yield record.source.digests
         yield from (cut.source.digests for cut in reversed(record.cuts))
-    elif record is not None and not isinstance(record, TranscodedProvenance):
-        yield record.source.digests

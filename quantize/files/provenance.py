@@ -1,9 +1,9 @@
 """Provenance: who made a folder, from what and how; what draftquant.json holds.
 
-A folder is quantized, dequantized, tuned, cut, a target with a layer grafted into it, or another
-tool's in another layout; one class for each, whose fields are the keys of the file. No time stamp
-and no path, so that equal runs give equal files. The last key is a seal, the sha256 of the others:
-it shows edits, and signs none.
+A folder is quantized, dequantized, cut, a target with a layer grafted into it, or another tool's in
+another layout; one class for each, whose fields are the keys of the file. No time stamp and no
+path, so that equal runs give equal files. The last key is a seal, the sha256 of the others: it
+shows edits, and signs none.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ from ...recipes.schema import Recipe, recipe_sha256
 from ...recipes.seen_prompts import Sketches
 from .how_rounded import GptqFactors, LearnedRounding
 from .provenance_sources import Digested, QuantizedSource, SourceDraft, SourceFolder, TranscodedFrom
-from .retuning import Retuning
 from .safetensors_header import FloatDtype
 from .vocabulary_cut import VocabularyCut
 
@@ -87,7 +86,7 @@ class QuantizedProvenance(Digested):
             the gate knows them whatever they are called: see `SeenPrompts`.
         gptq: how the factors of GPTQ were computed; None = there are none, or float64 by an older
             version.
-        learned, retuning: how codes were learned, how the target taught them; None where not.
+        learned: how codes were learned; None where not.
         cuts: of the vocabulary of the source, in order, before it was quantized.
         made_by: where the folder was transcoded later: `draftquant` and `argv` are that run's.
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
@@ -118,7 +117,6 @@ class QuantizedProvenance(Digested):
     calibration_sketches: Sketches | None = None
     gptq: GptqFactors | None = None
     learned: LearnedRounding | None = None
-    retuning: Retuning | None = None
     cuts: tuple[VocabularyCut, ...] = ()
     made_by: MadeBy | None = None
     transcoded_from: TranscodedFrom | None = None
@@ -146,8 +144,6 @@ class QuantizedProvenance(Digested):
         stored = self.dropped.keys() & self.digests.keys()
         if stored or self.dropped.keys() - self.source.digests.keys():
             return "dropped: expected tensors of source.tensor_digests that are not stored"
-        if (self.retuning is not None) != (self.recipe.algorithm.rounding == "retuned"):
-            return "retuning: expected exactly where the recipe says rounding: retuned"
         return None
 
 
@@ -240,28 +236,6 @@ class DequantizedProvenance(Digested):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunedProvenance(Digested):
-    """Of the unquantized draft that `retune` taught, as the quantized one beside it.
-
-    Keys as in `QuantizedProvenance`; of `learned` the first looks are of the draft as it was.
-    """
-
-    format: Literal["draftquant-tuned"] = "draftquant-tuned"
-    version: Literal[1] = 1
-    draftquant: str
-    argv: tuple[str, ...]
-    source: SourceDraft
-    tensor_digests: Mapping[str, str] = field(default_factory=dict)
-    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
-    tensor_bytes: TensorBytes
-    calibration_prompts: tuple[str, ...]
-    learned: LearnedRounding
-    retuning: Retuning
-    calibration_sketches: Sketches | None = None
-    sha256: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GraftedProvenance(Digested):
     """Of a target's folder into which `graft` put an MTP layer.
 
@@ -292,7 +266,6 @@ class GraftedProvenance(Digested):
 Provenance = (
     QuantizedProvenance
     | DequantizedProvenance
-    | TunedProvenance
     | TranscodedProvenance
     | CutProvenance
     | GraftedProvenance

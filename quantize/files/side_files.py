@@ -34,7 +34,7 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
 
 
 def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> None:
-    """No side file says that the source was quantized or tuned: outputs are made of BF16 drafts.
+    """No side file says that the source was quantized: outputs are made of BF16 drafts.
 
     Args:
         folder: the source.
@@ -48,7 +48,7 @@ def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> 
         if file in files and not (cut and file == PROVENANCE_FILE):
             raise CheckpointError(
                 folder / file,
-                "the source is already the result of a quantization or a retuning",
+                "the source is already the result of a quantization",
                 fix="start from the BF16 draft",
             )
 

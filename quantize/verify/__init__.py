@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .graft_verification import verify_graft as verify_graft
     from .transcoded_verification import TranscodedReport as TranscodedReport
     from .transcoded_verification import verify_transcoded as verify_transcoded
-    from .tuned_verification import verify_tuned as verify_tuned
     from .verify_report import Fault as Fault
     from .verify_report import LinearFinding as LinearFinding
     from .verify_report import VerifyReport as VerifyReport
@@ -36,7 +35,6 @@ _HOMES = {
     "verify_dequantized": ".dequantized_verification",
     "verify_transcoded": ".transcoded_verification",
     "verify_graft": ".graft_verification",
-    "verify_tuned": ".tuned_verification",
 }
 __all__ = [*_HOMES]
 __getattr__ = lazy_names(__name__, _HOMES)

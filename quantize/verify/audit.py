@@ -291,10 +291,9 @@ def _quantized_by(record: QuantizedProvenance) -> str:
 
 def _marks(record: QuantizedProvenance) -> str:
     """What was done to the draft beside quantizing it."""
-    taught = ", RETUNED: fine-tuned on its target" if record.retuning else ""
-    if record.recipe.algorithm.input_correction == "auto":
-        taught += ", with input correction"
-    return taught + "".join(f", {cut} cut before" for cut in record.cuts[-1:])
+    corrected = record.recipe.algorithm.input_correction == "auto"
+    correction = ", with input correction" if corrected else ""
+    return correction + "".join(f", {cut} cut before" for cut in record.cuts[-1:])
 
 
 def _section(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -25,7 +25,6 @@ from .foreign_codes import foreign_judge
 from .foreign_scales import about_absmax_faults, integer_scale_rule
 from .magnitudes import Bits, group_absmax, magnitudes, values_of
 from .nearest_codes import Nearest
-from .retuned_codes import Retuned
 from .rules import Rule
 from .scales import scale_faults, whole_scale_faults
 from .scales_by_absmax import INT4_SMALLEST_SCALE, whole_scale
@@ -173,9 +172,6 @@ def _judge(
     rule, carried = expected.rule, expected.carried is not None
     if rule.codes == "about-nearest":
         return foreign_judge(scheme, linear, buffers)
-    numbers = CarriedNumbers() if carried else Numbers()
-    if rule.codes == "retuned":
-        return Retuned(numbers, linear, scheme.group_size, buffers)
     scale, first = linear.scale, None
     if scheme.first_stage is not None:
         scale, first = stored_scales(output, scheme, module), whole
@@ -184,6 +180,7 @@ def _judge(
     nearest = Nearest(scheme, scale, first, buffers, carried=carried)
     if rule.codes == "nearest":
         return nearest
+    numbers = CarriedNumbers() if carried else Numbers()
     return Near(numbers, nearest, linear, scheme.group_size, buffers)
 
 

@@ -15,7 +15,7 @@ from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
-from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
+from ..files.provenance import Method, QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
 from ..stored.declarations import DeclaredScheme, declared_scheme
@@ -49,7 +49,6 @@ from .method import (
 from .record_faults import NO_RECORD, Record, read_record, record_faults, recorded_changes
 from .rules import Rule, rule_of
 from .scales import companion_faults
-from .tuned_verification import verify_tuned
 from .unowned_files import ONLY_OURS, card_faults, own_files, side_file_faults, unowned_faults
 from .verify_report import (
     Compared,
@@ -118,8 +117,6 @@ def verify(
         checkpoint = Checkpoint.open(output, config_file=config_file)
         scheme = declared_scheme(checkpoint)
         recorded = read_record(output)
-        if isinstance(recorded, TunedProvenance):
-            return verify_tuned(output, draft, recorded, config_file=config_file)
         made = quantized_record(recorded)
         run = made.method if method is None and isinstance(made, QuantizedProvenance) else method
         rule = rule_of(run)
@@ -213,7 +210,6 @@ class _Verification:
             faults=tuple(faults),
             dropped=tuple(row.tensor.name for row in self._dropped),
             dropped_shown=bool(self._dropped) and self._target is not None,
-            retuned=self._rule.codes == "retuned",
             learned_norms=self._norms.factors,
         )
 

@@ -12,7 +12,6 @@ from ..files.provenance import (
     GraftedProvenance,
     QuantizedProvenance,
     TranscodedProvenance,
-    TunedProvenance,
 )
 from ..files.provenance_file import read_provenance, sealed
 from .verify_report import Fault
@@ -26,7 +25,7 @@ NO_RECORD = Fault(
 )
 
 
-def read_record(folder: Path) -> Record | TunedProvenance | CutProvenance | None:
+def read_record(folder: Path) -> Record | CutProvenance | None:
     """What this package recorded when it made or cut a folder; None = nothing.
 
     Raises:
@@ -54,7 +53,7 @@ def recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
 
 
 def record_faults(
-    recorded: Record | TunedProvenance | CutProvenance,
+    recorded: Record | CutProvenance,
     draft: Draft,
     output: Checkpoint,
     source_digests: Mapping[str, str],

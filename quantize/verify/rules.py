@@ -9,7 +9,7 @@ from ..files.checkpoint import PROVENANCE_FILE
 from ..files.provenance import Method
 
 ScaleRule = Literal["absmax", "searched", "positive", "about-absmax"]
-CodeRule = Literal["nearest", "near", "retuned", "about-nearest"]
+CodeRule = Literal["nearest", "near", "about-nearest"]
 _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "absmax": "exact absmax scales",
     "searched": "scales of a search around absmax",
@@ -17,7 +17,6 @@ _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "about-absmax": "scales of other tools (absmax; of INT4 also searched ones)",
     "nearest": "exactly the nearest quantized values",
     "near": "quantized values with at most 4 times the error of the nearest",
-    "retuned": "quantized weights that point in the direction of the source's weights",
     "about-nearest": "quantized values of other tools (nearest; of INT4 also GPTQ's)",
 }
 
@@ -32,9 +31,8 @@ class Rule:
             exactly. "positive": finite and above zero. "about-absmax": those of absmax but for the
             roundings of other tools, of INT4 by any of their rules.
         codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
-            "near": not much further off than these, see `near`. "retuned": taught by the target,
-            so that the source does not say what they are, see `retuned`. "about-nearest": nearest
-            but for the roundings of other tools; of INT4 GPTQ's as well.
+            "near": not much further off than these, see `near`. "about-nearest": nearest but for
+            the roundings of other tools; of INT4 GPTQ's as well.
         corrected: the weights were changed for the rounding of their inputs before (input
             correction), as far as the record says.
     """
@@ -61,7 +59,6 @@ class Rule:
 FOREIGN = Rule(scales="about-absmax", codes="about-nearest")
 """Of a folder that another tool made."""
 _LEARNED = Rule(scales="positive", codes="near")
-_RETUNED = Rule(scales="positive", codes="retuned")
 _RULES: Mapping[tuple[str, str], Rule] = {
     ("absmax", "nearest"): Rule(scales="absmax", codes="nearest"),
     ("mse", "nearest"): Rule(scales="searched", codes="nearest"),
@@ -69,8 +66,6 @@ _RULES: Mapping[tuple[str, str], Rule] = {
     ("mse", "gptq"): Rule(scales="searched", codes="near"),
     ("absmax", "learned"): _LEARNED,
     ("mse", "learned"): _LEARNED,
-    ("absmax", "retuned"): _RETUNED,
-    ("mse", "retuned"): _RETUNED,
 }
 """By the recipe's `scale` and `rounding`."""
 

@@ -63,8 +63,6 @@ class VerifyReport(Brief):
         faults: everything that is wrong; empty means that every byte is accounted for.
         dropped: source tensors that the recipe leaves to the target.
         dropped_shown: these were compared with the target's tensors in this verification.
-        retuned: the draft was fine-tuned after quantization: its linears are those that were
-            recorded, which need not be those of the source.
         learned_norms: norms that learned with the quantized values, which are not the source's ->
             the largest factor by which an element changed, as recorded and found.
         vocabulary: how much of it the head has, of a folder that was compared as a cut of the other
@@ -86,7 +84,6 @@ class VerifyReport(Brief):
     faults: tuple[Fault, ...]
     dropped: tuple[str, ...] = ()
     dropped_shown: bool = False
-    retuned: bool = False
     learned_norms: Mapping[str, float] = field(default_factory=dict)
     vocabulary: str | None = None
     head_unshown: bool = False

@@ -235,17 +235,16 @@ def _usable(
     """The record of a folder that can be cut.
 
     Raises:
-        CheckpointError: it was edited, or of a dequantized or fine-tuned folder.
+        CheckpointError: it was edited, or of a dequantized folder.
     """
     check_seal(folder, record)
     if record is None or isinstance(
         record, QuantizedProvenance | TranscodedProvenance | CutProvenance
     ):
         return record
-    what = "fine-tuned" if record.format == "draftquant-tuned" else "dequantized"
     raise CheckpointError(
         folder / PROVENANCE_FILE,
-        f"the folder was {what}, and its vocabulary cannot be cut any more",
+        "the folder was dequantized, and its vocabulary cannot be cut any more",
         fix="cut the draft that it was made of, then make it again",
     )
 

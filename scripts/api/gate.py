@@ -1,7 +1,6 @@
 """`gate`: may the quantized draft replace the BF16 one?
 
-On the same traces, or by measurements of servers, or both; and by what checks of parity found. A
-fine-tuned draft is judged against the identically fine-tuned BF16 draft (control) too.
+On the same traces, or by measurements of servers, or both; and by what checks of parity found.
 """
 
 import dataclasses
@@ -31,19 +30,11 @@ if TYPE_CHECKING:
     from ...validate.judging.interim_analysis import Look
     from ...validate.judging.judgement import GateReport
     from ...validate.judging.policy import Policy
-    from ...validate.judging.retuned_gate import RetunedReport
     from ...validate.report.document import Document
     from ...validate.report.facts import Drafts, EngineFacts
     from ...validate.served.joint_report import JointReport
 
-OF_TRACES = (
-    "tuned_baseline",
-    "num_draft_tokens",
-    "target",
-    "batch_size",
-    "head_online",
-    "ray",
-)
+OF_TRACES = ("num_draft_tokens", "target", "batch_size", "head_online", "ray")
 """Fields that mean nothing without traces, and have no default."""
 _NAMES = ["BF16", "QUANT", "--traces"]
 
@@ -149,9 +140,7 @@ class GateSettings(GateOnTracesSettings, Pages):
 
 
 @verb(GateSettings)
-def gate(
-    settings: GateSettings,
-) -> "reports.GateReport | reports.RetunedReport | reports.JointReport":
+def gate(settings: GateSettings) -> "reports.GateReport | reports.JointReport":
     """Judge a quantized draft against its BF16 source: PASS, FAIL, INCONCLUSIVE or ANOMALOUS.
 
     Example:
@@ -162,10 +151,9 @@ def gate(
         True
 
     Returns:
-        The verdict with all its evidence. It is a `GateReport` for one comparison, a
-        `RetunedReport` for a draft that was fine-tuned after quantization, and a `JointReport`
-        where measurements or parity were judged beside traces. Each writes its page, Markdown,
-        JUnit and JSON by methods.
+        The verdict with all its evidence. It is a `GateReport` for one comparison, and a
+        `JointReport` where measurements or parity were judged beside traces. Each writes its page,
+        Markdown, JUnit and JSON by methods.
 
     Raises:
         GateError: the drafts do not belong together, or a limit is out of its range.
@@ -184,7 +172,7 @@ class Judged:
         document: the JSON object.
     """
 
-    report: "GateReport | RetunedReport | JointReport"
+    report: "GateReport | JointReport"
     replays: "Sequence[DraftReplay]"
     document: dict[str, Any]
 
@@ -212,7 +200,7 @@ def judged(settings: GateSettings) -> Judged:
     if settings.traces is not None:
         on_traces = judge_on_traces(_as_served(settings, measured), policy, look)
     folders = named_folders(settings) if on_traces is None else on_traces.folders
-    report: GateReport | RetunedReport | JointReport
+    report: GateReport | JointReport
     if measured.nothing and on_traces is not None:
         report = on_traces.report
     else:

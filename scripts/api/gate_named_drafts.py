@@ -56,14 +56,12 @@ def background_of_named(
     from ...validate.judging.anomalies import Background
     from ...validate.judging.candidate_origin import check_folders
     from ...validate.judging.held_out import check_held_out_measured
-    from ...validate.judging.retuned_gate import check_tuned_baseline
 
     unrelated = settings.unrelated
     if not folders:
         return Background(expected_baseline=settings.expect_baseline, unrelated=unrelated)
     baseline, candidate = folders
     warnings = check_folders(baseline, candidate, unrelated=unrelated)
-    warnings += check_tuned_baseline(baseline, candidate, None, unrelated=unrelated)
     if not unrelated and not candidate.is_recorded:
         warnings += (
             "without traces the candidate's weights are not compared with the baseline's"
@@ -110,7 +108,7 @@ def check_parity(measured: Measured, folders: "Sequence[DraftFolder]") -> tuple[
 
     Args:
         measured: the reports, and the measurements that are judged.
-        folders: that are named: baseline, candidate, and the control where there is one.
+        folders: that are named: baseline and candidate.
 
     Returns:
         What nothing verifies, in sentences without a full stop.

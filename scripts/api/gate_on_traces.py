@@ -1,4 +1,4 @@
-"""Two or three drafts replayed on the same traces and judged: what `gate` does with traces."""
+"""Two drafts replayed on the same traces and judged: what `gate` does with traces."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ...validate.judging.interim_analysis import Look
     from ...validate.judging.judgement import GateReport
     from ...validate.judging.policy import Policy
-    from ...validate.judging.retuned_gate import RetunedReport
 
 
 _CALIBRATED = ("-learned", "-gptq")
@@ -47,13 +46,6 @@ class GateOnTracesSettings(OnTracesSettings):
     ] = None
     traces: Annotated[arguments.AnyPath | None, Option("trace folder", "TRACES")] = None
     _: KW_ONLY
-    tuned_baseline: Annotated[
-        Reference | None,
-        Option(
-            "the identically fine-tuned BF16 draft (control); needed if 'retune' wrote QUANT",
-            "TUNED",
-        ),
-    ] = None
     unrelated: Annotated[bool, Option("allow a QUANT that was not quantized from BF16")] = False
     expect_baseline: Annotated[
         float | None,
@@ -74,7 +66,7 @@ class GateOnTracesSettings(OnTracesSettings):
 
     @override
     def served_forms(self, count: int) -> list[ServedForm]:
-        return [AS_STORED, self.served, *[AS_STORED] * (count - 2)]
+        return [AS_STORED, self.served]
 
     @property
     def served(self) -> ServedForm:
@@ -83,9 +75,8 @@ class GateOnTracesSettings(OnTracesSettings):
 
     @property
     def references(self) -> list[Reference]:
-        """Baseline, candidate, and the control where it was given."""
-        names = (self.baseline, self.candidate, self.tuned_baseline)
-        return [name for name in names if name is not None]
+        """Baseline and candidate, as far as they were given."""
+        return [name for name in (self.baseline, self.candidate) if name is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +84,11 @@ class OnTraces:
     """What the replays gave; `background` is what they were judged with.
 
     Attributes:
-        folders: baseline, candidate, and the control (BF16, fine-tuned identically) where given.
+        folders: baseline and candidate.
     """
 
     replays: "Sequence[DraftReplay]"
-    report: "GateReport | RetunedReport"
+    report: "GateReport"
     background: "Background"
     folders: "tuple[DraftFolder, ...]"
 
@@ -105,7 +96,7 @@ class OnTraces:
 def judge_on_traces(
     settings: GateOnTracesSettings, policy: "Policy", look: "Look | None"
 ) -> OnTraces:
-    """Replay both drafts, or all three, and judge the candidate.
+    """Replay both drafts, and judge the candidate.
 
     Raises:
         DraftQuantError: see `gate`.
@@ -115,24 +106,19 @@ def judge_on_traces(
     from ...validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
     from ...validate.judging.held_out import check_held_out
     from ...validate.judging.judgement import judge
-    from ...validate.judging.retuned_gate import check_tuned_baseline, judge_retuned
     from .opened_traces import open_with_warnings
     from .position_limits import position_warnings
 
     assert settings.traces is not None  # nothing else is replayed
     unrelated, drafts = settings.unrelated, settings.references
-    baseline, candidate, *controls = (DraftFolder.read(folder_of(name)) for name in drafts)
-    tuned = controls[0] if controls else None
+    baseline, candidate = (DraftFolder.read(folder_of(name)) for name in drafts)
     same = settings.served.changes and candidate.sha256 == baseline.sha256
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
-    warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces, of_traces = open_with_warnings(settings.traces, settings.listener)
     warnings += of_traces + position_warnings(drafts, traces, settings.listener)
     warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
     loaded = load_for_replay(drafts, traces, settings)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
-    if tuned is not None:
-        warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
     warnings += _target_warnings(optional_path(settings.target), traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
     warnings += _served_warnings(settings.served)
@@ -150,14 +136,8 @@ def judge_on_traces(
         quantized=candidate.quantized or not candidate.cuts,
         warnings=warnings,
     )
-    report: GateReport | RetunedReport
-    if tuned is None:
-        report = judge(replays[0], replays[1], policy, look=look, background=background)
-    else:
-        report = judge_retuned(
-            replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
-        )
-    folders = (baseline, candidate) if tuned is None else (baseline, candidate, tuned)
+    report = judge(replays[0], replays[1], policy, look=look, background=background)
+    folders = (baseline, candidate)
     return OnTraces(replays=replays, report=report, background=background, folders=folders)
 
 

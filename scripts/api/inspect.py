@@ -39,7 +39,6 @@ class Inspection(Brief):
     Attributes:
         draft: family, geometry and tensors.
         lints: settings that trainers and engines are known to read differently.
-        retuned: the draft was fine-tuned after quantization.
         half_ratios: for each linear that reads the concatenated input, how the halves' ranges
             differ; empty for a quantized draft.
         bytes_after: built-in recipe -> bytes of the tensors of its result, or why it does not fit;
@@ -49,7 +48,6 @@ class Inspection(Brief):
 
     draft: "Draft"
     lints: "tuple[Lint, ...]"
-    retuned: bool
     half_ratios: "tuple[HalfRatio, ...]" = ()
     bytes_after: dict[str, int | str] = dataclasses.field(default_factory=dict)
     audit: "Audit | None" = None
@@ -58,8 +56,7 @@ class Inspection(Brief):
         """What `--json` prints."""
         if self.audit is not None:
             lints = [dataclasses.asdict(lint) for lint in self.lints]
-            audited = {**self.audit.to_mapping(), "lints": lints, "retuned": self.retuned}
-            return audited | self._sizes()
+            return {**self.audit.to_mapping(), "lints": lints, **self._sizes()}
         return _summary(self) | self._sizes()
 
     def _sizes(self) -> dict[str, int]:
@@ -108,25 +105,22 @@ def inspect(settings: InspectSettings) -> Inspection:
 
 def _plain(checkpoint: Checkpoint) -> Inspection:
     from ...quantize.drafts import read_draft
-    from ...quantize.files.provenance import TunedProvenance
     from ...quantize.files.provenance_file import read_provenance
     from ...quantize.lints import find_lints
     from ...quantize.lints.concat import half_ratios
     from ...recipes import built_in_recipes
 
     draft = read_draft(checkpoint)
+    read_provenance(checkpoint.folder)  # a record that cannot be read is an error here too
     return Inspection(
         draft=draft,
         lints=tuple(find_lints(draft)),
-        retuned=isinstance(read_provenance(checkpoint.folder), TunedProvenance),
         half_ratios=half_ratios(draft),
         bytes_after={name: _bytes_after(name, draft) for name in built_in_recipes()},
     )
 
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
-    from ...quantize.files.lineage import quantization_of
-    from ...quantize.files.provenance_file import read_provenance
     from ...quantize.lints import find_lints
     from ...quantize.verify.audit import audit
 
@@ -134,11 +128,9 @@ def _quantized(checkpoint: Checkpoint) -> Inspection:
         found = audit(checkpoint)
     except VerifyError as exc:  # nothing was verified: it is the input that is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
-    record = quantization_of(read_provenance(checkpoint.folder))
     return Inspection(
         draft=found.draft,
         lints=tuple(find_lints(found.draft)),
-        retuned=record is not None and record.retuning is not None,
         audit=found,
     )
 
@@ -181,7 +173,6 @@ def _summary(found: Inspection) -> dict[str, Any]:
             for r in found.half_ratios
         ],
         "lints": [dataclasses.asdict(lint) for lint in found.lints],
-        "retuned": found.retuned,
     }
 
 

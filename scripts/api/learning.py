@@ -88,18 +88,17 @@ class StepsShown:
     """Shows the steps of this run: those that an earlier one did, and this goes on with, are not.
 
     Args:
-        bar: in a phase of these steps, which begins before the first of them or right behind it.
-        behind_first: which of the two.
+        bar: in a phase of these steps, which begins before the first of them.
     """
 
-    def __init__(self, bar: Bar, *, behind_first: bool = False) -> None:
-        self._bar, self._own = bar, 0 if behind_first else 1
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
         self._before: int | None = None
 
     def __call__(self, progress: "LearningProgress") -> None:
         """A step is done."""
         if self._before is None:
-            self._before = progress.step - self._own
+            self._before = progress.step - 1
         self._bar.set(progress.step - self._before, progress.steps - self._before)
 
 

@@ -172,7 +172,7 @@ def _quantized(
     chosen: "Recipe",
 ) -> "reports.QuantizeReport":
     """A draft by a recipe; what is kept on disk meanwhile goes when the stack is left."""
-    from ...quantize.checks import check_retuning, check_tables
+    from ...quantize.checks import check_tables
     from ...quantize.lints import find_lints
     from ...quantize.quantize_draft import quantize_draft
     from .quantize_phases import Phases
@@ -180,7 +180,6 @@ def _quantized(
     listener, fix_config = settings.listener, settings.fix_config
     own_target, folder = optional_path(settings.target), Path(settings.out)
     plan = make_plan(chosen, opened, target_layers=settings.target_layers)
-    check_retuning(plan, None)
     proven = check_tables(plan, own_target)
     verdicts, lints = verdicts_of(plan, fix_config=fix_config), tuple(find_lints(opened))
     for problem in (looks_like_a_target(opened), nothing_loads(plan, verdicts)):

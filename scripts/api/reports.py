@@ -6,7 +6,6 @@ from ...recipes.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ...calibration.dumps.import_findings import ImportReport as ImportReport
-    from ...calibration.rounding.retune_draft import RetuneReport as RetuneReport
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
@@ -24,13 +23,11 @@ if TYPE_CHECKING:
     from ...validate.comparison.draft_comparison import ComparisonReport as ComparisonReport
     from ...validate.counting.draft_replay import DraftReplay as DraftReplay
     from ...validate.judging.judgement import GateReport as GateReport
-    from ...validate.judging.retuned_gate import RetunedReport as RetunedReport
     from ...validate.measure.measurement import Measurement as Measurement
     from ...validate.parity.finding import Findings as Findings
     from ...validate.parity.lm_eval_samples import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
     from ...validate.served.joint_report import JointReport as JointReport
-    from ...validate.tuning.tune_draft import TuneReport as TuneReport
     from ...validate.vocabulary.vocab_report import VocabReport as VocabReport
     from .check import CheckReport as CheckReport
     from .golden import GoldenText as GoldenText
@@ -61,15 +58,12 @@ _HOMES = {
     "MergeReport": "calibration.traces.sets",
     "PlanReport": "scripts.api.plan",
     "QuantizeReport": "quantize.quantize_draft",
-    "RetuneReport": "calibration.rounding.retune_draft",
-    "RetunedReport": "validate.judging.retuned_gate",
     "SplitReport": "calibration.traces.sets",
     "TaskSamples": "validate.parity.lm_eval_samples",
     "TraceFolder": "calibration.traces.trace_folder",
     "StoreReport": "calibration.traces.store_traces",
     "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode_report",
-    "TuneReport": "validate.tuning.tune_draft",
     "Unpickled": "quantize.files.unpickle_draft",
     "Verification": "scripts.api.verify",
     "VerifyReport": "quantize.verify.folder_verification",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..api.gate import GateSettings, gate, judged
 from ..console import print_json
-from .gate_report import print_joint, print_judged
+from .gate_report import print_gate, print_joint
 from .replay import print_replays
 
 VERB = gate
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     if isinstance(report, JointReport):
         print_joint(report, places)
     else:
-        print_judged(report, places)
+        print_gate(report, places)
     return report.exit_code
 
 

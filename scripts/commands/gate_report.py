@@ -10,7 +10,6 @@ from ..console import print_table, stdout, table
 if TYPE_CHECKING:
     from ...validate.counting.paired_change import PairedChange
     from ...validate.judging.judgement import GateReport
-    from ...validate.judging.retuned_gate import RetunedRecord
     from ...validate.served.joint_report import JointReport
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
@@ -19,30 +18,6 @@ Places = Mapping[str, str]
 """What commands to copy call BF16 or QUANT -> as it was given."""
 NOTHING: Places = MappingProxyType({})
 _PLACE = re.compile(r"\b[A-Z][A-Z0-9]+\b")
-
-
-def print_judged(report: "GateReport | RetunedRecord", places: Places = NOTHING) -> None:
-    """Print one comparison, or both of a draft that was fine-tuned."""
-    from ...validate.judging.retuned_gate import MARK, RULE, RetunedRecord, RetunedReport
-
-    if not isinstance(report, RetunedRecord):
-        print_gate(report, places)
-        return
-    out = stdout()
-    print_figures(
-        report.against_tuned,
-        ", against the identically fine-tuned BF16 draft (control): quantization alone",
-    )
-    print_figures(
-        report.against_bf16, ", against the BF16 draft as released: quantization and fine-tuning"
-    )
-    if isinstance(report, RetunedReport) and report.training is not None:
-        change, lower, upper = bounds(report.training)
-        out.line(
-            f"fine-tuning alone changed the BF16 draft by {change}, bounds {lower} and {upper}"
-        )
-    out.line((MARK, "bold magenta"), f": {RULE}")
-    _print_verdict(report, places)
 
 
 def print_gate(report: "GateReport", places: Places = NOTHING) -> None:
@@ -133,7 +108,7 @@ def print_served(report: "GateReport") -> None:
             out.line(f"  by {name}: {by}, bounds {lower} and {upper}")
 
 
-def _print_verdict(report: "GateReport | RetunedRecord", places: Places) -> None:
+def _print_verdict(report: "GateReport", places: Places) -> None:
     out, colour = stdout(), COLOURS[report.verdict]
     out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
     _print_ways_out(report.action, places)
@@ -190,7 +165,7 @@ def print_joint(report: "JointReport", places: Places) -> None:
     """Print every judgement, and the worst verdict."""
     out = stdout()
     if report.replayed is not None:
-        print_judged(report.replayed, places)
+        print_gate(report.replayed, places)
     if report.served is not None:
         print_served(report.served)
         print_figures(report.served, ", served")

@@ -37,12 +37,6 @@ def _print(found: dict[str, Any], vocabulary: str | None) -> None:
         f" {found['num_layers']} layer(s), {found['parameters']:,} parameters,"
         f" {found['bytes']:,} bytes of tensors",
     )
-    if found["retuned"]:
-        out.line(
-            ("RETUNED", "bold magenta"),
-            ": not the draft as released, but fine-tuned as the BF16 control with which the retuned"
-            " quantized draft is compared (gate --tuned-baseline)",
-        )
     if vocabulary is not None:
         out.line(vocabulary)
     out.line(_reads(found))

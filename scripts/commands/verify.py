@@ -77,12 +77,6 @@ def print_verification(report: "VerifyReport") -> None:
     rules = [linear.found for linear in report.linears if linear.found]
     for rule in dict.fromkeys(rules):
         out.line(f"{rule}: {rules.count(rule)} linear(s)")
-    if report.retuned:
-        out.line(
-            ("RETUNED", "bold magenta"),
-            ": fine-tuned on its target, so its linears cannot be recomputed from the source. They"
-            " are verified by the digests that draftquant.json records under its seal",
-        )
     if report.learned_norms:
         most = max(report.learned_norms.values())
         out.line(

@@ -40,7 +40,6 @@ from .scripts.api.recipes import recipes_check, recipes_list, recipes_show
 from .scripts.api.record import record
 from .scripts.api.replay import replay
 from .scripts.api.report import report
-from .scripts.api.retune import retune
 from .scripts.api.traces import (
     traces_import,
     traces_info,
@@ -49,7 +48,6 @@ from .scripts.api.traces import (
     traces_store,
 )
 from .scripts.api.transcode import transcode
-from .scripts.api.tune import tune
 from .scripts.api.unpickle import unpickle
 from .scripts.api.verify import verify
 from .scripts.api.vocab import vocab
@@ -76,8 +74,6 @@ if TYPE_CHECKING:
         MergeReport,
         PlanReport,
         QuantizeReport,
-        RetunedReport,
-        RetuneReport,
         ShardsPlan,
         ShardsRun,
         SplitReport,
@@ -86,7 +82,6 @@ if TYPE_CHECKING:
         TraceFolder,
         TraceInfo,
         TranscodeReport,
-        TuneReport,
         Unpickled,
         Verification,
         VerifyReport,
@@ -120,14 +115,12 @@ VERBS = (
     "record",
     "replay",
     "report",
-    "retune",
     "traces_import",
     "traces_info",
     "traces_merge",
     "traces_split",
     "traces_store",
     "transcode",
-    "tune",
     "unpickle",
     "verify",
     "vocab",
@@ -161,8 +154,6 @@ __all__ = [
     "ProgressListener",
     "QuantizeReport",
     "Recipe",
-    "RetuneReport",
-    "RetunedReport",
     "ShardsPlan",
     "ShardsRun",
     "SplitReport",
@@ -171,7 +162,6 @@ __all__ = [
     "TraceFolder",
     "TraceInfo",
     "TranscodeReport",
-    "TuneReport",
     "Unpickled",
     "Verification",
     "VerifyReport",
@@ -202,14 +192,12 @@ __all__ = [
     "record",
     "replay",
     "report",
-    "retune",
     "traces_import",
     "traces_info",
     "traces_merge",
     "traces_split",
     "traces_store",
     "transcode",
-    "tune",
     "unpickle",
     "verify",
     "vocab",

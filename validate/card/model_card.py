@@ -72,7 +72,7 @@ def model_card(folder: Path, request: CardRequest) -> str:
     the source, behind ours.
 
     Args:
-        folder: that `quantize`, `transcode` or `retune` wrote; nothing in it is changed.
+        folder: that `quantize` or `transcode` wrote; nothing in it is changed.
         request: what it does not say by itself.
 
     Raises:
@@ -166,15 +166,6 @@ def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
         " target writes: quantization changes how many are accepted, and how fast a proposal is.",
         facts.scheme(),
     ]
-    if record.retuning is not None:
-        parts.insert(
-            1,
-            "**RETUNED**: this draft was fine-tuned on its target's text as well as quantized. A"
-            " gain over the draft as released is the effect of fine-tuning, not of quantization."
-            " The effect of quantization alone is measured against the BF16 draft that was"
-            " fine-tuned identically (control), tensors"
-            f" {code(record.retuning.baseline_sha256 or 'not recorded')}.",
-        )
     if record.dropped:
         names = ", ".join(code(name) for name in sorted(record.dropped))
         parts.append(f"Not stored, because the target has identical tensors: {names}.")

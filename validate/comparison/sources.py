@@ -13,7 +13,6 @@ from ..errors import CompareError
 from ..foreign.foreign_measurement import ForeignMeasurement
 from ..foreign.formats import foreign_format, read_foreign
 from ..judging.judgement import GateReport
-from ..judging.retuned_gate import RetunedRecord
 from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document, read_report
@@ -193,15 +192,13 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
 
 
 def replayed_comparison(path: Path, document: Document) -> GateReport:
-    """The comparison of two replays, with the draft as released; its prompts were recorded.
+    """The comparison of two replays; its prompts were recorded.
 
     Raises:
         CompareError: the report compares servers, or no prompts.
     """
     judgement = document.judgement
     found = judgement.replayed if isinstance(judgement, JointReport) else judgement
-    if isinstance(found, RetunedRecord):
-        found = found.against_bf16
     if found is None or found.traces is None:
         raise CompareError(
             path,

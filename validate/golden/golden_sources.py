@@ -127,7 +127,7 @@ def _replayed(document: Document) -> GateReport:
             " comparison, not as they were counted",
             fix="draftquant measure --show B.jsonl --golden G.json, of the candidate's measurement",
         )
-    return found[-1]  # a fine-tuned draft stands against two baselines, on the same traces
+    return found[0]
 
 
 def _golden(

@@ -4,6 +4,8 @@ A way out is a sentence, or a sentence and a command: "Judge them: draftquant ga
 in capitals stand for what only the reader knows.
 """
 
+from collections.abc import Sequence
+
 from ...recipes.formats import NUMBER_FORMATS
 from ..counting.paired_change import RequiredPrompts
 from .anomalies import Background
@@ -21,8 +23,7 @@ _MORE_ROWS = (
     " CALIBRATION --curve"
 )
 _FP4_WEIGHTS = (
-    "Keep the inputs in BF16 and round the FP4 weights by GPTQ: draftquant quantize BF16 --recipe"
-    " {}-weights-gptq --traces CALIBRATION --out OUT"
+    "Keep the inputs in BF16 and round the FP4 weights by GPTQ: draftquant quantize BF16{}"
 )
 """What passes where FP4 inputs lose too much, learned or not."""
 
@@ -39,9 +40,12 @@ def lose_less(background: Background) -> tuple[str, ...]:
     algorithm, recipes = background.algorithm_to_try, background.recipes_to_try
     recipes = tuple(sorted(recipes, key=_is_learned))
     ways = [f"{_promise(name)}: draftquant quantize BF16{_options(name)}" for name in recipes]
-    if learned := [name for name in recipes if _is_learned(name)]:
-        own = (dtype for dtype, number in NUMBER_FORMATS.items() if number.is_fp4)
-        ways[:0] = [_FP4_WEIGHTS.format(dtype) for dtype in own if dtype in learned[0]]
+    fp4_weights = [
+        f"{dtype}-weights-gptq"
+        for dtype, number in NUMBER_FORMATS.items()
+        if number.is_fp4 and any(_is_learned(name) and dtype in name for name in recipes)
+    ]
+    ways[:0] = [_FP4_WEIGHTS.format(_options(name)) for name in fp4_weights]
     if algorithm and not any(name.endswith(_NEEDS_TRACES) for name in recipes):
         ways.insert(
             0,
@@ -52,10 +56,7 @@ def lose_less(background: Background) -> tuple[str, ...]:
         ways.append(_MORE_ROWS)
     if not recipes:
         ways.append("Use a wider format.")
-    ways.append(
-        "Keep the most sensitive linears in BF16; this command finds them: draftquant tune BF16"
-        " --traces CALIBRATION --engine ENGINE --arch GPU --out RECIPE.yaml"
-    )
+    ways.append(_compare((*fp4_weights, *recipes)))
     return tuple(ways)
 
 
@@ -120,6 +121,19 @@ def _promise(recipe: str) -> str:
 def _options(recipe: str) -> str:
     traces = " --traces CALIBRATION" if recipe.endswith(_NEEDS_TRACES) else ""
     return f" --recipe {recipe}{traces} --out OUT"
+
+
+def _compare(recipes: Sequence[str]) -> str:
+    """How to choose among recipes: those that may lose less, or those for the GPU."""
+    of = "by the recipes that 'draftquant recipes list --arch GPU' names"
+    outs = "OUT1 OUT2"
+    if recipes:
+        of = "by " + " and ".join(filter(None, (", ".join(recipes[:-1]), recipes[-1])))
+        outs = " ".join(f"OUT{number}" for number, _ in enumerate(recipes, start=1))
+    return (
+        f"Compare drafts {of} with this one, on prompts that neither calibrated them nor will"
+        f" judge them: draftquant compare BF16 QUANT {outs} --traces OTHERS"
+    )
 
 
 def _is_learned(recipe: str) -> bool:

@@ -26,7 +26,6 @@ class Background:
             (1, K + 1]; None = not said.
         unrelated: the candidate is on purpose not the baseline quantized.
         unrecorded: no record says how the candidate's folder was quantized.
-        taught: the candidate was fine-tuned and the baseline was not: a gain may be large.
         algorithm_to_try: with which the candidate may lose less, by its name on the command line;
             None = none is known. recipes_to_try: built-in ones, the nearest first.
         cut: the vocabulary of the candidate was cut. quantized: it is quantized, too or alone.
@@ -42,7 +41,6 @@ class Background:
     expected_baseline: float | None = None
     unrelated: bool = False
     unrecorded: bool = False
-    taught: bool = False
     algorithm_to_try: str | None = None
     recipes_to_try: tuple[str, ...] = ()
     cut: bool = False

@@ -27,7 +27,6 @@ from ...quantize.files.provenance import (
     DequantizedProvenance,
     Provenance,
     QuantizedProvenance,
-    TunedProvenance,
 )
 from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.files.vocabulary_cut import VocabularyCut
@@ -202,13 +201,6 @@ def check_loaded(
 
 
 def _check_baseline(baseline: DraftFolder) -> None:
-    if isinstance(baseline.record, TunedProvenance):
-        raise GateError(
-            baseline.folder,
-            "expected the BF16 draft as released as the baseline, but this draft was fine-tuned"
-            " (RETUNED)",
-            fix="give the BF16 draft as released first, and this one with --tuned-baseline",
-        )
     if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
         what = "is quantized" if baseline.quantized else "holds dequantized values"
         raise GateError(

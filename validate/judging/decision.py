@@ -128,8 +128,7 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
 
 def _too_large_a_gain(evidence: Evidence) -> Decision | None:
     change, largest = evidence.change, math.log1p(evidence.policy.max_relative_gain)
-    background = evidence.background
-    if change is None or change.log_ratio <= largest or background.unrelated or background.taught:
+    if change is None or change.log_ratio <= largest or evidence.background.unrelated:
         return None
     return Decision(
         "ANOMALOUS",

@@ -1,9 +1,8 @@
 """The held-out rule: a draft is never judged on prompts that the making of it looked at.
 
-Neither on those that its quantization was calibrated by, nor on those that its recipe was chosen
-by (`draftquant tune`), nor on those that chose the rows of its head (`draftquant vocab`). A prompt
-is known by its own token ids, by those of the first turn of its conversation, and, where it was
-changed a little, by its sketch.
+Neither on those that its quantization was calibrated by, nor on those that chose the rows of its
+head (`draftquant vocab`). A prompt is known by its own token ids, by those of the first turn of its
+conversation, and, where it was changed a little, by its sketch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,9 +44,8 @@ def check_held_out(
         What could not be held against anything, in sentences without a full stop.
 
     Raises:
-        GateError: a prompt, or nearly the same one, calibrated the candidate, chose its recipe or
-            chose the rows of its head; or a prompt names the first turn of a conversation that it
-            does not belong to.
+        GateError: a prompt, or nearly the same one, calibrated the candidate or chose the rows of
+            its head; or a prompt names the first turn of a conversation that it does not belong to.
         TraceError: a trace is damaged.
     """
     prompts = recorded_prompts(traces)
@@ -63,13 +61,6 @@ def check_held_out(
         sha256=candidate.calibration_prompts, sketches=candidate.calibration_sketches
     )
     _check_unseen(prompts, calibrated, "were used to calibrate the candidate", traces)
-    if candidate.recipe.chosen_on is not None:
-        _check_unseen(
-            prompts,
-            candidate.recipe.chosen_on,
-            "were used to choose the candidate's recipe (tune)",
-            traces,
-        )
     if not calibrated.sha256:
         return _unsaid(candidate, traces)
     if calibrated.sketches is None:
@@ -99,16 +90,13 @@ def check_held_out_measured(
         What could not be held against anything, in sentences without a full stop.
 
     Raises:
-        GateError: a prompt calibrated the candidate, chose its recipe or the rows of its head.
+        GateError: a prompt calibrated the candidate or chose the rows of its head.
     """
     made = [(cut.choice.prompts, "were used to choose the rows of the candidate's head (vocab)")
             for cut in cuts]  # fmt: skip
     if candidate is not None:
         own = SeenPrompts(sha256=candidate.calibration_prompts)
         made.append((own, "were used to calibrate the candidate"))
-        chosen = candidate.recipe.chosen_on
-        if chosen is not None:
-            made.append((chosen, "were used to choose the candidate's recipe (tune)"))
     for seen, what in made:
         known = set(seen.sha256)
         if ids := [id_ for id_, digest in prompts if digest in known]:

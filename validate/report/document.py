@@ -20,7 +20,6 @@ from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import GateError
 from ..judging.judgement import GateReport
-from ..judging.retuned_gate import RetunedRecord
 from ..parity.finding import Finding
 from ..served.joint_report import JointReport
 from ..served.server_noise import ServerNoise
@@ -33,6 +32,10 @@ SCHEMA_VERSION: Literal[2] = 2
 _AGAIN = "run the gate again with --report"
 _KEYS_OF_OLD = {"verdict", "reason", "exit_code"}
 """What every report had before reports had a version."""
+_JUDGED_NOTHING = {"confidence_head"}
+"""Keys of reports of 0.2.0 that no verdict followed from, whatever they say."""
+_LEFT: Mapping[str, object] = {"tuned": None, "taught": False}
+"""Others -> the value that says nothing; with another one they are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +113,6 @@ class Document(Brief):
 def _comparisons(judgement: Judgement, title: str) -> Iterator[tuple[str, GateReport]]:
     if isinstance(judgement, GateReport):
         yield title, judgement
-    elif isinstance(judgement, RetunedRecord):
-        lead = f"{title}, against" if title else "Against"
-        yield (
-            f"{lead} the identically fine-tuned BF16 draft (control): quantization alone",
-            judgement.against_tuned,
-        )
-        yield (
-            f"{lead} the BF16 draft as released: quantization and fine-tuning",
-            judgement.against_bf16,
-        )
     else:
         if judgement.replayed is not None:
             yield from _comparisons(judgement.replayed, "Replayed")
@@ -183,10 +176,10 @@ def parse_report(text: str, where: object) -> Document:
     try:
         found = parse_object(text)
         _check_version(found, where)
+        found = _without_what_left(found, where)
         names = {field.name for field in fields(Header)}
         header = {key: value for key, value in found.items() if key in names}
         rest = {key: value for key, value in found.items() if key not in names}
-        _drop_left(rest)
         document = Document(header=decode(Header, header), judgement=_judgement(rest))
     except JsonProblem as exc:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
@@ -200,27 +193,16 @@ def parse_report(text: str, where: object) -> Document:
     return dataclasses.replace(document, judgement=judgement)
 
 
-def _drop_left(mapping: dict[str, Any]) -> None:
-    """Take out what 0.2 wrote beside the counts and judged nothing by."""
-    found: list[dict[str, Any]] = [mapping]
-    for one in found:  # which grows
-        found += [value for value in one.values() if isinstance(value, dict)]
-        background = one.get("background")
-        if isinstance(background, dict):
-            background.pop("confidence_head", None)
-
-
 def _identity_problem(document: Document) -> str:
     """Whether the drafts that are named are those that were judged; empty if they may be."""
     drafts = document.header.drafts
-    baselines = {one.sha256 for one in (drafts.baseline, drafts.tuned) if one is not None}
     for _, found in document.comparisons:
         known = found.background
         for role, judged, named in (
-            ("candidate", known.candidate_sha256, {drafts.candidate.sha256}),
-            ("baseline", known.baseline_sha256, baselines),
+            ("candidate", known.candidate_sha256, drafts.candidate.sha256),
+            ("baseline", known.baseline_sha256, drafts.baseline.sha256),
         ):
-            if judged is not None and None not in named and judged not in named:
+            if judged is not None and named is not None and judged != named:
                 return f"drafts.{role}.sha256: a draft with tensors {judged} was judged"
     return ""
 
@@ -231,6 +213,32 @@ def _judgement(mapping: Mapping[str, Any]) -> Judgement:
     except JsonProblem as exc:
         raise JsonProblem(str(exc).removeprefix("judgement.")) from exc
     return found.judgement
+
+
+def _without_what_left(found: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """A report without the keys of 0.2.0 that no verdict follows from.
+
+    Raises:
+        GateError: it has a judgement that this version does not know.
+    """
+    replayed = found.get("replayed")
+    for one in (found, replayed if isinstance(replayed, dict) else {}):
+        if one.get("kind") == "retuned":
+            raise GateError(
+                where,
+                "judges a draft that was fine-tuned (retune), which draftquant 0.2.0 was the last"
+                " to read",
+                fix="use draftquant 0.2.0 with this report",
+            )
+    return _without_empty(found)
+
+
+def _without_empty(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_empty(value) if isinstance(value, dict) else value
+        for key, value in mapping.items()
+        if key not in _JUDGED_NOTHING and (key not in _LEFT or value is not _LEFT[key])
+    }
 
 
 def _check_version(found: Mapping[str, Any], where: object) -> None:

@@ -114,11 +114,10 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """Who was compared; `tuned`: the identically fine-tuned BF16 draft (control) of a `retune`."""
+    """Who was compared."""
 
     baseline: DraftFacts
     candidate: DraftFacts
-    tuned: DraftFacts | None = None
 
 
 def drafts_of(
@@ -130,12 +129,12 @@ def drafts_of(
 
     Args:
         names: as the user gave them.
-        folders: baseline, candidate, and the identically fine-tuned BF16 draft where there is one.
+        folders: baseline and candidate.
         forms: what an engine made of each; empty = nothing.
     """
     served = forms or [AS_STORED] * len(folders)
-    baseline, candidate, *tuned = map(folder_facts, names, folders, served)
-    return Drafts(baseline=baseline, candidate=candidate, tuned=tuned[0] if tuned else None)
+    baseline, candidate = map(folder_facts, names, folders, served)
+    return Drafts(baseline=baseline, candidate=candidate)
 
 
 def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -> DraftFacts:

@@ -201,8 +201,6 @@ def _drafts(document: Document) -> Iterator[tuple[str, object]]:
     drafts = document.header.drafts
     yield "BF16", drafts.baseline
     yield "quantized", drafts.candidate
-    if drafts.tuned is not None:
-        yield "BF16, fine-tuned identically (control)", drafts.tuned
 
 
 def _launches(document: Document) -> Iterator[Launch]:

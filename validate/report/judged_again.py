@@ -16,23 +16,19 @@ from ..counting.draft_counts import (
     CountedDraft,
     PromptCounts,
     TextFigures,
-    distinct_prompts,
-    recorded_pairs,
 )
 from ..counting.estimand import estimand
 from ..errors import GateError
-from ..judging.categories import change_of
 from ..judging.figures import DraftFigures
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.retuned_gate import MARK, RULE, RetunedRecord, RetunedReport, retuned_report
 from ..judging.verdict import REPLAYED, Wording
 from ..served.foreign_gate import FOREIGN
 from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import SERVED
 from ..served.server_noise import DRIFT_CONFIDENCE, ServerNoise, judged_noise
 
-Judgement = GateReport | RetunedRecord | JointReport
-"""Of two drafts, of a fine-tuned draft, or of several judgements."""
+Judgement = GateReport | JointReport
+"""Of two drafts, or of several judgements."""
 _INCOMPARABLE = ": no comparison is possible."
 _FOLLOWING = (
     "verdict", "looser_than_release", "num_prompts", "num_copies", "num_short_prompts",
@@ -41,7 +37,6 @@ _FOLLOWING = (
     "num_clusters", "relative_change",
 )  # fmt: skip
 """Keys of a comparison that its counts and limits decide."""
-_OF_BOTH = ("verdict", "quantization_change", "training_change", "quantization_and_training_change")
 _ROUNDING = 1e-9  # of another machine's sums
 _MOST_LEFT_OUT = 1_000_000
 
@@ -60,8 +55,6 @@ def judged_again(found: Judgement) -> tuple[Judgement, str]:
     try:
         if isinstance(found, GateReport):
             return _compared(found, _compare(found)), ""
-        if isinstance(found, RetunedRecord):
-            return _retuned(found)[0], ""
         return _joint(found), ""
     except _EditedError as exc:
         return found, str(exc)
@@ -69,10 +62,8 @@ def judged_again(found: Judgement) -> tuple[Judgement, str]:
         return found, exc.what
 
 
-def _compare(found: GateReport, *, taught: bool = False) -> GateReport:
+def _compare(found: GateReport) -> GateReport:
     """The verdict on the counts of a comparison."""
-    if found.background.taught != taught:
-        raise _EditedError(f"background.taught: expected {taught}, got {not taught}")
     if not 0 <= found.num_short_prompts <= _MOST_LEFT_OUT:
         raise _EditedError(f"num_short_prompts: got {found.num_short_prompts}")
     incomparable = ""
@@ -173,47 +164,9 @@ def _check_pooled(
             raise _EditedError(f"{role}.histogram: expected {summed:g} by its prompts, got {own:g}")
 
 
-def _retuned(found: RetunedRecord) -> tuple[RetunedRecord, RetunedReport]:
-    tuned, bf16 = found.against_tuned, found.against_bf16
-    shared = [
-        [
-            (one.id, one.prompt_sha256, one.candidate, one.candidate_context_bins)
-            for one in each.prompts
-        ]
-        for each in (tuned, bf16)
-    ]
-    if shared[0] != shared[1]:
-        raise _EditedError("against_bf16.prompts: other candidate counts than against_tuned has")
-    with_tuned, with_bf16 = _compare(tuned), _compare(bf16, taught=True)
-    both = (_compared(tuned, with_tuned), _compared(bf16, with_bf16))
-    training = None
-    if with_tuned.change is not None and with_bf16.change is not None:
-        before, after = (_draft(each, of_candidate=False) for each in (bf16, tuned))
-        prompts = distinct_prompts(recorded_pairs(before, after))
-        training = change_of(prompts, bf16.policy.confidence)
-    again = retuned_report(with_tuned, with_bf16, training)
-    _check(found, {key: getattr(again, key) for key in _OF_BOTH})
-    read = dataclasses.replace(
-        found,
-        mark=MARK,
-        rule=RULE,
-        reason=again.reason,
-        action=again.action,
-        against_tuned=both[0],
-        against_bf16=both[1],
-    )
-    return read, again
-
-
 def _joint(found: JointReport) -> JointReport:
     served = None if found.served is None else _compare(found.served)
-    replayed: GateReport | RetunedReport | None = None
-    read_replayed: GateReport | RetunedRecord | None = None
-    if isinstance(found.replayed, RetunedRecord):
-        read_replayed, replayed = _retuned(found.replayed)
-    elif found.replayed is not None:
-        replayed = _compare(found.replayed)
-        read_replayed = _compared(found.replayed, replayed)
+    replayed = None if found.replayed is None else _compare(found.replayed)
     again = joint_report(served=served, replayed=replayed, noise=_noise(found), parity=found.parity)
     _check(found, {"verdict": again.verdict})
     return dataclasses.replace(
@@ -222,7 +175,11 @@ def _joint(found: JointReport) -> JointReport:
         action=again.action,
         warnings=again.warnings,
         served=None if served is None or found.served is None else _compared(found.served, served),
-        replayed=read_replayed,
+        replayed=(
+            None
+            if replayed is None or found.replayed is None
+            else _compared(found.replayed, replayed)
+        ),
         noise=again.noise,
     )
 

@@ -19,7 +19,6 @@ from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport
 from ..judging.policy import Policy
 from ..judging.published import Published
-from ..judging.retuned_gate import RetunedRecord
 from ..judging.verdict import EXIT_CODES, Verdict, worst
 from ..measure.measurement import Measurement
 from ..parity.finding import Finding
@@ -54,7 +53,7 @@ class JointReport(Published):
     exit_code: int
     warnings: tuple[str, ...]
     served: GateReport | None
-    replayed: GateReport | RetunedRecord | None
+    replayed: GateReport | None
     noise: ServerNoise | None
     parity: tuple[Finding, ...]
 
@@ -74,8 +73,7 @@ class JointReport(Published):
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; each judgement as it stands alone."""
-        replayed = None if self.replayed is None else self.replayed.to_mapping()
-        return dataclasses.asdict(self) | {"replayed": replayed}
+        return dataclasses.asdict(self)
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -89,7 +87,7 @@ class JointReport(Published):
 def joint_report(
     *,
     served: GateReport | None = None,
-    replayed: GateReport | RetunedRecord | None = None,
+    replayed: GateReport | None = None,
     noise: ServerNoise | None = None,
     parity: tuple[Finding, ...] = (),
     warnings: Sequence[str] = (),
@@ -102,7 +100,7 @@ def joint_report(
     verdict = worst(verdict for _, verdict, _, _ in parts)
     actions = (action for _, own, _, action in parts if own == verdict)
     said = [*(warning for one in (served, replayed) if one for warning in one.warnings), *warnings]
-    if isinstance(replayed, GateReport) and served is not None:
+    if replayed is not None and served is not None:
         said += replay_differences(replayed, served)
     return JointReport(
         verdict=verdict,
@@ -121,7 +119,7 @@ def joint_report(
 
 def _parts(
     served: GateReport | None,
-    replayed: GateReport | RetunedRecord | None,
+    replayed: GateReport | None,
     noise: ServerNoise | None,
     parity: Sequence[Finding],
 ) -> tuple[Part, ...]:
@@ -166,7 +164,7 @@ def _apart(one: PairedChange, other: PairedChange) -> bool:
 def judge_jointly(
     runs: tuple[Measurement, Measurement] | ForeignPair | None,
     again: Measurement | None,
-    replayed: GateReport | RetunedRecord | None,
+    replayed: GateReport | None,
     findings: tuple[Finding, ...],
     policy: Policy,
     *,
