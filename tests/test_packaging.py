@@ -229,7 +229,7 @@ def test_every_extra_that_somebody_is_told_to_install_exists() -> None:
     asked = re.findall(r"(?:draftquant|'\.)\[([a-z, ]+)\]", "\n".join(texts))
     asked += re.findall(r"install_line\([\"']([a-z]+)[\"']\)", "\n".join(texts))
     named = {name.strip() for group in asked for name in group.split(",")}
-    assert {"plot", "quark", "modelopt", "accelerate", "parquet"} <= named <= known
+    assert {"quark", "modelopt", "accelerate", "parquet"} <= named <= known
 
 
 def test_no_message_sends_anybody_to_an_index_for_draftquant() -> None:

@@ -29,7 +29,7 @@ QUANTIZE = (
 )
 CALIBRATION = (
     ("errors",),
-    ("plot_file", "server_client", "traces"),
+    ("server_client", "traces"),
     ("prompts", "passes", "vocabulary"),
     ("recording", "linear_inputs"),
     ("dumps", "kv_cache", "rounding", "vllm"),

@@ -10,7 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ....calibration.plot_file import headless_pyplot
+import matplotlib
+from matplotlib import pyplot
+
+matplotlib.use("agg")
+matplotlib.rcParams["svg.hashsalt"] = "draftquant"  # the same names in every file
 
 INK, FAINT, GRID, PAPER = "#1f2328", "#59636e", "#d1d9e0", "#ffffff"
 BLUE, ORANGE, RED, GREEN, PURPLE = "#0072b2", "#b35f00", "#c0303a", "#00735c", "#8a3ea0"
@@ -49,7 +53,7 @@ _FONTS = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 @contextmanager
 def house_look() -> Iterator[None]:
     """What is drawn inside has our colours and fonts."""
-    with headless_pyplot().rc_context(_SETTINGS):
+    with pyplot.rc_context(_SETTINGS):
         yield
 
 
@@ -57,9 +61,7 @@ def figure(
     width: float, height: float, columns: int = 1, **settings: Any
 ) -> tuple[Any, Sequence[Any]]:
     """A figure in inches and its axes side by side; `settings` go to `subplots`."""
-    made, axes = headless_pyplot().subplots(
-        1, columns, figsize=(width, height), squeeze=False, **settings
-    )
+    made, axes = pyplot.subplots(1, columns, figsize=(width, height), squeeze=False, **settings)
     return made, list(axes[0])
 
 
@@ -67,7 +69,7 @@ def svg(made: Any, title: str) -> str:
     """The figure as text of an SVG file whose title screen readers say; closes it."""
     file = io.StringIO()
     made.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
-    headless_pyplot().close(made)
+    pyplot.close(made)
     text = re.sub(r"font: ([0-9.]+)px [^;\"]*", rf"font: \1px {_FONTS}", file.getvalue())
     text = re.sub(r"font: bold ([0-9.]+)px [^;\"]*", rf"font: bold \1px {_FONTS}", text)
     for light in DARK:
