@@ -53,7 +53,8 @@ _FONTS = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 @contextmanager
 def house_look() -> Iterator[None]:
     """What is drawn inside has our colours and fonts."""
-    with pyplot.rc_context(_SETTINGS):
+    settings: Any = _SETTINGS  # each version of matplotlib types its own keys
+    with pyplot.rc_context(settings):
         yield
 
 
