@@ -137,7 +137,14 @@ def square(job: int) -> int:
 
 def computed(jobs: Sequence[int]) -> list[int]:
     with ray_tasks("h:6379", CPU, squares) as placed:
+        print("(raylet) a worker died")
         return list(placed(jobs))
+
+
+def test_what_ray_prints_is_no_result(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
+    assert computed([2]) == [4]
+    assert capsys.readouterr() == ("", "(raylet) a worker died\n")
+    assert not ray.is_up
 
 
 def test_results_come_in_the_order_of_the_jobs_and_a_worker_opens_once(ray: FakeRay) -> None:

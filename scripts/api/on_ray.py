@@ -8,9 +8,10 @@ tasks need once, by the paths that the command names. Source: Ray 2.60: `ray.rem
 
 import dataclasses
 import platform
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,7 +100,8 @@ def ray_tasks(
             device=torch.device(device.type),
             machine=_machine(device),
         )
-        yield partial(_results, where, ray, remote(_compute), ray.put(work))
+        with redirect_stdout(sys.stderr):  # Ray prints which workers died, whatever it is told
+            yield partial(_results, where, ray, remote(_compute), ray.put(work))
     finally:
         ray.shutdown()
 
