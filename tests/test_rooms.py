@@ -7,7 +7,8 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from test_packaging import MODULES, imported_names, imports, module_name, parsed
+from draftquant.scripts.command_table import COMMANDS
+from test_packaging import MODULES, ROOT, imported_names, imports, module_name, parsed
 
 QUANTIZE = (
     ("errors", "plugins"),
@@ -175,3 +176,86 @@ def test_what_families_share_knows_no_family() -> None:
     others = {(m, family) for m, family in known if m.parts[3] != family}
     assert {module.parts[2] for module, _ in known} == {"families"}
     assert {family for _, family in others} == {"dflash"}
+
+
+# ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
+
+SUMS = {
+    "product lines": 0,
+    "product modules": 0,
+    "product folders": 0,
+    "developers' tools, lines": 0,
+    "lines of tests": 0,
+    "verbs": 25,
+    "words of pages by hand": 0,
+}
+SLACK = 0.01
+"""Share by which a sum may fall before its line here has to follow."""
+VERBS = frozenset(
+    [
+        "card",
+        "check",
+        "clean",
+        "compare",
+        "completion",
+        "dequantize",
+        "estimate",
+        "gate",
+        "golden",
+        "graft",
+        "help",
+        "inspect",
+        "measure",
+        "parity",
+        "plan",
+        "quantize",
+        "recipes",
+        "record",
+        "replay",
+        "report",
+        "traces",
+        "transcode",
+        "unpickle",
+        "verify",
+        "vocab",
+    ]
+)
+"""Those that stay; a further one has a row in ARCHITECTURE.md that says what left for it."""
+
+
+def sums() -> dict[str, int]:
+    """Every sum of `SUMS` as it is now."""
+    product = [ROOT / module for module in MODULES if module.parts[:2] != ("scripts", "dev")]
+    tools = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "scripts" / "dev").rglob("*.py")]
+    by_hand = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    by_hand += (ROOT / "docs" / "tutorials").glob("*.md")
+    return {
+        "product lines": lines_of(product),
+        "product modules": len(product),
+        "product folders": len({module.parent for module in product}),
+        "developers' tools, lines": lines_of(tools),
+        "lines of tests": lines_of((ROOT / "tests").rglob("*.py")),
+        "verbs": len(COMMANDS),
+        "words of pages by hand": sum(len(path.read_text().split()) for path in by_hand),
+    }
+
+
+def lines_of(modules: Iterable[Path]) -> int:
+    return sum(len(module.read_text(encoding="utf-8").splitlines()) for module in modules)
+
+
+def test_the_house_grows_in_no_sum() -> None:
+    now = sums()
+    assert now.keys() == SUMS.keys()
+    grown = {name: (limit, now[name]) for name, limit in SUMS.items() if now[name] > limit}
+    assert not grown, f"name what leaves for what comes (limit, now): {grown}"
+    slack = {name: now[name] for name, limit in SUMS.items() if now[name] < (1 - SLACK) * limit}
+    assert not slack, f"lower these lines of SUMS: {slack}"
+
+
+def test_what_comes_says_what_left_for_it() -> None:
+    """A verb that is not one of these has a row under "What came, and what left for it"."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    said = {line.split("|")[1].strip(" `") for line in text.splitlines() if line.startswith("|")}
+    came = set(COMMANDS) - VERBS
+    assert came <= said
