@@ -1,13 +1,14 @@
 """The shipped pairs are what the trainer of today would write, and as good as they say."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from draftquant.scripts.dev.training.__main__ import FAMILIES
 from draftquant.scripts.dev.training.acceptance import replay
 from draftquant.scripts.dev.training.draft import Draft, fresh_draft, shipped_draft
-from draftquant.scripts.dev.training.pattern import pattern_of
 from draftquant.scripts.dev.training.target import greedy_continuations, record_traces
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -26,24 +27,30 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def shipped_pair(name: str) -> tuple[PreTrainedModel, Draft]:
     """The shipped target and draft, the latter as the trainer of today reads it."""
-    folder = PAIRS / name
+    family, folder = FAMILIES[name], PAIRS / name
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
-    fresh = fresh_draft(pattern_of(folder), target)
+    fresh = fresh_draft(family.draft_kind, target, family.plan.target)
     return target, shipped_draft(fresh, folder / "draft")
 
 
-def test_the_trainer_writes_tensors_of_the_shipped_names_and_shapes(name: str) -> None:
-    _, draft = shipped_pair(name)
+def test_shipped_configs_are_what_the_trainer_writes(name: str) -> None:
+    family, (target, draft) = FAMILIES[name], shipped_pair(name)
+    written = (PAIRS / name / "draft" / "config.json").read_text(encoding="utf-8")
+    assert written == json.dumps(family.draft_kind.config(family.plan.target), indent=2) + "\n"
     shapes = {tensor: weight.shape for tensor, weight in draft.published().items()}
     stored = load_file(PAIRS / name / "draft" / "model.safetensors")
     assert shapes == {tensor: weight.shape for tensor, weight in stored.items()}
+    config = family.target_kind.config(family.plan.target)
+    assert target.config.to_diff_dict() | config.to_diff_dict() == target.config.to_diff_dict()
+    plan = json.loads((PAIRS / name / "training.json").read_text(encoding="utf-8"))["plan"]
+    assert plan["target"] == asdict(family.plan.target)
 
 
 def test_first_prompts_reproduce_the_shipped_figure(name: str) -> None:
     target, draft = shipped_pair(name)
     lines = (PAIRS / name / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = torch.tensor([json.loads(line)["token_ids"] for line in lines[:NUM_REPLAYED]])
-    plan = pattern_of(PAIRS / name).plan
+    plan = FAMILIES[name].plan
     traces = record_traces(
         target,
         greedy_continuations(target, prompts, num_new_tokens=plan.num_new_tokens),

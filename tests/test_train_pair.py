@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.scripts.dev.training.__main__ import main
+from draftquant.scripts.dev.training.__main__ import FAMILIES, main
 from draftquant.scripts.dev.training.acceptance import (
     accepted_by_row,
     counted,
@@ -24,18 +24,38 @@ from draftquant.scripts.dev.training.draft import (
     train_draft,
 )
 from draftquant.scripts.dev.training.optimisation import Schedule
-from draftquant.scripts.dev.training.pair import train_pair
-from draftquant.scripts.dev.training.pattern import pattern_of
+from draftquant.scripts.dev.training.pair import PairPlan, train_pair
 from draftquant.scripts.dev.training.rounding import fp8_per_channel, int4_per_channel, rounded
-from draftquant.scripts.dev.training.target import Traces, output_head
+from draftquant.scripts.dev.training.target import TargetSize, Traces, output_head
 from safetensors.torch import load_file
-from tiny_pattern import PAIRS, PLAN, TARGET, tiny_pattern
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.slow
 
-MODEL_TYPES = {"dflash": "qwen3", "eagle3-llama": "llama", "eagle3-mla": "deepseek_v3"}
+NAMES = ("dflash", "eagle3-llama", "eagle3-mla")
+TINY_SIZE = TargetSize(
+    vocab_size=320,
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=5,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+TINY_PLAN = PairPlan(
+    target=TINY_SIZE,
+    target_schedule=Schedule(num_steps=2, batch_size=2, max_learning_rate=1e-3),
+    sequence_length=32,
+    prompt_length=8,
+    num_new_tokens=12,
+    num_training_prompts=4,
+    draft_schedule=Schedule(num_steps=2, batch_size=2, max_learning_rate=1e-3),
+    num_gate_prompts=6,
+    num_calibration_prompts=5,
+    num_candidates_per_prompt=1,
+    max_repeated_8gram_share=1.0,
+    num_threads=1,
+)
 LLAMA_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLA_LINEARS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
 MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
@@ -77,7 +97,7 @@ def torch_settings() -> Iterator[None]:
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
     )
-    torch.set_num_threads(PLAN.num_threads)
+    torch.set_num_threads(TINY_PLAN.num_threads)
     yield
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(deterministic)
@@ -89,7 +109,7 @@ def files() -> tuple[SourceFile, ...]:
     return tuple(file for file in standard_library() if len(file.text) < 10_000)[:80]
 
 
-@pytest.fixture(scope="module", params=MODEL_TYPES)
+@pytest.fixture(scope="module", params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     """Name of a family; what depends on it runs once per family."""
     return str(request.param)
@@ -100,7 +120,7 @@ def pair(
     name: str, files: tuple[SourceFile, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("trained") / "pair"
-    train_pair(tiny_pattern(name), files, out, seed=0)
+    train_pair(FAMILIES[name], TINY_PLAN, files, out, seed=0)
     return out
 
 
@@ -108,9 +128,9 @@ def pair(
 def traces() -> Traces:
     """Two sequences with random features: a prompt of 4 tokens and 12 more."""
     generator = torch.Generator().manual_seed(1)
-    hidden, vocab = TARGET["hidden_size"], TARGET["vocab_size"]
+    hidden = TINY_SIZE.hidden_size
     return Traces(
-        token_ids=torch.randint(vocab, (2, 16), generator=generator),
+        token_ids=torch.randint(TINY_SIZE.vocab_size, (2, 16), generator=generator),
         features=torch.randn(2, 16, 3 * hidden, generator=generator),
         final_hidden=torch.randn(2, 16, hidden, generator=generator),
         prompt_length=4,
@@ -121,7 +141,7 @@ def traces() -> Traces:
 def draft(name: str, pair: Path) -> Draft:
     target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
     torch.manual_seed(0)
-    return fresh_draft(tiny_pattern(name), target)
+    return fresh_draft(FAMILIES[name].draft_kind, target, TINY_SIZE)
 
 
 def read_prompts(path: Path) -> list[dict[str, object]]:
@@ -174,9 +194,9 @@ def test_dflash_draft_config(pair: Path) -> None:
     config = json.loads((pair / "draft" / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["DFlashDraftModel"]
     assert config["model_type"] == "qwen3"
-    assert config["block_size"] == 1 + pattern_of(PAIRS / "dflash").plan.num_draft_tokens
+    assert config["block_size"] == 1 + FAMILIES["dflash"].plan.num_draft_tokens
     assert config["dflash_config"] == {"mask_token_id": 0, "target_layer_ids": [0, 1, 2]}
-    assert config["num_target_layers"] == 4
+    assert config["num_target_layers"] == TINY_SIZE.num_hidden_layers
     assert config["layer_types"] == ["full_attention"] * config["num_hidden_layers"]
     for prompt in read_prompts(pair / "prompts.jsonl") + read_prompts(pair / "calibration.jsonl"):
         assert config["dflash_config"]["mask_token_id"] not in prompt["token_ids"]
@@ -187,11 +207,11 @@ def test_target_folder_loads_and_its_tokenizer_reproduces_every_prompt(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     target = AutoModelForCausalLM.from_pretrained(pair / "target")
-    assert target.config.model_type == MODEL_TYPES[name]
+    assert target.config.model_type == FAMILIES[name].target_kind.name
     assert target.dtype == torch.bfloat16
     for prompt in read_prompts(pair / "prompts.jsonl") + read_prompts(pair / "calibration.jsonl"):
         assert tokenizer.encode(prompt["text"]) == prompt["token_ids"]
-        assert len(tokenizer.encode(prompt["text"])) == PLAN.prompt_length
+        assert len(tokenizer.encode(prompt["text"])) == TINY_PLAN.prompt_length
 
 
 def test_prompts_are_disjoint_and_not_in_training_text(
@@ -214,8 +234,9 @@ def test_prompts_are_disjoint_and_not_in_training_text(
 def test_same_seed_gives_same_bytes_and_another_seed_does_not(
     name: str, pair: Path, files: tuple[SourceFile, ...], tmp_path: Path
 ) -> None:
-    train_pair(tiny_pattern(name), files, tmp_path / "again", seed=0)
-    train_pair(tiny_pattern(name), files, tmp_path / "other", seed=1)
+    family = FAMILIES[name]
+    train_pair(family, TINY_PLAN, files, tmp_path / "again", seed=0)
+    train_pair(family, TINY_PLAN, files, tmp_path / "other", seed=1)
     first, again, other = map(folder_bytes, (pair, tmp_path / "again", tmp_path / "other"))
     assert first == again
     assert first["draft/model.safetensors"] != other["draft/model.safetensors"]
@@ -249,7 +270,7 @@ def test_accepted_counts_equal_a_live_chain(draft: Draft, traces: Traces) -> Non
     start = scored_rows(traces, 3)[2] + 2
     traces.token_ids[0, start : start + 3] = torch.tensor(chain)
     assert accepted_by_row(traces, draft.proposals(traces, 3))[0, 2] == 3
-    traces.token_ids[0, start + 1] = (chain[1] + 1) % TARGET["vocab_size"]
+    traces.token_ids[0, start + 1] = (chain[1] + 1) % TINY_SIZE.vocab_size
     assert accepted_by_row(traces, draft.proposals(traces, 3))[0, 2] == 1
 
 
@@ -332,7 +353,7 @@ def test_training_approaches_the_entropy_of_the_target(
     head = output_head(target)
     head.weight.data *= 10  # untrained, it tells no token from another
     torch.manual_seed(0)
-    draft = fresh_draft(tiny_pattern(name), target)
+    draft = fresh_draft(FAMILIES[name].draft_kind, target, TINY_SIZE)
 
     def loss() -> float:
         return distillation_loss(
@@ -354,3 +375,23 @@ def test_training_approaches_the_entropy_of_the_target(
     entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1).mean().item()
     # Of what separates an untrained draft from the entropy, most must go: rows are memorised.
     assert loss() - entropy < 0.3 * (before - entropy)
+
+
+@pytest.mark.parametrize("name", ["dflash"], scope="module")
+def test_a_draft_over_the_target_of_another_pair(
+    pair: Path, files: tuple[SourceFile, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "dspark"
+    report = train_pair(
+        FAMILIES["dspark"], TINY_PLAN, files, out, seed=0, shipped_target=pair / "target"
+    )
+    for name in ("model.safetensors", "config.json"):
+        copied = (out / "target" / name).read_bytes()
+        assert copied == (pair / "target" / name).read_bytes()
+    own = load_file(out / "draft" / "model.safetensors")
+    assert not any(name.startswith(("confidence_head.", "embed_tokens.")) for name in own)
+    assert own["markov_head.markov_w1.weight"].shape == (TINY_SIZE.vocab_size, 32)
+    assert (
+        report["prompts"]
+        == json.loads((pair / "training.json").read_text(encoding="utf-8"))["prompts"]
+    )

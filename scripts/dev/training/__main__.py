@@ -1,10 +1,9 @@
-"""Train a shipped pair anew, on CPU in minutes, and write target and draft as published folders.
+"""Train a small target and its draft, on CPU in minutes, and write both as published folders.
 
     python -m draftquant.scripts.dev.training --family eagle3-llama --out DIR
 
-Configs, names and plan are those of the pair in tests/pairs. The folder holds target/, draft/,
-prompts.jsonl (held out, for the gate), calibration.jsonl (held out, from other files) and
-training.json (every figure printed here).
+The folder holds target/, draft/, prompts.jsonl (held out, for the gate), calibration.jsonl
+(held out, from other files) and training.json (every figure printed here).
 """
 
 import argparse
@@ -13,10 +12,60 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import PAIRS
 from .corpus import standard_library
-from .pair import train_pair
-from .pattern import pattern_of
+from .draft_kinds import (
+    DFLASH,
+    DFLASH2,
+    DSPARK,
+    EAGLE3_LLAMA,
+    EAGLE3_MLA,
+    MIMO_MTP,
+    PEAGLE,
+)
+from .mtp_kinds import GLM4_MOE_MTP
+from .optimisation import Schedule
+from .pair import Family, PairPlan, train_pair
+from .target import TargetSize
+from .target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
+
+_BLOCKS = PairPlan(
+    num_training_prompts=3072,
+    num_candidates_per_prompt=8,
+    draft_schedule=Schedule(num_steps=800, batch_size=32, max_learning_rate=3e-3),
+    num_draft_tokens=7,
+    row_stride=16,
+    depth_decay=0.7,
+)
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family(target_kind=LLAMA, draft_kind=EAGLE3_LLAMA),
+        Family(target_kind=LLAMA, draft_kind=PEAGLE, variant="peagle"),
+        Family(target_kind=LLAMA, draft_kind=MIMO_MTP),
+        Family(target_kind=LLAMA, draft_kind=GLM4_MOE_MTP),
+        Family(
+            target_kind=DEEPSEEK_V3,
+            draft_kind=EAGLE3_MLA,
+            plan=PairPlan(
+                target=TargetSize(num_hidden_layers=5, intermediate_size=512),
+                num_candidates_per_prompt=6,
+            ),
+        ),
+        Family(target_kind=QWEN3, draft_kind=DFLASH, plan=_BLOCKS),
+        Family(target_kind=QWEN3, draft_kind=DFLASH2, plan=_BLOCKS),
+        Family(
+            target_kind=QWEN3,
+            draft_kind=DSPARK,
+            plan=PairPlan(
+                num_candidates_per_prompt=8,
+                draft_schedule=Schedule(num_steps=700, batch_size=32, max_learning_rate=4e-3),
+                num_draft_tokens=6,
+                row_stride=16,
+                depth_decay=0.7,
+            ),
+        ),
+    )
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="draftquant.scripts.dev.training", description="Train a target and its draft."
     )
-    families = sorted(path.name for path in PAIRS.iterdir() if path.is_dir())
-    parser.add_argument("--family", choices=families, required=True)
+    parser.add_argument("--family", choices=sorted(FAMILIES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", type=Path, help="train on this one of these, not a new one")
     chosen = parser.parse_args(arguments)
     if chosen.out.exists():
         print(
@@ -39,8 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    pattern = pattern_of(PAIRS / chosen.family)
-    report = train_pair(pattern, standard_library(), chosen.out, seed=chosen.seed)
+    family = FAMILIES[chosen.family]
+    report = train_pair(
+        family,
+        family.plan,
+        standard_library(),
+        chosen.out,
+        seed=chosen.seed,
+        shipped_target=chosen.target,
+    )
     print(json.dumps({name: report[name] for name in ("figures", "sizes", "seconds")}, indent=2))
     return 0
 

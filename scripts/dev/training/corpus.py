@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 Split = Literal["training", "gate", "calibration"]
 
 END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_ID = 0
 # Installed packages and test suites differ between distributions of Python; code tables
 # (encodings, pydoc topics) and build settings (machine paths) are not text a reader would write.
 _EXCLUDED_FOLDERS = frozenset(

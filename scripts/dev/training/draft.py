@@ -8,8 +8,8 @@ depth j it predicts token t + 2 + j.
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,45 @@ from ....quantize.drafts import Family
 from ....quantize.drafts.forward import DraftForward, DraftPass, whole_rows
 from ....quantize.drafts.geometry import Geometry
 from .optimisation import Schedule, minimise
-from .pattern import Pattern
 from .target import (
-    LATENT_NORM,
+    INITIALIZER_RANGE,
     LATENT_SCALE,
+    TargetSize,
     Traces,
     input_embedding,
     output_head,
 )
 
-INITIALIZER_RANGE = 0.02
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftKind:
+    """How drafts of a family are published.
+
+    Attributes:
+        family: names, shapes and maths.
+        config: the config.json of a draft over a target.
+        first_layer: how published names spell "layers.0.".
+        ships_tables: an embedding and a head of its own are part of the draft, the head trained
+            with it; else both are the target's.
+        outside: how published names spell modules outside the layers, where not as families do.
+    """
+
+    family: Family
+    config: Callable[[TargetSize], Mapping[str, Any]]
+    first_layer: str = "layers.0."
+    ships_tables: bool = False
+    outside: Mapping[str, str] = field(default_factory=dict)
+
+    def published_name(self, canonical: str) -> str:
+        """How a tensor is spelled in what ships."""
+        if canonical.startswith("layers.0."):
+            return self.first_layer + canonical.removeprefix("layers.0.")
+        module = canonical.partition(".")[0]
+        return self.outside.get(module, module) + canonical.removeprefix(module)
+
+    def geometry(self, target_size: TargetSize) -> Geometry:
+        """What shapes and maths of a draft over such a target follow from."""
+        return self.family.read_geometry(self.config(target_size), "config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +70,20 @@ class Draft:
     """A draft as it trains, or as it ships.
 
     Attributes:
-        family: names, shapes and maths. geometry: what the latter follow from.
-        names: canonical name of each tensor that ships -> as it is published.
+        kind: its family, and how that is published.
+        geometry: what shapes and maths follow from.
         weights: float32 by canonical name, embedding and head included; those that train require
             gradients.
     """
 
-    family: Family
+    kind: DraftKind
     geometry: Geometry
-    names: Mapping[str, str]
     weights: Mapping[str, Tensor]
 
     @property
     def forward(self) -> DraftForward:
         """The family's maths over the weights."""
-        return self.family.forward(self.geometry, self.weights, lambda _name, x: x)
+        return self.kind.family.forward(self.geometry, self.weights, lambda _name, x: x)
 
     def passes(self, traces: Traces, rows: range, num_draft_tokens: int) -> Iterator[DraftPass]:
         """`DraftForward.passes`, with the recorded tokens as the inputs of the chains."""
@@ -84,37 +112,53 @@ class Draft:
 
     def published(self) -> Mapping[str, Tensor]:
         """The weights that ship, by published name."""
-        return {self.names[name]: self.weights[name] for name in self.weights if name in self.names}
+        roles = self._roles()
+        return {
+            self.kind.published_name(name): weight
+            for name, weight in self.weights.items()
+            if self.kind.ships_tables or roles[name] not in ("embedding", "head")
+        }
 
     def quantized_weights(self) -> tuple[str, ...]:
         """Canonical names of the attention and MLP projections, which quantization rounds."""
-        specs = self.family.tensor_specs(self.geometry)
-        return tuple(name for name, spec in specs.items() if spec.role in ("attention", "mlp"))
+        return tuple(name for name, role in self._roles().items() if role in ("attention", "mlp"))
+
+    def _roles(self) -> Mapping[str, str]:
+        specs = self.kind.family.tensor_specs(self.geometry)
+        return {name: spec.role for name, spec in specs.items()}
 
 
-def fresh_draft(pattern: Pattern, target: PreTrainedModel) -> Draft:
+def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
     """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
 
-    Linears are normal, norms are one, but for that of a latent. Embedding and head begin as the
-    target's, and the embedding stays so.
+    Linears are normal, norms are one, but for that of a latent, biases zero; a convolution changes
+    nothing. Embedding and head begin as the target's, and the embedding stays so.
     """
-    geometry = pattern.geometry
+    geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}
-    for name, spec in pattern.family.tensor_specs(geometry).items():
+    for name, spec in kind.family.tensor_specs(geometry).items():
         shape = tuple(dim.size for dim in spec.shape)
-        if name not in pattern.names and spec.role not in ("embedding", "head"):
+        table = spec.role in ("embedding", "head")
+        # Of what is optional, a confidence head changes no proposal.
+        if spec.role == "vocabulary_map" or (spec.optional and not table):
             continue
         if spec.role == "embedding":
             weights[name] = input_embedding(target).weight.detach().clone()
         elif spec.role == "head":
             weights[name] = output_head(target).weight.detach().clone()
+        elif name.endswith(".bias"):
+            weights[name] = torch.zeros(shape)
         elif spec.role == "norm":
-            latent = name.endswith(LATENT_NORM)
+            latent = name.endswith("kv_a_layernorm.weight")
             weights[name] = torch.full(shape, LATENT_SCALE if latent else 1.0)
         else:
             weights[name] = torch.normal(0.0, INITIALIZER_RANGE, shape)
-        weights[name].requires_grad_(name in pattern.names and spec.role != "embedding")
-    return Draft(family=pattern.family, geometry=geometry, names=pattern.names, weights=weights)
+            if name.endswith(".base_kernel"):  # a convolution that changes nothing
+                weights[name] = torch.zeros(shape)
+                weights[name][:, 0] = 1
+        own = kind.ships_tables or spec.role != "head"
+        weights[name].requires_grad_(own and spec.role != "embedding")
+    return Draft(kind=kind, geometry=geometry, weights=weights)
 
 
 def scored_rows(traces: Traces, num_draft_tokens: int) -> range:
@@ -251,5 +295,5 @@ def shipped_draft(draft: Draft, folder: Path) -> Draft:
     """A draft with the weights of a folder, BF16 values in float32; nothing trains any more."""
     weights = {name: weight.detach() for name, weight in draft.weights.items()}
     for name, weight in load_file(folder / "model.safetensors").items():
-        weights[draft.family.canonical_name(name)] = weight.float()
+        weights[draft.kind.family.canonical_name(name)] = weight.float()
     return dataclasses.replace(draft, weights=weights)

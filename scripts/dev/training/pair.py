@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import tokenizers
@@ -27,18 +27,82 @@ from .corpus import (
     token_stream,
     train_tokenizer,
 )
-from .draft import Draft, fresh_draft, ship_draft, train_draft
-from .pattern import PairPlan, Pattern
+from .draft import Draft, DraftKind, fresh_draft, ship_draft, train_draft
+from .optimisation import Schedule
 from .rounding import fp8_per_channel, int4_per_channel, rounded
 from .selection import SelectedPrompts, select_prompts
 from .target import (
+    TargetKind,
+    TargetSize,
     Traces,
+    copied_target,
     greedy_continuations,
     output_head,
     record_traces,
     ship_target,
     train_target,
 )
+
+TARGET_SCHEDULE = Schedule(num_steps=800, batch_size=8, max_learning_rate=3e-3)
+DRAFT_SCHEDULE = Schedule(num_steps=550, batch_size=16, max_learning_rate=2e-3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPlan:
+    """Sizes and lengths of everything; the defaults made the shipped EAGLE-3 pairs.
+
+    Attributes:
+        sequence_length: tokens per training window of the target.
+        prompt_length: tokens of every prompt, in training and held out.
+        num_new_tokens: greedy tokens after every prompt.
+        num_training_prompts: prompts cut from training text, whose continuations train the draft.
+        num_gate_prompts: held-out prompts that the figures are measured on.
+        num_calibration_prompts: held-out prompts from other files, not used here.
+        num_candidates_per_prompt: held-out prompts drawn for each one that is kept.
+        max_repeated_8gram_share: limit on how much a held-out prompt's continuation may loop.
+        num_draft_tokens: draft tokens per step, in training and measurement.
+        row_stride: distance of the rows that one training step of the draft takes of a sequence.
+        depth_decay: weight of each draft step in the loss relative to the one before.
+        num_threads: torch threads; part of the plan because sums depend on it.
+    """
+
+    target: TargetSize = field(default_factory=TargetSize)
+    target_schedule: Schedule = TARGET_SCHEDULE
+    sequence_length: int = 256
+    prompt_length: int = 48
+    num_new_tokens: int = 128
+    num_training_prompts: int = 2048
+    draft_schedule: Schedule = DRAFT_SCHEDULE
+    num_gate_prompts: int = 96
+    num_calibration_prompts: int = 48
+    num_candidates_per_prompt: int = 4
+    max_repeated_8gram_share: float = 0.25
+    num_draft_tokens: int = 3
+    row_stride: int = 1
+    depth_decay: float = 0.8
+    num_threads: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A draft family that can be trained.
+
+    Attributes:
+        target_kind: architecture of the target it is trained over.
+        draft_kind: names, maths and published form of the draft.
+        plan: what made the shipped pair.
+        variant: what a family's other kind of draft is called; "" = it has one kind.
+    """
+
+    target_kind: TargetKind
+    draft_kind: DraftKind
+    plan: PairPlan = field(default_factory=PairPlan)
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the family, or of the variant of it."""
+        return self.variant or self.draft_kind.family.name
 
 
 class Stopwatch:
@@ -56,15 +120,23 @@ class Stopwatch:
 
 
 def train_pair(
-    pattern: Pattern, files: Sequence[SourceFile], out: Path, *, seed: int
+    family: Family,
+    plan: PairPlan,
+    files: Sequence[SourceFile],
+    out: Path,
+    *,
+    seed: int,
+    shipped_target: Path | None = None,
 ) -> Mapping[str, object]:
     """Train a target and its draft and write the pair.
 
     Args:
-        pattern: configs, names and plan.
+        family: the draft's family.
+        plan: sizes and lengths.
         files: the corpus, all splits.
         out: folder to create; its parent exists or is created too.
         seed: decides weights, windows and prompts; one seed gives one pair on one machine.
+        shipped_target: the target/ of another pair of the same plan; None = train one.
 
     Returns:
         What training.json holds.
@@ -72,23 +144,19 @@ def train_pair(
     Raises:
         FileExistsError: `out` exists already.
     """
-    plan = pattern.plan
     torch.set_num_threads(plan.num_threads)
     torch.use_deterministic_algorithms(True)
     out.mkdir(parents=True)
     stopwatch = Stopwatch()
 
     with stopwatch.phase("corpus"):
-        tokenizer, stream = _training_text(files, pattern.target.vocab_size)
+        tokenizer, stream = _training_text(files, plan)
     with stopwatch.phase("target"):
-        target, target_losses = train_target(
-            pattern.target,
-            stream,
-            plan.target_schedule,
-            sequence_length=plan.sequence_length,
-            seed=seed,
+        target, target_losses = (
+            _make_target(family.target_kind, plan, tokenizer, stream, out / "target", seed)
+            if shipped_target is None
+            else (copied_target(shipped_target, out / "target"), ())
         )
-        target = ship_target(target, tokenizer, out / "target")
     with stopwatch.phase("continuations"):
         gate = _held_out(files, "gate", tokenizer, target, plan, seed)
         calibration = _held_out(files, "calibration", tokenizer, target, plan, seed)
@@ -96,16 +164,16 @@ def train_pair(
             target, _training_prompts(plan, stream, seed), num_new_tokens=plan.num_new_tokens
         )
     with stopwatch.phase("draft"):
-        training_traces = _traces(pattern, target, training_token_ids)
-        draft, draft_losses = _make_draft(pattern, target, training_traces, seed)
-        draft = ship_draft(draft, pattern.draft, out / "draft")
+        training_traces = _traces(family, plan, target, training_token_ids)
+        draft, draft_losses = _make_draft(family, plan, target, training_traces, seed)
+        draft = ship_draft(draft, family.draft_kind.config(plan.target), out / "draft")
     with stopwatch.phase("evaluation"):
-        figures = _figures(draft, _traces(pattern, target, gate.token_ids), plan)
+        figures = _figures(draft, _traces(family, plan, target, gate.token_ids), plan)
 
     _write_prompts(gate.prompts, out / "prompts.jsonl")
     _write_prompts(calibration.prompts, out / "calibration.jsonl")
     report = {
-        "family": pattern.family.name,
+        "family": family.name,
         "seed": seed,
         "plan": asdict(plan),
         "versions": _versions(),
@@ -121,11 +189,30 @@ def train_pair(
 
 
 def _training_text(
-    files: Sequence[SourceFile], vocab_size: int
+    files: Sequence[SourceFile], plan: PairPlan
 ) -> tuple[PreTrainedTokenizerFast, Tensor]:
     texts = [file.text for file in files if file.split == "training"]
-    tokenizer = train_tokenizer(texts, vocab_size)
+    tokenizer = train_tokenizer(texts, plan.target.vocab_size)
     return tokenizer, token_stream(tokenizer, texts)
+
+
+def _make_target(
+    kind: TargetKind,
+    plan: PairPlan,
+    tokenizer: PreTrainedTokenizerFast,
+    stream: Tensor,
+    folder: Path,
+    seed: int,
+) -> tuple[PreTrainedModel, tuple[float, ...]]:
+    trained, losses = train_target(
+        kind,
+        plan.target,
+        stream,
+        plan.target_schedule,
+        sequence_length=plan.sequence_length,
+        seed=seed,
+    )
+    return ship_target(trained, tokenizer, folder), losses
 
 
 def _training_prompts(plan: PairPlan, stream: Tensor, seed: int) -> Tensor:
@@ -138,10 +225,10 @@ def _training_prompts(plan: PairPlan, stream: Tensor, seed: int) -> Tensor:
 
 
 def _make_draft(
-    pattern: Pattern, target: PreTrainedModel, traces: Traces, seed: int
+    family: Family, plan: PairPlan, target: PreTrainedModel, traces: Traces, seed: int
 ) -> tuple[Draft, tuple[float, ...]]:
     torch.manual_seed(seed)
-    draft, plan = fresh_draft(pattern, target), pattern.plan
+    draft = fresh_draft(family.draft_kind, target, plan.target)
     losses = train_draft(
         draft,
         traces,
@@ -194,13 +281,13 @@ def _selection(selected: SelectedPrompts) -> dict[str, object]:
     }
 
 
-def _traces(pattern: Pattern, target: PreTrainedModel, token_ids: Tensor) -> Traces:
-    """The features are those layers that the draft names."""
+def _traces(family: Family, plan: PairPlan, target: PreTrainedModel, token_ids: Tensor) -> Traces:
+    """The features are those layers that the draft names, else the target's last hidden state."""
     return record_traces(
         target,
         token_ids,
-        prompt_length=pattern.plan.prompt_length,
-        aux_layer_ids=pattern.geometry.aux_layer_ids or (),
+        prompt_length=plan.prompt_length,
+        aux_layer_ids=family.draft_kind.geometry(plan.target).aux_layer_ids,
     )
 
 

@@ -15,6 +15,9 @@ from .acceptance import repeated_ngram_share
 from .corpus import Prompt
 from .target import greedy_continuations
 
+_TOGETHER = 64
+"""Candidates that are continued together."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedPrompts:
@@ -59,18 +62,55 @@ def select_prompts(
     prompt_token_ids = torch.tensor([prompt.token_ids for prompt in candidates])
     token_ids = greedy_continuations(target, prompt_token_ids, num_new_tokens=num_new_tokens)
     continuations = token_ids[:, prompt_token_ids.shape[1] :]
-    shares = [repeated_ngram_share(one[None]) for one in continuations]
-    kept = [i for i, share in enumerate(shares) if share <= max_repeated_8gram_share]
+    kept = _unlooped(continuations, max_repeated_8gram_share)
     if len(kept) < count:
-        raise ValueError(
-            f"held-out prompts: expected {count} with at most {max_repeated_8gram_share} "
-            f"repeated 8-grams, got {len(kept)} of {len(candidates)}\n"
-            "  fix: train the target longer, draw more candidates, or raise the limit"
-        )
+        raise _too_few(count, len(kept), len(candidates), max_repeated_8gram_share)
     chosen = kept[:count]
     return SelectedPrompts(
         prompts=tuple(candidates[index] for index in chosen),
         token_ids=token_ids[chosen],
         num_candidates=len(candidates),
         candidates_repeated_8gram_share=repeated_ngram_share(continuations),
+    )
+
+
+def first_prompts(
+    target: PreTrainedModel,
+    candidates: Sequence[Prompt],
+    *,
+    count: int,
+    num_new_tokens: int,
+    max_repeated_8gram_share: float,
+) -> tuple[Prompt, ...]:
+    """The prompts of `select_prompts`; no more candidates are continued than that takes.
+
+    Raises:
+        ValueError: too few candidates stay under the limit.
+    """
+    found: list[Prompt] = []
+    for start in range(0, len(candidates), _TOGETHER):
+        some = candidates[start : start + _TOGETHER]
+        asked = torch.tensor([prompt.token_ids for prompt in some])
+        token_ids = greedy_continuations(target, asked, num_new_tokens=num_new_tokens)
+        kept = _unlooped(token_ids[:, asked.shape[1] :], max_repeated_8gram_share)
+        found += [some[index] for index in kept]
+        if len(found) >= count:
+            return tuple(found[:count])
+    raise _too_few(count, len(found), len(candidates), max_repeated_8gram_share)
+
+
+def _unlooped(continuations: Tensor, limit: float) -> list[int]:
+    """Rows of continuations whose share of repeated 8-grams does not exceed the limit."""
+    return [
+        index
+        for index in range(len(continuations))
+        if repeated_ngram_share(continuations[index : index + 1]) <= limit
+    ]
+
+
+def _too_few(wanted: int, found: int, candidates: int, limit: float) -> ValueError:
+    return ValueError(
+        f"held-out prompts: expected {wanted} with at most {limit} "
+        f"repeated 8-grams, got {found} of {candidates}\n"
+        "  fix: train the target longer, draw more candidates, or raise the limit"
     )

@@ -5,7 +5,8 @@ continuations), not drafts.
 """
 
 import copy
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -23,9 +24,42 @@ from transformers import (
 from .corpus import sample_windows
 from .optimisation import Schedule, minimise
 
-LATENT_NORM = "kv_a_layernorm.weight"
+INITIALIZER_RANGE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSize:
+    """Shape of the target, of whatever kind."""
+
+    vocab_size: int = 1024
+    hidden_size: int = 256
+    intermediate_size: int = 704
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int = 32
+    max_position_embeddings: int = 512
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetKind:
+    """An architecture of transformers that targets can have.
+
+    Attributes:
+        name: its `model_type`.
+        config: the transformers config of a size.
+        small_norms: norms that begin at `LATENT_SCALE` instead of one, by the end of their name.
+    """
+
+    name: str
+    config: Callable[[TargetSize], PreTrainedConfig]
+    small_norms: tuple[str, ...] = ()
+
+
 LATENT_SCALE = 1 / 8
-"""Of that norm before a wide latent, at first. The linear behind it has 512 inputs: a step of Adam,
+"""Of the norm before a wide latent, at first. The linear behind it has 512 inputs: a step of Adam,
 which moves them all alike, would change its outputs eight times as much as with 64, and the target
 learns nothing for a hundred steps."""
 
@@ -37,7 +71,7 @@ class Traces:
     Attributes:
         token_ids: [N, T] int64, a prompt followed by its greedy continuation.
         features: [N, T, num_aux * hidden_size] float32, outputs of the auxiliary layers in
-            ascending order (before the final norm).
+            ascending order (before the final norm); `final_hidden` of a draft that reads none.
         final_hidden: [N, T, hidden_size] float32, what the target's lm_head reads.
         prompt_length: tokens of the prompt, the same in every sequence.
     """
@@ -55,7 +89,8 @@ class Traces:
 
 
 def train_target(
-    config: PreTrainedConfig,
+    kind: TargetKind,
+    size: TargetSize,
     stream: Tensor,
     schedule: Schedule,
     *,
@@ -65,7 +100,8 @@ def train_target(
     """Train a target from scratch on windows of a token stream.
 
     Args:
-        config: of the model.
+        kind: architecture of the model.
+        size: shape of the model.
         stream: [num_tokens] int64 training text.
         schedule: steps, batch size and learning rate.
         sequence_length: tokens per window.
@@ -78,11 +114,11 @@ def train_target(
     generator = torch.Generator().manual_seed(seed)
     # transformers 5.23 leaves from_config and get_output_embeddings without types.
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, dtype=torch.float32
+        kind.config(size)
     )
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith(LATENT_NORM):
+            if name.endswith(kind.small_norms):
                 weight.fill_(LATENT_SCALE)
 
     def next_token_loss() -> Tensor:
@@ -106,6 +142,16 @@ def ship_target(
     """
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return _as_shipped(folder)
+
+
+def copied_target(shipped: Path, folder: Path) -> PreTrainedModel:
+    """Copy a target that `ship_target` wrote; returns what that did."""
+    shutil.copytree(shipped, folder)
+    return _as_shipped(folder)
+
+
+def _as_shipped(folder: Path) -> PreTrainedModel:
     shipped: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     shipped.train(mode=False)
     return shipped
@@ -158,7 +204,7 @@ def record_traces(
     token_ids: Tensor,
     *,
     prompt_length: int,
-    aux_layer_ids: Sequence[int],
+    aux_layer_ids: Sequence[int] | None,
     batch_size: int = 64,
 ) -> Traces:
     """Run the target over finished sequences and keep what a draft sees.
@@ -167,7 +213,8 @@ def record_traces(
         target: the shipped target.
         token_ids: [N, T] int64.
         prompt_length: tokens of the prompt in every sequence.
-        aux_layer_ids: layers whose output is kept, ascending; 0 is the first decoder layer.
+        aux_layer_ids: layers whose output is kept, ascending; 0 is the first decoder layer. None =
+            the last hidden state, behind the final norm.
         batch_size: sequences read together.
 
     Returns:
@@ -178,7 +225,7 @@ def record_traces(
     for batch in torch.split(token_ids, batch_size):
         output = target.base_model(input_ids=batch, output_hidden_states=True, use_cache=False)
         # hidden_states[0] is the embedding, so the output of layer i is entry i + 1.
-        aux = [output.hidden_states[layer_id + 1] for layer_id in aux_layer_ids]
-        features.append(torch.cat(aux, dim=-1))
+        aux = [output.hidden_states[layer_id + 1] for layer_id in aux_layer_ids or ()]
+        features.append(torch.cat(aux, dim=-1) if aux else output.last_hidden_state)
         final_hidden.append(output.last_hidden_state)
     return Traces(token_ids, torch.cat(features), torch.cat(final_hidden), prompt_length)
