@@ -203,8 +203,8 @@ def test_documentation_is_in_plain_words(name: str) -> None:
 
 
 def test_help_names_keyword_arguments() -> None:
-    shown = pydoc.render_doc(dq.check, renderer=pydoc.plaintext)
-    assert "needs out=" in shown
+    shown = pydoc.render_doc(dq.quantize, renderer=pydoc.plaintext)
+    assert "need traces=" in shown
     assert "--" not in shown
 
 

@@ -73,7 +73,9 @@ def test_options_of_large_commands_stand_under_headings() -> None:
 
 
 def test_usage_has_what_must_be_given_and_nothing_else() -> None:
-    assert ALL["verify"].format_usage() == ("usage: draftquant verify QUANT [options]\n")
+    assert ALL["verify"].format_usage() == (
+        "usage: draftquant verify QUANT --against DRAFT [options]\n"
+    )
     assert ALL["traces"].format_usage() == "usage: draftquant traces VERB ...\n"
     assert ALL["traces split"].format_usage() == (
         "usage: draftquant traces split TRACES --out A B [options]\n"

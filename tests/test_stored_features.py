@@ -325,5 +325,5 @@ def test_what_computes_on_traces_says_how_they_are_stored(tmp_path: Path) -> Non
     plainly = {path.stem for path in api.glob("*.py") if "TraceFolder.open(" in path.read_text()}
     # These list, copy, cut or hash traces, read their texts alone, or are followed by a verb that
     # computes on them.
-    others = {"accept_found", "accept_inputs", "check", "cut_rows", "record_prompts", "traces"}
+    others = {"check", "cut_rows", "on_ray", "record_prompts", "traces"}
     assert plainly == others | {"opened_traces"}
