@@ -13,7 +13,7 @@ from pathlib import Path
 _TEXTS = {".json", ".jsonl", ".html", ".md", ".xml", ".yaml", ".yml", ".svg", ".txt", ".py", ""}
 _WHOLE = r"(?<![\w.])"
 _TIMES = (
-    r"\w*seconds|\w*per_second|write|verify|sync|began|latency"
+    r"tokens_per_second|write|verify|sync|start|began|latency"
     r"|time_to_first_token|time_per_output_token"
 )
 _VERSIONS = "draftquant|python|torch|transformers|numpy|scipy|safetensors"
@@ -29,7 +29,7 @@ _TAKEN_OUT = (
     (re.compile(r"\d{4}-\d\d-\d\d at \d\d:\d\d UTC"), "DATE"),
     (re.compile(r"\.[\w-]+\.\d+-\d+-[0-9a-f]{12}\.staging"), "STAGING"),
 )
-_PROGRESS = r"[^:\n]+(?: \d\.\d+)?: (?:\d+% after|done in|\d+ in) .*"
+_PROGRESS = r"[^:\n]+(?: \d\.\d+)?: (?:\d+% after|done in|running for|\d+ in) .*"
 _LINES = re.compile(rf"^(?:{_PROGRESS}|memory (?:on|of) .*)\n", re.MULTILINE)
 _LONG = re.compile(_WHOLE + r"-?\d+\.\d{7,}(?:e[-+]?\d+)?")
 
