@@ -1,4 +1,4 @@
-"""What the frozen run rests on: every verb is in it, texts are comparable, differences are named."""
+"""What the frozen run rests on: every verb is in it, and differences are named."""
 
 from pathlib import Path
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -136,7 +137,7 @@ def square(job: int) -> int:
 
 
 def computed(jobs: Sequence[int]) -> list[int]:
-    with ray_tasks("h:6379", CPU, squares) as placed:
+    with ray_tasks("auto", CPU, squares) as placed:
         print("(raylet) a worker died")
         return list(placed(jobs))
 
@@ -151,7 +152,7 @@ def test_results_come_in_the_order_of_the_jobs_and_a_worker_opens_once(ray: Fake
     OPENED.clear()
     assert computed([5, 3, 8, 3]) == [25, 9, 64, 9]
     assert OPENED == ["squares"]
-    assert ray.asked == {"address": "h:6379", "num_cpus": 1, "num_gpus": 0, "max_retries": 3}
+    assert ray.asked == {"address": "auto", "num_cpus": 1, "num_gpus": 0, "max_retries": 3}
     assert not ray.is_up
 
 
@@ -172,7 +173,7 @@ def test_an_error_of_a_task_is_the_error(ray: FakeRay) -> None:
 
 
 def test_a_task_that_cannot_run_is_an_error_in_words(ray: FakeRay) -> None:
-    with pytest.raises(ClusterError, match="--ray h:6379: a node cannot compute a batch: KeyError"):
+    with pytest.raises(ClusterError, match="--ray auto: a node cannot compute a batch: KeyError"):
         computed([100])
     assert not ray.is_up
 
@@ -187,8 +188,18 @@ def test_a_task_that_is_lost_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("error", [ConnectionError, RuntimeError, ValueError])
 def test_no_cluster_answers(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     use(monkeypatch, FakeRay(refuses=error("Could not connect\nmany lines")))
-    with pytest.raises(ClusterError, match="--ray h:6379: no cluster answers: Could not connect\n"):
+    with pytest.raises(ClusterError, match="--ray auto: no cluster answers: Could not connect\n"):
         computed([1])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+def test_where_nobody_listens_ray_is_not_asked(ray: FakeRay, address: str) -> None:
+    with (
+        pytest.raises(ClusterError, match=re.escape(f"--ray {address}: no cluster answers: ")),
+        ray_tasks(address, CPU, squares),
+    ):
+        raise AssertionError
+    assert ray.asked == {}
 
 
 @pytest.mark.parametrize(

@@ -181,13 +181,13 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "product lines": 0,
-    "product modules": 0,
-    "product folders": 0,
-    "developers' tools, lines": 0,
-    "lines of tests": 0,
+    "product lines": 92_324,
+    "product modules": 740,
+    "product folders": 72,
+    "developers' tools, lines": 5778,
+    "lines of tests": 86_977,
     "verbs": 25,
-    "words of pages by hand": 0,
+    "words of pages by hand": 59_729,
 }
 SLACK = 0.01
 """Share by which a sum may fall before its line here has to follow."""

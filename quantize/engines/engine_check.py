@@ -94,8 +94,15 @@ def check_checkpoint(
     """As `check_draft`, of a folder that is read already, or that does not exist yet.
 
     Args:
-        checkpoint: config and headers; the other arguments are those of `check_draft`.
+        checkpoint: config and headers.
+        engine: see `check_draft`.
+        version: see `check_draft`.
+        arch: see `check_draft`.
+        tp: see `check_draft`.
+        target_layers: see `check_draft`.
+        asked: see `check_draft`.
         has_side_file: hf_quant_config.json stands beside config.json.
+        serving: see `check_draft`.
     """
     _check_asked(engine, tp)
     known = choose(engine, version)

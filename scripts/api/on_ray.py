@@ -8,6 +8,7 @@ tasks need once, by the paths that the command names. Source: Ray 2.60: `ray.rem
 
 import dataclasses
 import platform
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ Placed = Callable[[Sequence[Job]], Iterator[Result]]
 """Computes jobs somewhere, and gives their results in the order of the jobs."""
 
 _RETRIES = 3
+_PATIENCE = 10.0
+"""Seconds for a cluster to take a connection."""
 _OPENED, _STACK = dict[str, Callable[[Any], Any]](), ExitStack()
 """What this worker has opened, by the run that it works for, and holds until it ends."""
 
@@ -85,8 +88,9 @@ def ray_tasks(
         raise ClusterError("--ray", "needs Ray, which is not installed", fix=fix) from exc
     where = f"--ray {address}"
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as exc:
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as exc:
         fix = "give the HOST:PORT of a cluster (and its RAY_AUTH_TOKEN), auto, or local"
         raise ClusterError(where, f"no cluster answers: {first_line(exc)}", fix=fix) from exc
     num_threads, num_gpus = torch.get_num_threads(), int(device.type == "cuda")
@@ -104,6 +108,17 @@ def ray_tasks(
             yield partial(_results, where, ray, remote(_compute), ray.put(work))
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Connect to HOST:PORT and leave: Ray itself tries for minutes where nobody listens.
+
+    Raises:
+        OSError, OverflowError: nobody listens, or there is no such host or port.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
 
 
 def _check_nodes(where: str, nodes: Sequence[Any], num_cpus: int, num_gpus: int) -> None:
