@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import CheckpointError
 from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from .files_of_folder import looks_like_weights
-from .staging import sync
 
 
 def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, made: str) -> None:
@@ -54,11 +53,10 @@ def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> 
 
 
 def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:
-    """Copy side files byte for byte, synced."""
+    """Copy side files byte for byte; `publish` syncs them with all else."""
     for file in files:
         (staging / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / file, staging / file)
-        sync(staging / file)
 
 
 def json_texts(documents: Mapping[str, Any]) -> dict[str, str]:
