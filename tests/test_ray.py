@@ -500,6 +500,7 @@ def _without_argv(text: str) -> object:
 
 @pytest.mark.slow
 def test_a_cluster_that_is_started_for_the_run(work: Path) -> None:
+    pytest.importorskip("ray")
     run = started(recording(work, "local", "--ray", "local"))
     assert run.wait() == 0
     assert files(work / "local") == files(work / "one")
