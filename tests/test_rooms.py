@@ -236,7 +236,7 @@ def sums() -> dict[str, int]:
         "developers' tools, lines": lines_of(tools),
         "lines of tests": lines_of((ROOT / "tests").rglob("*.py")),
         "verbs": len(COMMANDS),
-        "words of pages by hand": sum(len(path.read_text().split()) for path in by_hand),
+        "words of pages by hand": sum(len(path.read_text("utf-8").split()) for path in by_hand),
     }
 
 
