@@ -342,7 +342,7 @@ def test_one_stands_for_a_list_of_one_and_shares_are_read_as_on_the_command_line
 
 
 def test_notes_go_to_the_log_and_warnings_into_every_report(
-    work: Path, caplog: pytest.LogCaptureFixture
+    work: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with caplog.at_level(logging.INFO, "draftquant"):
         dq.replay(["DRAFT"], "TRACES")
@@ -361,6 +361,10 @@ def test_notes_go_to_the_log_and_warnings_into_every_report(
     with pytest.warns(dq.DraftQuantWarning) as caught:
         planned = dq.plan("DRAFT", "mi325x-w4a8", backend="torch")
     assert tuple(str(one.message) for one in caught) == planned.warnings
+    capsys.readouterr()
+    asked = ["quantize", "DRAFT", "--recipe", "fp8-ptpc", "--traces", "TRACES", "--out", "UNUSED"]
+    assert main([*asked, "--json"]) == 0
+    assert "is not used" in " ".join(json.loads(capsys.readouterr().out)["warnings"])
 
 
 def said(*arguments: str, cwd: Path) -> str:

@@ -35,6 +35,7 @@ WRITING = {
 }  # fmt: skip
 WITH_TORCH = {f"stored/{name}.py" for name in ("activations", "loading", "online_head", "weights")}
 Q_PROJ = "midlayer.self_attn.q_proj"
+CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,7 @@ def test_all_fp8_codes_are_those_of_torch_and_of_the_definition() -> None:
     np.testing.assert_array_equal(ours, [e4m3_value(code) for code in range(256)])
     assert ours[[0x38, 0x7E, 0x01]].tolist() == [1, 448, 2.0**-9]
     assert np.isnan(ours[0xFF])
+    assert floats(np.array([0x38, 0x40, 0x48], np.uint8), "F8_E4M3").tolist() == [1, 2, 4]
     finite = [code for code in range(256) if code % 128 != 127 and code != 128]
     assert nearest_e4m3(E4M3[finite]) == bytes(finite)
 
@@ -217,6 +219,7 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
         ("ct-int4", "config_groups.group_0.weights.actorder", "group", "actorder"),
         ("ct-int4", "config_groups.group_0.output_activations", {"a": 1}, "output_activations"),
         ("ct-int4", "kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme"),
+        ("ct-int4", "kv_cache_scheme", CACHE | {"dynamic": True}, "dynamic: understood is False"),
         ("ct-int4", "sparsity_config", {"format": "dense"}, "sparsity_config"),
         ("modelopt-fp8", "quant_algo", "MXFP8", "'W4A16_NVFP4', got 'MXFP8'"),
         ("modelopt-fp8", "ignore", ["lm_head"], "the same patterns as exclude_modules"),

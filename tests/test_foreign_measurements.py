@@ -131,6 +131,25 @@ def test_sglang_counts_as_its_source_writes(tmp_path: Path) -> None:
     expected = sums(FOREIGN / "guidellm-bf16.json")
     assert sums(handmade.sglang(tmp_path / "s.log", "bf16")) == expected
 
+    lines = (tmp_path / "s.log").read_text(encoding="utf-8").splitlines()
+    one = json.loads(lines[0]) | {"completion_tokens": 1}  # the prefill gave it: no verify step
+    one = {key: value for key, value in one.items() if not key.startswith("spec_")}
+    one["output_token_logprobs"] = one["output_token_logprobs"][:1]
+    (tmp_path / "s.log").write_text("\n".join([json.dumps(one), *lines[1:]]), encoding="utf-8")
+    found = read_foreign(tmp_path / "s.log").requests
+    assert [sum(request.histogram) for request in found if request.num_output_tokens == 1] == [0]
+
+
+@pytest.mark.parametrize("kind", ["errored", "incomplete"])
+def test_a_request_that_was_cut_is_not_left_out(kind: str, tmp_path: Path) -> None:
+    report = json.loads((FOREIGN / "guidellm-bf16.json").read_text(encoding="utf-8"))
+    requests = report["benchmarks"][0]["requests"]
+    requests[kind] = [requests["successful"].pop()]
+    path = tmp_path / "cut.json"
+    path.write_text(json.dumps(report), encoding="utf-8")
+    with pytest.raises(MeasureError, match=f"1 requests are {kind}"):
+        read_foreign(path)
+
 
 def test_what_a_file_cannot_show_keeps_a_draft_from_passing(tmp_path: Path) -> None:
     wide = {"max_relative_drop": 0.5}

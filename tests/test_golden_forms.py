@@ -73,6 +73,7 @@ def test_the_others_get_the_mean_each_as_it_counts() -> None:
         "SGLANG_SIMULATE_ACC_LEN=1.95",
         "SGLANG_SIMULATE_ACC_METHOD=match-expected",
     ]
+    assert "--speculative-num-draft-tokens 3 (K + 1)" in simulation(golden().all, "sglang").notes[0]
     found = simulation(golden().all, "tensorrt-llm")
     assert found.line == "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS=0.95"
     assert "give 1 there" in found.notes[1]

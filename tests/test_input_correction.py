@@ -86,6 +86,7 @@ def test_rounding_that_takes_nothing_changes_nothing() -> None:
     """Of moments without what is lost, the weight goes to GPTQ bit for bit."""
     w, mean = gaussian(8, 96).bfloat16(), moments_of(inputs(96)).mean
     assert torch.equal(InputMoments(mean).corrected(w), w.float())
+    w[3] = 0  # a row of which no share can be taken
     unchanged = InputMoments(mean, lost=torch.zeros_like(mean))
     assert torch.equal(unchanged.corrected(w), w.float())
 

@@ -133,6 +133,18 @@ def test_moments_are_the_mean_over_all_inputs(
         assert (moments.lost.double() - exact).abs().max() <= 1e-5 * exact.abs().max(), name
 
 
+def test_what_does_not_fit_at_once_begins_a_new_run(
+    folder: Path, kind: str, traces: TraceFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two matrices of a width at a time: five make three runs, not one each after the first two."""
+    draft = loaded(folder, kind)
+    names = list(dict.fromkeys(second_moments._leaders(draft, list(draft.linears)).values()))[:5]
+    monkeypatch.setattr(second_moments, "_columns", lambda *_: 8)
+    monkeypatch.setattr(second_moments, "BYTES_AT_ONCE", 2 * 4 * 8**2)
+    groups = second_moments._groups(draft, names, ())
+    assert [len(group) for group in groups] == [2] * (len(names) // 2) + [1] * (len(names) % 2)
+
+
 def test_prompts_of_equal_lengths_run_together(
     kind: str, folder: Path, traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,9 @@ def test_a_linear_is_what_its_tool_makes_of_it(name: str, tmp_path: Path) -> Non
     assert hashlib.sha256(whole.tobytes()).hexdigest() == LINEARS[name]["sha256"]
     parts = [linear.decoded(rows).dequantized() for rows in (range(3, 11), range(30, ROWS))]
     assert np.array_equal(np.concatenate(parts), whole[[*range(3, 11), *range(30, ROWS)]])
+    both = zip(linear.ends(4, range(3, 11)), linear.ends(4, range(ROWS)), strict=True)
+    for some, all_rows in both:
+        assert np.array_equal(some, all_rows if np.isscalar(all_rows) else all_rows[3:11])
 
 
 @pytest.mark.parametrize(

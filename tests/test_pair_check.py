@@ -13,7 +13,7 @@ from draftquant.quantize.pairing import PairCheck, check_pair
 from draftquant.scripts.cli import main
 from said_traces import write_said
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
-from tiny_dflash import tiny_dflash
+from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 
 PAIRS = Path(__file__).parent / "pairs"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
@@ -214,8 +214,11 @@ def test_tokens_of_d2t_and_of_the_mask_that_the_target_has_not(tmp_path: Path) -
     sizes = {"hidden_size": 64, "vocab_size": 60, "num_hidden_layers": 8}
     found = check_pair(draft, other_target(tmp_path / "target", **sizes))
     assert "d2t of the draft names token" in said(found, "d2t")[0][1]
-    mask = check_pair(tiny_dflash(tmp_path / "block"), tmp_path / "target")
-    assert any("mask_token_id is" in text for _, text in said(mask, "vocabulary"))
+    block = tiny_dflash(tmp_path / "block")
+    for rows, is_found in ((60, True), (MASK_TOKEN_ID, True), (MASK_TOKEN_ID + 1, False)):
+        target = other_target(tmp_path / f"{rows}", **{**sizes, "vocab_size": rows})
+        texts = [text for _, text in said(check_pair(block, target), "vocabulary")]
+        assert any("mask_token_id is" in text for text in texts) is is_found
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
@@ -240,6 +243,11 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     assert pair.of("vllm").verdict == "REFUSED"
     longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
     assert said(longer, "context", "vllm")[0][0] == "refused"
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    own = config["max_position_embeddings"]
+    for length, levels in ((own, []), (own + 1, ["refused"])):
+        served = check_pair(LLAMA / "draft", target, target_args=f"--max-model-len {length}")
+        assert [one for one, text in said(served, "context", "vllm") if "itself" in text] == levels
     assert '"draft_tensor_parallel_size": 2' in (longer.of("vllm").launch or "")
 
 

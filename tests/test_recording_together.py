@@ -210,6 +210,10 @@ def test_what_is_remembered_goes_with_its_row() -> None:
     assert held.num_columns == 5
     assert torch.equal(layer.keys[[2, 0], :, 2:], keys)
     assert torch.equal(recurrent.recurrent_states[0][[2, 0]], state)
+    padding = torch.tensor([[True] * 3 + [False] * 2, [False] * 5])  # of more than a window keeps
+    held.admit(read, torch.tensor([2, 0]), padding)
+    assert torch.equal(layer.keys[2, 0, 2:, 0], torch.tensor([0.0, 1, 2]))
+    assert torch.equal(layer.keys[0, :, 2:], keys[1])
     held.keep(torch.tensor([0, 2]))
     held.trim(3)
     assert torch.equal(layer.values, -keys.flip(0))

@@ -16,6 +16,7 @@ from draftquant.validate.report.judged_again import Judgement
 from draftquant.validate.report.junit_report import junit
 from draftquant.validate.report.markdown_report import MOST_ROWS, code, escaped, markdown
 from draftquant.validate.report.recipe_pictures import bytes_by_recipe, changes_by_recipe
+from draftquant.validate.report import words
 from draftquant.validate.report.words import NONE
 from draftquant.validate.served.served_gate import judge_measured
 from handmade_measurements import alternating, measurement
@@ -168,6 +169,11 @@ def test_markdown_begins_with_the_verdict(verdict: str) -> None:
     assert "| sglang 0.5.23 | MI325X (gfx942) | REFUSED |" in lines
     columns = [line.count("|") for line in lines if line.startswith("| ")]
     assert set(columns) == {9, 4}
+
+
+def test_prompts_in_words() -> None:
+    counted = [words.prompts(96, 0), words.prompts(96, 1, 95), words.prompts(96, 0, 96)]
+    assert counted == ["96", "95 (96 recorded + 1 too short)", "96"]
 
 
 def test_markdown_of_all_judgements() -> None:

@@ -66,6 +66,10 @@ def test_file_of_the_safetensors_library(tmp_path: Path) -> None:
         "fp8": ("F8_E4M3", (3,)),
         "flags": ("BOOL", (1,)),
     }
+    # One without bytes begins where the next begins, and may be named after it.
+    entries = {"full": entry(0, 4), "empty": entry(0, 0, shape=[0])}
+    (tmp_path / "y.safetensors").write_bytes(file_of(entries))
+    assert [t.name for t in read_header(tmp_path, "y.safetensors").tensors] == ["empty", "full"]
     assert header.metadata == {"format": "pt"}
 
 

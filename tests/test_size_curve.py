@@ -100,6 +100,11 @@ def test_other_prompts_judge_the_rows(
         assert most[0] <= one.lower <= alone[0] < one.relative_change < alone[1] <= one.upper
         level += one.lower - most[0]
     assert level > 0
+    curve = size_curve(draft, CHOOSER, traces["choosing"], judging, sizes=(12,), num_draft_tokens=K)
+    (only,) = curve.chosen.whole
+    counts = [own[0].counts(12) for own in found]
+    bounds = paired_change(full, counts, confidence=0.975).relative_bounds  # each side 2.5 %
+    assert (only.lower, only.upper) == pytest.approx(bounds, abs=1e-12)
 
 
 def test_off_domain_a_category_does_not_choose_its_own_rows(curve: SizeCurve) -> None:

@@ -115,7 +115,7 @@ def test_split_and_merge(
 ) -> None:
     sides = [str(tmp_path / "calibration"), str(tmp_path / "gate")]
     arguments = ["traces", "split", str(recorded.folder), "--out", *sides]
-    assert main([*arguments, "--fraction", "0.25"]) == 0
+    assert main([*arguments, "--fraction", "0.2"]) == 0  # of 8: 1.6
     assert "sum" in capsys.readouterr().out
     assert [len(TraceFolder.open(Path(side))) for side in sides] == [2, 6]
     assert main(["traces", "merge", *sides, "--out", str(tmp_path / "m")]) == 0
