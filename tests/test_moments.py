@@ -134,7 +134,7 @@ def test_moments_are_the_mean_over_all_inputs(
 
 
 def test_what_does_not_fit_at_once_begins_a_new_run(
-    folder: Path, kind: str, traces: TraceFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two matrices of a width at a time: five make three runs, not one each after the first two."""
     draft = loaded(folder, kind)
