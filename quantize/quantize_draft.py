@@ -303,7 +303,7 @@ class _Quantization(Rewrite[VerifyReport]):
         return QuantizeReport(
             out=self.out,
             plan=self.plan,
-            verification=found,
+            verification=replace(found, output=str(self.out)),
             config_changes=self.changes,
             dropped=self.dropped,
             balanced=self.balanced,

@@ -95,6 +95,7 @@ def test_every_recipe_on_every_variant_is_written_and_verified(
     before = files(source)
     report = quantized(source, recipe, tmp_path / "out")
     assert report.verification.ok
+    assert report.verification.output == str(report.out)  # not of the staging folder
     assert verify(tmp_path / "out", source).ok
     assert files(source) == before
     assert sum(t.nbytes for t in Checkpoint.open(tmp_path / "out").tensors.values()) == (

@@ -4,7 +4,7 @@ It is told which tokens; `choice` says for the record why these.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -224,7 +224,7 @@ class _Cutting(Rewrite[VerifyReport]):
             head_from=plan.tables.lm_head.name if plan.tables else None,
             bytes_before=plan.source.checkpoint.nbytes,
             bytes_after=plan.bytes_after,
-            verification=found,
+            verification=replace(found, output=str(self.out)),
             warnings=(lacking,) if missing else (),
         )
 
