@@ -139,6 +139,22 @@ GPUS: Mapping[str, Gpu] = {
             peaks={"bf16": 2500e12, "fp8": 5000e12, "nvfp4": 10000e12, "mxfp4": 10000e12},
             source=_BLACKWELL,
         ),
+        # Blackwell Ultra, one of eight in HGX B300: 36, 72 PFLOPS with sparsity, 105 dense in FP4.
+        Gpu(
+            name="b300",
+            arch="sm103",
+            bandwidth=8e12,
+            peaks={"bf16": 2250e12, "fp8": 4500e12, "nvfp4": 13125e12, "mxfp4": 13125e12},
+            source="https://www.nvidia.com/en-us/data-center/hgx/",
+        ),
+        # One of 72 in GB300 NVL72: 360 and 720 PFLOPS with sparsity, 1,080 dense in FP4, 576 TB/s.
+        Gpu(
+            name="gb300",
+            arch="sm103",
+            bandwidth=8e12,
+            peaks={"bf16": 2500e12, "fp8": 5000e12, "nvfp4": 15000e12, "mxfp4": 15000e12},
+            source="https://www.nvidia.com/en-us/data-center/gb300-nvl72/",
+        ),
     )
 }
 USUAL_GPUS = ("h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
@@ -183,16 +199,12 @@ def architecture(name: str) -> str:
         CheckpointError: nobody calls a GPU so.
     """
     known = _spelled(name)
-    if known in GPUS:
-        return GPUS[known].arch
     if known in ARCHITECTURES:
         return known
-    names = [*GPUS, *ARCHITECTURES]
-    close = difflib.get_close_matches(known, names, n=2)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"use one of: {', '.join(names)}."
-    known_arch = "If its architecture is known (sm90, gfx942, ...), give that"
-    what = f"draftquant does not know the GPU {name!r}"
-    raise CheckpointError("--arch", what, fix=f"{hint} {known_arch}")
+    if known in GPUS:
+        return GPUS[known].arch
+    hint = f"{_meant(known, (*GPUS, *ARCHITECTURES))} (or give an architecture: sm90, gfx942, ...)"
+    raise CheckpointError("--gpu", f"draftquant does not know the GPU {name!r}", fix=hint)
 
 
 def named_gpu(name: str) -> Gpu:
@@ -201,13 +213,17 @@ def named_gpu(name: str) -> Gpu:
     Raises:
         EstimateError: the table has no GPU of that name.
     """
-    known = _spelled(name).removesuffix("sxm")
+    known = _spelled(name)
     if known in GPUS:
         return GPUS[known]
-    close = difflib.get_close_matches(known, GPUS, n=2)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"use one of: {', '.join(GPUS)}"
-    raise EstimateError("--gpu", f"no GPU in the table is called {name!r}", fix=hint)
+    what = f"no GPU in the table is called {name!r}"
+    raise EstimateError("--gpu", what, fix=_meant(known, GPUS))
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=2)
+    return f"did you mean {' or '.join(close)}?" if close else f"use one of: {', '.join(names)}"
 
 
 def _spelled(name: str) -> str:
-    return name.lower().replace("-", "").replace(" ", "")
+    return name.lower().replace("-", "").replace(" ", "").removesuffix("sxm")

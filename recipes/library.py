@@ -3,14 +3,16 @@
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import yaml
 from yaml.nodes import MappingNode, ScalarNode
 
 from .decode import nearest
 from .errors import RecipeError
 from .recipe_file import Problem, RecipeFileError, compose, decode, merge
 from .refused import REFUSED, refusal
-from .schema import Recipe
+from .schema import Recipe, to_mapping
 from .schemes import DIFFERENT, SAME, spelled
 
 _FOLDER = Path(__file__).parent
@@ -27,8 +29,12 @@ _ALIASES: Mapping[str, str] = {
 }
 """GPU -> the recipe to begin with there: engines load its result for every family, and nothing has
 to be recorded before; a test asks `loads_on`."""
-_OTHER_GPUS = ("a100", "l40s", "gfx942", "gfx950", "sm80", "sm89", "sm90", "sm100")
+_OTHER_GPUS = (
+    "a100", "l40s", "b300", "gb300", "gfx942", "gfx950", "sm80", "sm89", "sm90", "sm100", "sm103"
+)  # fmt: skip
 """Of which none is the one to begin with."""
+_CALIBRATED = ("-learned", "-gptq")
+"""How the names of built-in recipes end that round on calibration traces, the better one first."""
 _SUFFIXES = (".yaml", ".yml")
 _ALGORITHM_KEYS = ("algorithm.scale", "algorithm.rounding")
 
@@ -49,6 +55,11 @@ def recipe_of_alias(name: str) -> str | None:
     In any case of letters: `MI325X`, `FP8_DYNAMIC`, `mtq.NVFP4_DEFAULT_CFG`.
     """
     return _ALIASES.get(name.lower()) or SAME.get(spelled(name))
+
+
+def calibrated(name: str) -> str | None:
+    """The built-in recipe that rounds as this one stores, on calibration traces."""
+    return next((one for end in _CALIBRATED if (one := f"{name}{end}") in built_in_recipes()), None)
 
 
 def load_recipe(reference: str | Path) -> Recipe:
@@ -86,6 +97,37 @@ def load_recipe(reference: str | Path) -> Recipe:
     return recipe
 
 
+def recipe_file(recipe: Recipe) -> str:
+    """The shortest file that is this recipe: what it changes of a built-in one, or all of it."""
+    own = to_mapping(recipe)
+    roots = [name for name in built_in_recipes() if _is_root(name)]
+    changed = {name: _changed(to_mapping(load_recipe(name)), own) for name in roots}
+    files = [{"extends": name, **keys} for name, keys in changed.items() if keys is not None]
+    texts = (yaml.safe_dump(each, sort_keys=False, width=10**6, default_flow_style=None)
+             for each in (own, *files))  # fmt: skip
+    return min(texts, key=len)
+
+
+def _is_root(name: str) -> bool:
+    return _find(_compose(_FOLDER / f"{name}.yaml"), "extends")[0] is None
+
+
+def _changed(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Keys with which `own` extends `base`; None where it lacks one, which nothing takes away."""
+    if base.keys() - own.keys():
+        return None
+    changed: dict[str, Any] = {}
+    for key, value in own.items():
+        before = base.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if (inner := _changed(before, value)) is None:
+                return None
+            changed |= {key: inner} if inner else {}
+        elif key not in base or value != before:
+            changed[key] = value
+    return changed
+
+
 def _compose(path: Path) -> MappingNode:
     return compose(path, ours=path.parent == _FOLDER)
 
@@ -115,7 +157,7 @@ def _nearest_recipe(name: str) -> str:
     if spelled(name) in DIFFERENT:
         return DIFFERENT[spelled(name)]
     if name.lower() in _OTHER_GPUS:
-        return f"'draftquant recipes list --arch {name}' lists the recipes that load there"
+        return f"'draftquant recipes list --gpu {name}' lists the recipes that load there"
     names = *_ALIASES, *built_in_recipes()
     holding = [each for each in built_in_recipes() if name.lower() in each]
     close = difflib.get_close_matches(name.lower(), names, n=1)

@@ -9,10 +9,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant gate ./draft ./draft-fp8 --traces ./gate-traces",
     ),
     "recipes": (
-        "draftquant recipes list --engine sglang --arch mi325x",
+        "draftquant recipes list --engine sglang --gpu mi325x",
         "draftquant recipes show mi325x > mine.yaml",
     ),
-    "recipes list": ("draftquant recipes list --engine vllm --arch b200 --family eagle3-llama",),
+    "recipes list": ("draftquant recipes list --engine vllm --gpu b200 --family eagle3-llama",),
     "recipes show": ("draftquant recipes show mi325x-w4a8",),
     "recipes check": ("draftquant recipes check ./mine.yaml",),
     "inspect": ("draftquant inspect nvidia/Kimi-K2.5-Thinking-Eagle3",),
@@ -43,7 +43,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant transcode ./draft-w4a8 --layout compressed-tensors --out ./draft-ct",
     ),
     "check": (
-        "draftquant check ./draft-fp8 --engine sglang --arch mi325x",
+        "draftquant check ./draft-fp8 --engine sglang --gpu mi325x",
         "draftquant check ./draft-fp8 --engine vllm --tp 2",
     ),
     "clean": ("draftquant clean ./outputs --older-than 24",),

@@ -8,7 +8,7 @@ MANY = 8
 NEEDED, COMMON, RARE = "needed", "common", "rarely needed"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     COMMON: (
-        "against", "arch", "baseline", "category", "coverage", "curve", "draft", "engine", "exact",
+        "against", "baseline", "category", "coverage", "curve", "draft", "engine", "exact",
         "fix_config", "gpu", "html", "judge", "junit", "max_drop", "max_new_tokens",
         "num_draft_tokens", "num_prompts", "out", "plot", "prometheus", "prompts", "recipe",
         "recipes", "report", "server", "show", "size", "target", "target_step_ms", "to",

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn
 from ..recipes.errors import DraftQuantError, short
 from .api.given import members
 from .api.option import Argument, Option, spelling
+from .api.option_words import meant
 from .api.settings import Settings, WordsError, options_of
 from .help_text import HelpFormatter, listed, wrapped
 from .option_groups import GROUPS, MANY, NEEDED, RARE, heading
@@ -209,21 +210,25 @@ class CommandParser(argparse.ArgumentParser):
                 self._refuse_option(name)
 
     def _refuse_option(self, name: str) -> NoReturn:
-        known = [each[2:] for each in self._option_string_actions if each[:2] == "--"]
-        meant = _close(name[2:], known)
-        fix = f"did you mean --{meant}?" if meant else f"'{self._help()}' lists the options"
-        placed = [str(each.metavar or each.dest) for each in self._actions
-                  if not each.option_strings and not self.commands]  # fmt: skip
-        if not meant and placed:
-            fix = f"give {' '.join(placed)} without an option in front; {fix}"
+        """What was meant, which may be an argument with a place, or where options are listed."""
+        options = [each[2:] for each in self._option_string_actions if each[:2] == "--"]
+        places = {each.lower(): each for each in self._places()}
+        found = meant(name.lstrip("-"), options, tuple(places))
+        fix = f"did you mean --{found}?" if found else f"'{self._help()}' lists the options"
+        if found in places:
+            fix = f"{places[found]} is given by its place, {self._example_or_help()}"
         self._fail(self.prog, f"has no option {name}", fix)
+
+    def _places(self) -> list[str]:
+        """What is given by its place, as usage names it."""
+        taken = () if self.commands else self._actions
+        return [str(each.metavar or each.dest) for each in taken if not each.option_strings]
 
     def _refuse_extras(self, extras: Sequence[str]) -> NoReturn:
         option = next((each for each in extras if each.startswith("-") and len(each) > 1), None)
         if option is not None:
             self._refuse_option(option.partition("=")[0])
-        taken = (each for each in self._actions if not each.option_strings)
-        names = [str(each.metavar or each.dest) for each in taken]
+        names = self._places()
         fix = f"leave it out, or see '{self._help()}'"
         if self.examples:
             fix = f"leave it out, as in: {self.examples[0]}"

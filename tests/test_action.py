@@ -225,7 +225,7 @@ def test_the_verdict_decides(workspace: Workspace, verdict: str, fail_on: str, c
         ({"recipe": "r.yaml", "calibration": "c"}, {"quantize": "--traces=c"}),
         ({"recipe": "r.yaml", "backend": "quark"}, {"quantize": "--backend=quark"}),
         ({"engine": "vllm"}, {"check": "--engine=vllm"}),
-        ({"engine": "vllm", "arch": "h200"}, {"check": "--arch=h200"}),
+        ({"engine": "vllm", "arch": "h200"}, {"check": "--gpu=h200"}),
         ({"traces": "t"}, {"gate": "--traces=t"}),
         ({"policy": "screening"}, {"gate": "--policy=screening"}),
         ({"num_draft_tokens": "3"}, {"gate": "--num-draft-tokens=3"}),
@@ -311,7 +311,7 @@ def test_no_input_becomes_a_command(workspace: Workspace) -> None:
         assert run.code == 0, run.log
     words = [word for call in workspace.calls for word in call]
     assert {word.partition("=")[0] for word in words if word.endswith(f"={ATTACK}")} == {
-        "--recipe", "--traces", "--backend", "--against", "--engine", "--arch", "--policy",
+        "--recipe", "--traces", "--backend", "--against", "--engine", "--gpu", "--policy",
         "--num-draft-tokens", "--expect-baseline", "--base-model", "--license",
     }  # fmt: skip
     for name in ("name", "fail_on"):

@@ -72,7 +72,7 @@ def test_the_example_of_every_function(name: str, work: Path) -> None:
 def test_what_is_returned_is_what_the_commands_print(work: Path) -> None:
     assert isinstance(dq.quantize("DRAFT", "fp8-ptpc", "FP8"), QuantizeReport)
     assert isinstance(dq.verify("FP8", "DRAFT"), dq.Verification)
-    assert isinstance(dq.check("FP8", "sglang", arch="h200"), dq.CheckReport)
+    assert isinstance(dq.check("FP8", "sglang", gpu="h200"), dq.CheckReport)
     (one,) = dq.replay(["DRAFT"], "TRACES")
     assert isinstance(one, DraftReplay)
     gate = dq.gate("DRAFT", "FP8", work / "TRACES", policy="screening")
@@ -140,6 +140,10 @@ def test_a_whole_language_model_is_said_to_look_like_the_target(work: Path) -> N
     with pytest.warns(dq.DraftQuantWarning, match="TARGET is a whole language model"):
         report = dq.quantize("TARGET", "fp8-ptpc", work / "OF_TARGET")
     assert "give the folder of its draft instead" in report.warnings[0]
+    for asked in (lambda: dq.inspect("TARGET"), lambda: dq.plan("TARGET", "fp8-ptpc"),
+                  lambda: dq.estimate("TARGET", recipes=["fp8-ptpc"])):  # fmt: skip
+        with pytest.warns(dq.DraftQuantWarning, match="TARGET is a whole language model"):
+            asked()
     with warnings.catch_warnings(record=True):
         assert not any(
             "whole language model" in text
@@ -261,8 +265,10 @@ def test_arguments_of_another_kind_are_refused_by_name(work: Path) -> None:
         dq.check("OUT")
     with pytest.raises(dq.DraftQuantError, match="got no candidate=, traces="):
         dq.gate("DRAFT")
-    with pytest.raises(TypeError, match="gate: got an unexpected keyword argument 'polcy'"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'polcy'\n.* policy=\?"):
         dq.gate("DRAFT", "DRAFT", "TRACES", polcy="release")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'arch'\n  fix: did you mean gpu=\?"):
+        dq.check("OUT", "vllm", arch="h100")  # type: ignore[call-arg]
     assert not (work / "x").exists()
 
 

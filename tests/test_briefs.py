@@ -74,7 +74,7 @@ def test_what_reports_say(work: Path, gate: Any) -> None:
         "eagle3-llama; folder ": dq.inspect(draft),
         "fp8-ptpc; draft ": dq.plan(draft, "fp8-ptpc"),
         "verified, every byte; folder ": dq.verify(out, draft),
-        "LOADS; engine vLLM ": dq.check(out, "vllm", arch="h200"),
+        "LOADS; engine vLLM ": dq.check(out, "vllm", gpu="h200"),
         "acceptance length ": dq.replay(draft, traces)[0],
         "2 recipes on 6 GPUs; K 3": dq.estimate(draft, recipes=["fp8-ptpc", "int4-channel"]),
         "1 recipe on 1 GPU; K 3": dq.estimate(draft, recipes=["fp8-ptpc"], gpus=["h200"]),

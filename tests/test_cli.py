@@ -140,14 +140,14 @@ def test_inspect_reports_family_sizes_and_half_ratios(capsys: pytest.CaptureFixt
     ("asked", "words"),
     [
         (
-            ("--engine", "vllm", "--arch", "mi355x"),
+            ("--engine", "vllm", "--gpu", "mi355x"),
             "was never executed on MI355X (gfx950)",
         ),
         (
-            ("--engine", "sglang", "--arch", "a100"),
+            ("--engine", "sglang", "--gpu", "a100"),
             "was never executed on A100 (sm80)",
         ),
-        (("--arch", "l40s"), "--arch l40s: no built-in recipe makes a draft that is known to load"),
+        (("--gpu", "l40s"), "--gpu l40s: no built-in recipe makes a draft that is known to load"),
         (("--engine", "tensorrt-llm"), "--engine tensorrt-llm: no built-in recipe makes"),
     ],
 )
@@ -163,7 +163,7 @@ def test_recipes_that_none_is_listed_of(
 
 
 def test_recipes_list_says_where_a_format_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "list", "--arch", "mi325x", "--json"]) == 0
+    assert main(["recipes", "list", "--gpu", "mi325x", "--json"]) == 0
     listed = {one["name"]: one["emulated_on"] for one in json.loads(capsys.readouterr().out)}
     assert listed["mi355-mxfp4"] == ["gfx942"]  # MI355X (gfx950) multiplies MXFP4
     assert listed["blackwell-nvfp4"] == ["gfx942"]  # NVIDIA's GPUs widen it as they read it
@@ -174,7 +174,7 @@ def test_recipes_list_names_gpus_as_they_were_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    assert main(["recipes", "list", "--arch", "mi300x", "--engine", "sglang"]) == 0
+    assert main(["recipes", "list", "--gpu", "mi300x", "--engine", "sglang"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "sglang: MI300X (gfx942); emulated on MI300X (gfx942), slower than BF16" in said
     assert "vllm:" not in said

@@ -512,7 +512,9 @@ def test_what_is_neither(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("no JSON", encoding="utf-8")
     with pytest.raises(GateError, match="is no report of the gate"):
         counted_files(tmp_path / "x.json")
-    with pytest.raises(CompareError, match="fix: give reports of the gate or measurements; or dr"):
+    with pytest.raises(
+        CompareError, match="fix: add --traces T to compare drafts; without it, give"
+    ):
         counted_files(tmp_path / "none")
 
 

@@ -89,7 +89,7 @@ def test_every_engine_that_builds_linears_reads_the_excludes_of_every_layout() -
 def test_check_uses_the_version_that_is_asked_for(
     draft: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["check", str(draft), "--engine", "vllm", "--arch", "sm90", "--json"]
+    command = ["check", str(draft), "--engine", "vllm", "--gpu", "sm90", "--json"]
     said = {}
     for version in ("0.33.0", "0.34.0", "0.4.0", "0.35.0"):
         status = main([*command, "--version", version])

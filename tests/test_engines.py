@@ -643,7 +643,7 @@ def test_bad_input_is_an_error(tmp_path: Path) -> None:
         ("broken--mla-model-type", ["vllm"], 1, ("REFUSED", "kimi_k2")),
         (
             "broken--mla-model-type",
-            ["tensorrt-llm", "--arch", "gfx950"],
+            ["tensorrt-llm", "--gpu", "gfx950"],
             3,
             ("UNKNOWN", "what to do: try the server there, or take vLLM 0.33.0 or SGLang 0.5.23,"),
         ),
@@ -653,7 +653,7 @@ def test_bad_input_is_an_error(tmp_path: Path) -> None:
             3,
             (
                 "Depends on the GPU: LOADS on H200 (sm90), B200 (sm100); REFUSED on MI325X"
-                " (gfx942). Name yours with --arch.\n  why (",
+                " (gfx942). Name yours with --gpu.\n  why (",
             ),
         ),
         ("nowhere", ["vllm"], 2, ()),

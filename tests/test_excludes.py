@@ -223,7 +223,7 @@ def test_the_commands_take_the_number(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["plan", folder, *common, "--target-layers", "61"]) == 0
     static = ["--input-scale", "1.0", "--out", out]
     assert main(["quantize", folder, *common, *static, "--target-layers", "61"]) == 0
-    vllm = ["check", out, "--engine", "vllm", "--arch", "sm90"]
+    vllm = ["check", out, "--engine", "vllm", "--gpu", "sm90"]
     assert main(vllm) == 3
     assert main([*vllm, "--target-layers", "61"]) == 0
     assert main([*vllm, "--target-layers", "62"]) == 1

@@ -69,7 +69,7 @@ def test_inconclusive_beyond_the_limit_asks_for_a_better_draft() -> None:
     assert report.action.splitlines() == [
         "More prompts will most likely not help: the measured change is itself beyond the limit.",
         "Use a wider format.",
-        "Compare drafts by the recipes that 'draftquant recipes list --arch GPU' names with this"
+        "Compare drafts by the recipes that 'draftquant recipes list --gpu GPU' names with this"
         " one, on prompts that neither calibrated them nor will judge them: draftquant compare BF16"
         " QUANT OUT1 OUT2 --traces OTHERS",
     ]
@@ -84,7 +84,7 @@ def test_inconclusive_beyond_the_limit_asks_for_a_better_draft() -> None:
                 "Round its four bits with gptq on traces of other prompts: draftquant quantize BF16"
                 " --recipe RECIPE --algorithm gptq --traces CALIBRATION --out OUT",
                 "Use a wider format.",
-                "Compare drafts by the recipes that 'draftquant recipes list --arch GPU' names with"
+                "Compare drafts by the recipes that 'draftquant recipes list --gpu GPU' names with"
                 " this one, on prompts that neither calibrated them nor will judge them:"
                 " draftquant compare BF16 QUANT OUT1 OUT2 --traces OTHERS",
             ],

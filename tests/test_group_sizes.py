@@ -1,5 +1,6 @@
 """Group sizes that do not divide: the error names those that do, and they work."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.quantization_plan import make_plan
 from draftquant.quantize.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes import load_recipe
+from draftquant.recipes import built_in_recipes, load_recipe
 from tiny import tiny_eagle3_llama
 
 
@@ -24,9 +25,9 @@ def draft_of(folder: Path, intermediate: int) -> Draft:
 @pytest.mark.parametrize(
     ("intermediate", "fix"),
     [
-        (320, "groups of 64 or 32 fit every linear: write a recipe with 'extends: int4-group128'"),
+        (320, "groups of 64 or 32 fit every linear: write these lines into mine.yaml, and give"),
         (96, "groups of 32 fit every linear"),
-        (72, "no groups of int4 fit: keep this tensor, or use a scale per channel"),
+        (72, "no groups of int4 fit: take a recipe with a scale per channel, such as int4-channel"),
     ],
 )
 def test_the_sizes_that_fit_all_linears_are_named(
@@ -40,23 +41,46 @@ def test_the_sizes_that_fit_all_linears_are_named(
     assert fix in caught.value.fix
 
 
-@pytest.mark.parametrize(("intermediate", "size"), [(320, 64), (96, 32)])
-@pytest.mark.parametrize("base", ["int4-group128", "mi325x-int4-awq"])
-def test_the_recipe_that_the_fix_names_works(
-    base: str, intermediate: int, size: int, tmp_path: Path
+GROUPED = [
+    name
+    for name in built_in_recipes()
+    if any(form.weights.granularity == "group" for form in load_recipe(name).formats)
+]
+
+
+@pytest.mark.parametrize(("intermediate", "size"), [(320, 64), (96, 32), (72, None)])
+@pytest.mark.parametrize("base", GROUPED)
+def test_the_recipe_that_the_error_prints_works(
+    base: str, intermediate: int, size: int | None, tmp_path: Path
 ) -> None:
     draft = draft_of(tmp_path / "draft", intermediate)
+    if size is None:  # no groups fit: the recipes that the fix names do
+        with pytest.raises(LayoutError, match="no groups of") as caught:
+            make_plan(load_recipe(base), draft)
+        named = [word for word in caught.value.fix.split() if word in built_in_recipes()]
+        assert [bool(make_plan(load_recipe(name), draft)) for name in named] == [True, True]
+        return
+    if load_recipe(base).weights.dtype != "int4":
+        assert make_plan(load_recipe(base), draft)  # groups of 16 and 32 fit
+        return
     with pytest.raises(LayoutError) as caught:
         make_plan(load_recipe(base), draft)
-    extends, weights = caught.value.fix.split("'")[1::2]
-    assert weights == f"weights: {{group_size: {size}}}"
-    own = tmp_path / "own.yaml"
-    own.write_text(f"{extends}\nname: own\n{weights}\n", encoding="utf-8")
-    plan = make_plan(load_recipe(str(own)), draft)
-    folder = draft.checkpoint.folder
-    quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))
-    assert not verify(tmp_path / "out", folder).faults
-    assert check_draft(tmp_path / "out", engine="vllm", arch="sm90").verdict == "LOADS"
+    assert "write these lines into mine.yaml" in caught.value.fix
+    mine = tmp_path / "mine.yaml"
+    printed = str(caught.value).split("\n")[1:-1]
+    mine.write_text("\n".join(printed), encoding="utf-8")
+    found, shipped = load_recipe(mine), load_recipe(base)
+    sizes = [each.weights.group_size for each in found.formats]
+    assert sizes == [size, *(each.weights.group_size for each in shipped.formats[1:])]
+    same = replace(shipped, name="mine", summary=found.summary, weights=found.weights)
+    assert found == same
+    plan = make_plan(found, draft)
+    assert len(printed) <= 5 or base.endswith("-head")
+    if shipped.algorithm.rounding == "nearest":
+        folder = draft.checkpoint.folder
+        quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))
+        assert not verify(tmp_path / "out", folder).faults
+        assert check_draft(tmp_path / "out", engine="vllm", arch="sm90").verdict == "LOADS"
 
 
 def test_a_format_per_channel_needs_no_groups(tmp_path: Path) -> None:

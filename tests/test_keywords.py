@@ -85,7 +85,7 @@ def test_no_option_of_ours_is_left_in_any_message() -> None:
         (lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl", "x", fused=True),
          r"record\(fused=\)"),
         (lambda: dq.check(PAIR / "draft", "vllm", tp=0), r"check\(tp=\)"),
-        (lambda: dq.check(PAIR / "draft", "vllm", arch="rtx"), r"check\(arch=\)"),
+        (lambda: dq.check(PAIR / "draft", "vllm", gpu="rtx"), r"check\(gpu=\)"),
         (lambda: dq.gate(), r"expected baseline= candidate= traces=T, got no baseline=, "),
         (lambda: dq.gate(measured=["a", "b"], target="t"), r"gate\(target=\)"),
         (lambda: dq.card(PAIR / "draft", overwrite=True), r"card\(overwrite=\)"),

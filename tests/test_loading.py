@@ -144,11 +144,11 @@ def test_recipes_are_listed_by_engine_gpu_and_family(capsys: pytest.CaptureFixtu
         return {recipe["name"] for recipe in json.loads(capsys.readouterr().out)}
 
     assert listed() == set(built_in_recipes())
-    mla = listed("--engine", "sglang", "--arch", "mi325x", "--family", "eagle3-mla")
+    mla = listed("--engine", "sglang", "--gpu", "mi325x", "--family", "eagle3-mla")
     assert {"mi325x-w4a8-fp8", "mi325x-fp8", "fp8-ptpc"} <= mla
     assert not mla & {"mi325x-w4a8", "mi325x-int4-awq", "int4-channel", "blackwell-nvfp4"}
-    assert "mi325x-fp8" in listed("--arch", "h100")
-    assert "mi325x-fp8" not in listed("--arch", "a100")
+    assert "mi325x-fp8" in listed("--gpu", "h100")
+    assert "mi325x-fp8" not in listed("--gpu", "a100")
     assert "int4-channel-gptq-head" not in listed("--family", "eagle3-mla")
     assert main(["recipes", "list", "--family", "eagle"]) == 2
     assert "no family 'eagle'" in capsys.readouterr().err

@@ -118,7 +118,7 @@ def test_int4_on_amd_in_sglang(tmp_path: Path, capsys: pytest.CaptureFixture[str
         " [NameError: name 'gptq_marlin_repack' is not defined]"
     )
     capsys.readouterr()
-    assert main(["check", str(out), "--engine", "sglang", "--arch", "MI300X"]) == 1
+    assert main(["check", str(out), "--engine", "sglang", "--gpu", "MI300X"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "REFUSED: SGLang 0.5.23 ends with an error when it loads this draft on MI300X" in said
     assert "why (after loading): SGLang has no kernel on MI300X (gfx942)" in said
@@ -131,7 +131,7 @@ def test_the_command_for_sglang_says_what_unquant_does(
     source = tiny_eagle3_llama(tmp_path / "draft", config={"eagle_config": {}})
     said = {}
     for engine in ("vllm", "sglang"):
-        assert main(["check", str(source), "--engine", engine, "--arch", "h100", "--json"]) in (
+        assert main(["check", str(source), "--engine", engine, "--gpu", "h100", "--json"]) in (
             0,
             1,
         )
@@ -140,7 +140,7 @@ def test_the_command_for_sglang_says_what_unquant_does(
     assert said["vllm"]["launch_note"] is None
     assert "does not unquantize the draft" in said["sglang"]["launch_note"]
     pair = Path(__file__).parent / "pairs" / "eagle3-llama" / "draft"
-    assert main(["check", str(pair), "--engine", "sglang", "--arch", "h100"]) == 0
+    assert main(["check", str(pair), "--engine", "sglang", "--gpu", "h100"]) == 0
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("serve it: "))
     assert "stops SGLang from giving the draft the target's quantization" in " ".join(

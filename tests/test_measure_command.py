@@ -254,7 +254,9 @@ def test_what_is_needed(left_out: str, capsys: pytest.CaptureFixture[str]) -> No
     del given[left_out]
     options = [part for name, value in given.items() for part in (f"--{name}", value)]
     assert main(["measure", *options]) == 2
-    assert f"--{left_out}: is needed to measure a server" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"--{left_out}: is needed to measure a server\n  fix: give --{left_out} " in said
+    assert ("vllm or sglang or tensorrt-llm" in said) == (left_out == "engine")
 
 
 def test_help_imports_no_torch() -> None:

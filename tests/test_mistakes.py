@@ -53,7 +53,18 @@ MISTAKES = {
         Mistake("check draft --engine llama.cpp", "one of vllm, sglang, tensorrt-llm", "--help"),
         Mistake("check quant --engine vllm --tp 0", "--tp: expected at least 1, got 0", "leave it"),
         Mistake("check quant --engine vllm --tp two", "a whole number, got 'two'", "--tp 4"),
-        Mistake("check quant --engine vllm --arch mi32", "does not know the GPU 'mi32'", "mi325x"),
+        Mistake("check quant --engine vllm --arch h100", "no option --arch", "did you mean --gpu?"),
+        Mistake("recipes list --arch h100", "no option --arch", "did you mean --gpu?"),
+        Mistake("transcode quant --to awq", "no option --to", "did you mean --layout?"),
+        Mistake("quantize draft --gpu h200", "no option --gpu", "did you mean --recipe?"),
+        Mistake("record --model target", "no option --model", "did you mean --target?"),
+        Mistake("gate a b --threshold 1", "no option", "did you mean --max-relative-drop?"),
+        Mistake("replay d --num-speculative-tokens 3", "no option", "mean --num-draft-tokens?"),
+        Mistake("verify q --source d", "no option --source", "did you mean --against?"),
+        Mistake("estimate d --step-time-ms 3", "no option", "did you mean --target-step-ms?"),
+        Mistake("check --draft d --engine vllm", "no option", "DRAFT is given by its place"),
+        Mistake("check q --engine vllm --wibble 3", "--wibble", "check --help' lists the"),
+        Mistake("check quant --engine vllm --gpu mi32", "does not know the GPU 'mi32'", "mi325x"),
         Mistake("estimate draft --gpu mi325", "is called 'mi325'", "did you mean mi325x"),
         Mistake("estimate draft --tp 0", "8 attention heads evenly, got 0", "a divisor of 8"),
         Mistake("vocab d --traces t --curve --concurrency 1:2", "with commas between", "--help"),
@@ -69,7 +80,7 @@ MISTAKES = {
         Mistake("quantize draft --recipe W4A16_ASYM --out o", "no built-in", "zero points"),
         Mistake("quantize draft --recipe learned --out o", "no built-in", "mi355-mxfp4-learned?"),
         Mistake("quantize draft --recipe NVFP4 --out o", "a static scale", "pass --traces"),
-        Mistake("quantize draft --recipe a100 --out o", "no built-in", "list --arch a100"),
+        Mistake("quantize draft --recipe a100 --out o", "no built-in", "list --gpu a100"),
         Mistake("quantize draft --recipe bare.yaml --out o", "bare.yaml:1: name: it is missing",
                 "add 'name: bare'"),
         Mistake("quantize draft --recipe on.yaml --out o", "on.yaml:2: name: expected text, got on",
@@ -108,7 +119,7 @@ MISTAKES = {
         Mistake("plan draft --recipe onto.yaml", "'nvfp4-weights-gptq' extends another",
                 "write 'extends: nvfp4-weights' and what nvfp4-weights-gptq changes"),
         Mistake("recipes list --family eagle3", "no family 'eagle3'", "did you mean 'eagle3"),
-        Mistake("recipes list --arch b20", "does not know the GPU 'b20'", "did you mean b200"),
+        Mistake("recipes list --gpu b20", "does not know the GPU 'b20'", "did you mean b200"),
         Mistake("transcode quant --layout modlopt --out o", "got 'modlopt'", "mean modelopt?"),
         Mistake("transcode quant --layout awq --out o", "AWQ stores INT4", "use one of: quark"),
     ),
@@ -250,8 +261,10 @@ MISTAKES = {
                 "did you mean specforge?"),
     ),
     "gate and servers": (
-        Mistake("gate draft --traces traces", "got no QUANT", "give all three"),
-        Mistake("gate draft quant", "got no --traces", "give all three"),
+        Mistake("gate draft --traces traces", "got no QUANT", "add QUANT (draftquant"),
+        Mistake("gate draft quant", "got no --traces", "add --traces T (draftquant record"),
+        Mistake("gate draft quant", "got no --traces", "for servers: --measured A B"),
+        Mistake("compare draft quant", "draft: cannot be read: a folder", "add --traces T to comp"),
         Mistake("gate quant draft --traces traces", "expected the unquantized draft", "first"),
         Mistake("gate draft draft --traces traces", "expected a quantized draft", "quantize"),
         Mistake("gate draft --traces traces quant", "too many: 'quant'", "BF16 QUANT side by side"),
@@ -489,7 +502,7 @@ def test_an_unknown_version_is_said_to_be_unknown(capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("scene")
 def test_a_gpu_that_was_never_executed_has_no_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "quant", "--engine", "tensorrt-llm", "--arch", "mi355x"]) == 3
+    assert main(["check", "quant", "--engine", "tensorrt-llm", "--gpu", "mi355x"]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert "was never executed on MI355X (gfx950)" in said
     assert "or take vLLM 0.33.0 or SGLang 0.5.23, whose loading was executed for MI355X" in said

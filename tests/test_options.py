@@ -114,7 +114,7 @@ RECORDED_BY = "--engine vllm --shared FOLDER"
 COMMANDS = (
     Command("recipes list", "scripts.api.recipes.places", (
         Row("--engine", "sglang", "asked.engine", "sglang"),
-        Row("--arch", "b200", "asked.arch", "b200"),
+        Row("--gpu", "b200", "asked.gpu", "b200"),
         Row("--family", "eagle3-mla", "asked.family", "eagle3-mla"),
     )),
     Command("recipes show RECIPE", "scripts.api.recipes.named_recipe", (
@@ -284,7 +284,7 @@ COMMANDS = (
         Row("--target-args", "words", "target_args", "words", PAIR_CHECK, "--target t"),
         Row("--subtree", "mtp", "subtree", "mtp", PAIR_CHECK, "--target t"),
         Row("--traces", "other", "folder", Path("other"), OPEN, "--target t"),
-        Row("--arch", "b200", "arch", "sm100"),
+        Row("--gpu", "b200", "arch", "sm100"),
     ), {
         "quantize.engines.check_draft": MagicMock(verdict="LOADS"),
         PAIR_CHECK: MagicMock(verdict="LOADS", exit_code=0),

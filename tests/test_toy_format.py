@@ -144,5 +144,5 @@ def test_another_scale_is_found(packages: Path, quantized: Path) -> None:
 def test_it_is_dequantized_and_judged(packages: Path, quantized: Path) -> None:
     done = run(packages, "dequantize", str(quantized), "--out", "plain")
     assert (done.returncode, "7 linears dequantized" in done.stderr + done.stdout) == (0, True)
-    done = run(packages, "check", str(quantized), "--engine", "vllm", "--arch", "sm90")
+    done = run(packages, "check", str(quantized), "--engine", "vllm", "--gpu", "sm90")
     assert "No compressed-tensors compatible scheme was found" in done.stdout + done.stderr

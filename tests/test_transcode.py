@@ -395,6 +395,6 @@ def test_the_command(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["linears"] == 7
     shutil.rmtree(tmp_path / "third")
     for engine, arch in (("sglang", "gfx942"), ("vllm", "sm90")):
-        check = ["check", str(tmp_path / "second"), "--engine", engine, "--arch", arch]
+        check = ["check", str(tmp_path / "second"), "--engine", engine, "--gpu", arch]
         assert main(check) == 0
     assert StoredDraft.read(Checkpoint.open(tmp_path / "second")).modules

@@ -37,7 +37,7 @@ def main() -> None:
     report = dq.quantize(draft, "int4-channel", "int4")
     assert report.verification.ok
     assert dq.verify("int4", draft).ok
-    assert dq.check("int4", "vllm", arch="h200").verdict == "LOADS"
+    assert dq.check("int4", "vllm", gpu="h200").verdict == "LOADS"
     dq.record(target, "prompts.jsonl", "traces", draft=draft, max_new_tokens=48)
     bf16, int4 = dq.replay([draft, "int4"], "traces")
     assert 1 < int4.counts.mean_acceptance_length < 1.2 * bf16.counts.mean_acceptance_length

@@ -342,7 +342,7 @@ def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
         for verdict in dict.fromkeys(by_gpu.values())
     )
     said = next(answer for answer in answers if answer.verdict != "LOADS")
-    finding = Finding("unknown", f"Depends on the GPU: {each}", "name yours with --arch")
+    finding = Finding("unknown", f"Depends on the GPU: {each}", "name yours with --gpu")
     return replace(
         _answer(place, [finding, *said.findings], launch=said.launch),
         verdict="UNKNOWN",

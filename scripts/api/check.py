@@ -79,7 +79,7 @@ class CheckSettings(Settings):
             "LAYERS",
         ),
     ] = None
-    arch: Annotated[
+    gpu: Annotated[
         str | None,
         Option(
             "GPU such as mi325x, h200 or b200, or architecture such as gfx942, sm90 "
@@ -151,7 +151,7 @@ def check(settings: CheckSettings) -> CheckReport:
     """Predict what an engine does with a draft, quantized or not. No engine and no GPU is needed.
 
     Example:
-        >>> answer = dq.check("OUT", "vllm", arch="h200")
+        >>> answer = dq.check("OUT", "vllm", gpu="h200")
         >>> answer.verdict, answer.remedy
         ('LOADS', None)
 
@@ -174,7 +174,7 @@ def _answer(
     from ...quantize.engines import check_draft
     from ...quantize.gpus import architecture
 
-    arch = architecture(settings.arch) if settings.arch else None
+    arch = architecture(settings.gpu) if settings.gpu else None
     if settings.target is not None:
         pair = _pair(folder, str(settings.target), arch, settings, named)
         return pair.engines[0].answer, pair
@@ -186,7 +186,7 @@ def _answer(
         arch=arch,
         tp=settings.tp or 1,
         target_layers=settings.target_layers,
-        asked=settings.arch,
+        asked=settings.gpu,
     )
     return answer, None
 
@@ -204,7 +204,7 @@ def _pair(
         arch=arch,
         tp=settings.tp,
         target_args=settings.target_args,
-        asked=settings.arch,
+        asked=settings.gpu,
         named=(named, target),
         subtree=settings.subtree,
         largest_feature=_largest_feature(settings.traces),

@@ -96,7 +96,7 @@ def estimate(settings: EstimateSettings) -> "reports.EstimateReport":
     """
     names = dict.fromkeys(named_gpu(name).name for name in settings.gpus or USUAL_GPUS)
     gpus = [named_gpu(name) for name in names]
-    _, draft = open_draft(settings.draft)
+    _, draft = open_draft(settings.draft, listener=settings.listener)
     num_draft_tokens = checked_num_draft_tokens(draft.geometry, settings.num_draft_tokens)
     plans, refused = _plans(draft, settings)
     context = settings.context or usual_context(draft.checkpoint.config)

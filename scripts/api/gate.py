@@ -118,11 +118,12 @@ class GateSettings(GateOnTracesSettings, Pages):
         missing = [name for name, value in places if value is None]
         measured_alone = self.measured is not None and missing in (_NAMES, _NAMES[2:])
         if missing and not measured_alone:
+            absent = f"add {' '.join(missing).replace('--traces', '--traces T')}"
             raise GateError(
                 "gate",
                 f"expected BF16 QUANT --traces T, got no {', '.join(missing)}",
-                fix="give all three; or two measurements, --measured A B, with BF16 and QUANT or"
-                " without; or all five",
+                fix=f"{absent} (draftquant record writes T); for servers: --measured A B,"
+                " with BF16 and QUANT or without",
             )
         if self.baseline_again and not self.measured:
             raise GateError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typing_extensions import override
 
 from ...quantize.files.checkpoint import CONFIG_FILE
-from ...recipes.library import aliases, built_in_recipes
+from ...recipes.library import aliases, calibrated
 from ...recipes.served_form import AS_STORED, ServedForm
 from . import arguments
 from .loaded_drafts import load_for_replay
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ...validate.judging.policy import Policy
 
 
-_CALIBRATED = ("-learned", "-gptq")
-"""How the names of built-in recipes end that round on calibration traces, the better one first."""
 _GPUS: Mapping[str, str] = MappingProxyType({"mi3": "mi325x", "blackwell": "b200"})
 """How names of recipes begin -> the GPU whose FP8 recipe is that of the same GPUs."""
 
@@ -178,10 +176,9 @@ def recipes_to_try(candidate: "QuantizedProvenance | None") -> tuple[str, ...]:
     """Built-in recipes with which the candidate may lose less: its own calibrated, then FP8."""
     if candidate is None or candidate.recipe.weights.number.is_fp8:
         return ()
-    name, known = candidate.recipe.name, built_in_recipes()
-    calibrated = next((one for end in _CALIBRATED if (one := f"{name}{end}") in known), None)
+    name = candidate.recipe.name
     gpu = next((gpu for start, gpu in _GPUS.items() if name.startswith(start)), "h200")
-    return (*([calibrated] if calibrated else []), aliases()[gpu])
+    return tuple(filter(None, (calibrated(name), aliases()[gpu])))
 
 
 def _text_warnings(traces: "TraceFolder") -> tuple[str, ...]:

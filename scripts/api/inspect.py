@@ -13,6 +13,7 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
 from ...recipes.brief import Brief, megabytes
 from . import arguments
+from .opening import warn_of_a_target
 from .settings import Settings
 from .verb import verb
 
@@ -100,7 +101,9 @@ def inspect(settings: InspectSettings) -> Inspection:
     from ...quantize.stored.looks_quantized import looks_quantized
 
     checkpoint = resolve_draft(str(settings.draft), settings.subtree).checkpoint()
-    return _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
+    found = _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
+    warn_of_a_target(found.draft, settings.listener)
+    return found
 
 
 def _plain(checkpoint: Checkpoint) -> Inspection:

@@ -1,6 +1,7 @@
 """`measure`: what a running server accepts on prompts, and how long it takes."""
 
 import os
+import typing
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
     from ...validate.measure.measure_plan import Plan, ServerAddress
     from ...validate.measure.measuring import Progress
 
-_NEEDED = ("server", "engine", "prompts", "out")
+_NEEDED = {
+    "server": "--server http://HOST:PORT",
+    "engine": f"--engine {' or '.join(typing.get_args(EngineName))}, as the server runs",
+    "prompts": "--prompts FILE",
+    "out": "--out FILE",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +135,8 @@ class MeasureSettings(ChosenPrompts):
             raise MeasureError("--served-as", "is another name of --draft", fix="add --draft DRAFT")
         missing = [name for name in _NEEDED if getattr(self, name) is None]
         if missing:
-            raise MeasureError(f"--{missing[0]}", "is needed to measure a server",
-                               fix="give it, or --show MEASUREMENT to look at one")  # fmt: skip
+            fix = f"give {_NEEDED[missing[0]]}; or --show MEASUREMENT to look at one"
+            raise MeasureError(f"--{missing[0]}", "is needed to measure a server", fix=fix)
 
 
 @verb(MeasureSettings)

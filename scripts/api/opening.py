@@ -13,6 +13,7 @@ from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.formats import FP8_CACHE
 from ...recipes.kv_cache import KvCacheFormat, KvCacheScales
+from ...recipes.library import calibrated
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import BackendName
 from .given import of_value
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from ...quantize.stored.loading import LoadedDraft
 
 
-def open_draft(reference: Reference, subtree: str | None = None) -> "tuple[DraftSource, Draft]":
+def open_draft(
+    reference: Reference, subtree: str | None = None, listener: Listener = SILENT
+) -> "tuple[DraftSource, Draft]":
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
     from ...quantize.drafts import read_draft
     from ...quantize.lints import check_vocabulary_map
@@ -36,7 +39,20 @@ def open_draft(reference: Reference, subtree: str | None = None) -> "tuple[Draft
     source = resolve_draft(str(reference), subtree)
     draft = read_draft(source.checkpoint())
     check_vocabulary_map(draft)
+    warn_of_a_target(draft, listener)
     return source, draft
+
+
+def warn_of_a_target(draft: "Draft", listener: Listener) -> None:
+    """A whole language model may be a draft of its own kind, or the target by mistake."""
+    if not draft.family.is_whole_model:
+        return
+    size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
+    listener.warning(
+        f"{draft.checkpoint.folder.name} is a whole language model ({size:.2f} GB,"
+        f" {draft.geometry.num_layers} layers): right if a server drafts with it, beside a larger"
+        " target; if it is the target itself, give the folder of its draft instead"
+    )
 
 
 def chosen_recipe(
@@ -90,7 +106,9 @@ def named_recipe(reference: AnyRecipe, listener: Listener = SILENT) -> Recipe:
         return recipe_of_keys(reference)
     recipe = load_recipe(str(reference))
     if recipe_of_alias(str(reference)):
-        listener.note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
+        better = calibrated(recipe.name)
+        advice = f"; if the gate says INCONCLUSIVE: {better}, with --traces" if better else ""
+        listener.note(f"recipe {reference} is {recipe.name}: {recipe.summary}{advice}")
     return recipe
 
 

@@ -73,7 +73,7 @@ def plan(settings: PlanSettings) -> PlanReport:
     Raises:
         DraftQuantError: the draft or the recipe cannot be read, or they do not fit each other.
     """
-    _, draft = open_draft(settings.draft, settings.subtree)
+    _, draft = open_draft(settings.draft, settings.subtree, settings.listener)
     recipe = chosen_recipe(
         settings.recipe,
         backend=settings.backend,

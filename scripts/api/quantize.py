@@ -126,7 +126,7 @@ def quantize(settings: QuantizeSettings) -> "reports.QuantizeReport":
     """
     if settings.device not in ("auto", "cpu"):
         _device(settings.device)  # there is such a one
-    source, opened = open_draft(settings.draft, settings.subtree)
+    source, opened = open_draft(settings.draft, settings.subtree, settings.listener)
     chosen = chosen_recipe(
         settings.recipe,
         backend=settings.backend,
@@ -182,9 +182,8 @@ def _quantized(
     plan = make_plan(chosen, opened, target_layers=settings.target_layers)
     proven = check_tables(plan, own_target)
     verdicts, lints = verdicts_of(plan, fix_config=fix_config), tuple(find_lints(opened))
-    for problem in (looks_like_a_target(opened), nothing_loads(plan, verdicts)):
-        if problem is not None:
-            listener.warning(problem)
+    if (problem := nothing_loads(plan, verdicts)) is not None:
+        listener.warning(problem)
     check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
     phases = Phases(plan, listener)
     measured = _Inputs(plan, settings).measured(stack, phases.measured)
@@ -216,18 +215,6 @@ def _device(name: str) -> "torch.device":
     from ...calibration.passes.devices import resolve_device
 
     return resolve_device(name)
-
-
-def looks_like_a_target(draft: "Draft") -> str | None:
-    """Said of a whole language model: it may be a draft of its own kind, or the target."""
-    if not draft.family.is_whole_model:
-        return None
-    size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
-    return (
-        f"{draft.checkpoint.folder.name} is a whole language model ({size:.2f} GB,"
-        f" {draft.geometry.num_layers} layers): right if a server drafts with it, beside a larger"
-        " target; if it is the target itself, give the folder of its draft instead"
-    )
 
 
 def raised_damping(damping: Mapping[str, float]) -> str:

@@ -36,7 +36,7 @@ class RecipesListSettings(Settings):
 
     _: KW_ONLY
     engine: Annotated[EngineName | None, Option("show only recipes that this engine loads")] = None
-    arch: Annotated[
+    gpu: Annotated[
         str | None, Option("show only recipes for this GPU (mi325x, h200, b200, ...)", "GPU")
     ] = None
     family: Annotated[
@@ -95,7 +95,7 @@ def recipes_list(settings: RecipesListSettings) -> tuple[ListedRecipe, ...]:
     """
     from ...quantize.drafts import FAMILIES
 
-    arch = architecture(settings.arch) if settings.arch else None
+    arch = architecture(settings.gpu) if settings.gpu else None
     families = [each.name for each in FAMILIES]
     if settings.family is not None and settings.family not in families:
         what = f"no family {settings.family!r}"
@@ -153,13 +153,13 @@ def _why_none(settings: RecipesListSettings, arch: str | None) -> str:
     """Why nothing is listed: nobody executed the engine there, or it refuses every recipe."""
     from ...quantize.engines.registry import choose
 
-    asked = {"--engine": settings.engine, "--arch": settings.arch, "--family": settings.family}
+    asked = {"--engine": settings.engine, "--gpu": settings.gpu, "--family": settings.family}
     words = " ".join(f"{option} {value}" for option, value in asked.items() if value)
     known = choose(settings.engine) if settings.engine else None
     if known is not None and arch is not None and arch not in known.gpus:
         return (
             f"{words}: no recipe is listed, because {known.name} {known.version} was never executed"
-            f" on {gpu_name(arch, settings.arch)}: it is known on {gpu_names(known.gpus)}"
+            f" on {gpu_name(arch, settings.gpu)}: it is known on {gpu_names(known.gpus)}"
         )
     return (
         f"{words}: no built-in recipe makes a draft that is known to load there;"
@@ -169,7 +169,7 @@ def _why_none(settings: RecipesListSettings, arch: str | None) -> str:
 
 def places(recipe: Recipe, asked: RecipesListSettings) -> tuple[LoadsOn, ...]:
     """Where the recipe's result loads, as far as it is asked."""
-    arch = architecture(asked.arch) if asked.arch else None
+    arch = architecture(asked.gpu) if asked.gpu else None
     return tuple(
         replace(place, arch=place.arch if arch is None else (arch,))
         for place in recipe.loads_on

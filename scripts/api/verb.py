@@ -17,6 +17,7 @@ from ...recipes.errors import DraftQuantError
 from .ears import Ears, with_warnings
 from .keywords import Keywords
 from .listener import usual_listener
+from .option_words import meant
 from .settings import CallError, Settings, options_of
 
 P = ParamSpec("P")
@@ -107,7 +108,12 @@ def _bound(
     except TypeError as exc:
         missing = re.fullmatch(r"missing a required .*'(\w+)'", str(exc))
         where, what = (f"{verb}({missing[1]}=)", "it is missing") if missing else (verb, str(exc))
-        raise CallError(where, what, fix=f"help(dq.{verb}) explains the arguments") from exc
+        unknown = re.fullmatch(r"got an unexpected keyword argument '(\w+)'", what)
+        fields = [each.replace("_", "-") for each in signature.parameters]
+        named = meant(unknown[1], fields) if unknown else None
+        fix = f"help(dq.{verb}) explains the arguments"
+        fix = f"did you mean {named.replace('-', '_')}=?" if named else fix
+        raise CallError(where, what, fix=fix) from exc
 
 
 def documented(run: Callable[..., object], settings: type[Settings]) -> str:

@@ -98,12 +98,12 @@ def _print(recipes: Iterable[ListedRecipe], asked: RecipesListSettings) -> None:
 def _places(listed: ListedRecipe, asked: RecipesListSettings) -> str:
     """Where the result loads, as far as it was asked, and where that is no use for speed."""
     lines = [
-        f"{place.engine}: {gpu_names(place.arch, asked.arch)}{_families(place)}"
+        f"{place.engine}: {gpu_names(place.arch, asked.gpu)}{_families(place)}"
         for place in places(listed.recipe, asked)
     ]
     archs = {arch for place in places(listed.recipe, asked) for arch in place.arch}
     if slow := [arch for arch in listed.emulated_on if arch in archs]:
-        lines.append(f"emulated on {gpu_names(slow, asked.arch)}, slower than BF16")
+        lines.append(f"emulated on {gpu_names(slow, asked.gpu)}, slower than BF16")
     return "; ".join(lines) or NOWHERE
 
 

@@ -68,7 +68,7 @@ def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
         _run("quantize", draft, "--recipe", recipe, *options)
     for folder in quantized.values():
         _run("verify", folder, "--against", draft)
-    _run("check", quantized["fp8"], "--engine", "vllm", "--arch", "h200")
+    _run("check", quantized["fp8"], "--engine", "vllm", "--gpu", "h200")
     _run("replay", draft, *quantized.values(), "--traces", traces)
     reports = {name: work / f"{name}.json" for name in RECIPES}
     for name, folder in quantized.items():

@@ -111,7 +111,8 @@ def kind_of(path: Path) -> str:
         raise CompareError(
             path,
             f"cannot be read: {exc}",
-            fix="give reports of the gate or measurements; or drafts, and --traces T",
+            fix="add --traces T to compare drafts; without it, give reports of the gate, replays"
+            " or measurements",
         ) from exc
     except (UnicodeDecodeError, JsonProblem):
         return "report"

@@ -125,7 +125,7 @@ def _options(recipe: str) -> str:
 
 def _compare(recipes: Sequence[str]) -> str:
     """How to choose among recipes: those that may lose less, or those for the GPU."""
-    of = "by the recipes that 'draftquant recipes list --arch GPU' names"
+    of = "by the recipes that 'draftquant recipes list --gpu GPU' names"
     outs = "OUT1 OUT2"
     if recipes:
         of = "by " + " and ".join(filter(None, (", ".join(recipes[:-1]), recipes[-1])))

@@ -16,11 +16,11 @@ def engines_page() -> str:
         "`draftquant check` knows these engines and versions. Any other version is UNKNOWN to it."
         " The page on [engines](../engines.md) has what each did with real folders.",
         table(
-            ["engine", "version", "GPUs", "GPUs with `--arch`", "how it is known"],
+            ["engine", "version", "GPUs", "GPUs with `--gpu`", "how it is known"],
             map(_version, known),
         ),
-        "Without `--arch`, `check` asks about the GPUs of the third column. It asks about those"
-        " of the fourth column only if `--arch` names them.",
+        "Without `--gpu`, `check` asks about the GPUs of the third column. It asks about those"
+        " of the fourth column only if `--gpu` names them.",
         "## GPUs",
         table(
             ["name", "architecture"], ([code(name), code(gpu.arch)] for name, gpu in GPUS.items())
