@@ -30,6 +30,26 @@ class Run:
     outputs: dict[str, str]
     log: str
 
+    @property
+    def obeyed(self) -> list[str]:
+        """Lines that the runner takes for its commands, but those that stop and resume it.
+
+        actions/runner, ActionCommand.TryParseV2 and TryParse, ActionCommandManager: `::name::` at a
+        line's start, else `##[name]` anywhere in it; when stopped, the token as a name alone.
+        """
+        found, token = list[str](), ""
+        for line in self.log.splitlines():
+            names = token or "error|warning|notice|debug|group|endgroup|add-mask|set-output|set-env"
+            names = names if token else f"{names}|stop-commands"
+            command = re.match(rf"\s*::({names})(?: [^:]*)?::(.*)", line, re.IGNORECASE)
+            command = command or re.search(rf"##\[({names})(?: [^\]]*)?\](.*)", line, re.IGNORECASE)
+            if command is None:
+                continue
+            if not token and command[1] != "stop-commands":
+                found.append(line)
+            token = "" if token else command[2] * (command[1] == "stop-commands")
+        return found
+
 
 def run_action(
     file: Path,

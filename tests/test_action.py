@@ -36,12 +36,22 @@ sys.exit(int(os.environ.get("CODE_OF_" + verb.upper(), "0")))
 EXIT_CODES = {"PASS": "0", "FAIL": "1", "INCONCLUSIVE": "3", "ANOMALOUS": "3"}
 
 
+COMMANDS = (
+    "##[error]FAKE",
+    "##[add-mask]FAIL",
+    "::error::FAKE",
+    "##[set-output name=verdict;]PASS",
+)
+
+
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of twelve prompts."""
+    """Of twelve prompts, whose categories are commands of GitHub's runner."""
     folder = tmp_path_factory.mktemp("action")
-    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:12]
-    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:12]
+    prompts = [json.loads(line) | {"category": COMMANDS[n % 4]} for n, line in enumerate(lines)]
+    text = "".join(f"{json.dumps(each)}\n" for each in prompts)
+    (folder / "prompts.jsonl").write_text(text, encoding="utf-8")
     target, draft = str(PAIR / "target"), str(PAIR / "draft")
     record = ["record", "--target", target, "--draft", draft, "--tables"]
     prompts = ["--prompts", str(folder / "prompts.jsonl"), "--max-new-tokens", "64"]
@@ -123,7 +133,8 @@ def workspace(tmp_path: Path) -> Workspace:
 def first(tmp_path_factory: pytest.TempPathFactory, traces: Path) -> tuple[Workspace, Run]:
     """A run of every command but the installation and the card."""
     workspace = Workspace(tmp_path_factory.mktemp("first"))
-    asked = {"engine": "sglang", "arch": "mi325x", "fail_on": "fail"}
+    (workspace.folder / "##[error]FAKE").symlink_to(PAIR / "draft")
+    asked = {"engine": "sglang", "gpu": "mi325x", "fail_on": "fail", "draft": "##[error]FAKE"}
     return workspace, workspace.run(recipe="fp8-ptpc", traces=str(traces), **asked)
 
 
@@ -150,6 +161,9 @@ def test_it_quantizes_verifies_checks_and_judges(first: tuple[Workspace, Run]) -
     assert "INCONCLUSIVE" in written
     assert (workspace.folder / "summary.md").read_text(encoding="utf-8").strip() == written.strip()
     assert "LOADS: SGLang" in run.log
+    assert all(command in run.log for command in ("##[error]FAKE", *COMMANDS))
+    (own,) = run.obeyed  # the annotation, and nothing that a name or a category says
+    assert own.startswith("::warning title=draftquant gate%3A INCONCLUSIVE::")
 
 
 def test_a_quantized_folder_is_judged_as_it_is(
@@ -159,6 +173,7 @@ def test_a_quantized_folder_is_judged_as_it_is(
     run = workspace.run(name="k3", **given)
     assert run.code == 1  # twelve prompts decide nothing, and that is no PASS
     assert run.outputs["verdict"] == "INCONCLUSIVE"
+    assert [line.partition("::")[2][:5] for line in run.obeyed] == ["error"]
     assert run.outputs["quantized"] == quantized
     assert run.outputs["report"] == "draftquant/k3.json"
     assert json.loads((workspace.folder / "draftquant/k3.json").read_text(encoding="utf-8"))
@@ -168,7 +183,7 @@ def test_a_quantized_folder_is_judged_as_it_is(
 def test_the_commands_come_in_order(workspace: Workspace) -> None:
     run = workspace.ask(recipe="r.yaml", engine="vllm")
     assert run.code == 0, run.log
-    assert workspace.verbs == ["quantize", "verify", "check", "gate", "card"]
+    assert workspace.verbs == ["quantize", "verify", "check", "gate", "report", "card"]
     card = workspace.folder / run.outputs["card"]
     assert card.read_text(encoding="utf-8") == "# the card\n"
 
@@ -195,7 +210,7 @@ def test_without_a_card_the_verdict_stays(workspace: Workspace) -> None:
     run = workspace.ask(quantized="q", codes={"card": "2"})
     assert run.code == 0, run.log
     assert (run.outputs["verdict"], run.outputs["card"]) == ("PASS", "")
-    assert "::warning title=draftquant::no model card" in run.log
+    assert run.obeyed == ["::warning title=draftquant::no model card"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +240,7 @@ def test_the_verdict_decides(workspace: Workspace, verdict: str, fail_on: str, c
         ({"recipe": "r.yaml", "calibration": "c"}, {"quantize": "--traces=c"}),
         ({"recipe": "r.yaml", "backend": "quark"}, {"quantize": "--backend=quark"}),
         ({"engine": "vllm"}, {"check": "--engine=vllm"}),
-        ({"engine": "vllm", "arch": "h200"}, {"check": "--gpu=h200"}),
+        ({"engine": "vllm", "gpu": "h200"}, {"check": "--gpu=h200"}),
         ({"traces": "t"}, {"gate": "--traces=t"}),
         ({"policy": "screening"}, {"gate": "--policy=screening"}),
         ({"num_draft_tokens": "3"}, {"gate": "--num-draft-tokens=3"}),
@@ -268,9 +283,11 @@ def test_it_installs_what_lies_beside_it(workspace: Workspace) -> None:
 def test_a_draft_that_is_another_stops_before_the_verdict(
     workspace: Workspace, quantized: str
 ) -> None:
-    other = str(PAIR.parent / "eagle3-llama/draft")
+    other = str(workspace.folder / COMMANDS[0])
+    Path(other).symlink_to(PAIR.parent / "eagle3-llama/draft")
     run = workspace.run(draft=other, quantized=quantized)
     assert run.code in (1, 2)
+    assert run.obeyed == []
     assert not (workspace.folder / "draftquant/gate.json").exists()
     assert run.outputs["verdict"] == ""
 
@@ -295,7 +312,7 @@ def test_a_bad_input_is_refused_first(
     run = workspace.ask(**inputs, install="true")
     assert run.code == 2
     assert workspace.calls == []
-    assert f"::error title=draftquant::{said}" in run.log
+    assert [line.partition(said)[0] for line in run.obeyed] == ["::error title=draftquant::"]
 
 
 ATTACK = "$(touch hit)`touch hit`\"; touch hit; '; touch hit # \\"
@@ -339,7 +356,7 @@ def test_no_file_of_the_checkout_becomes_code(
         ({"recipe": "fp8-ptpc", "draft": "none", "install": "true"}, 1),
         ({"recipe": "fp8-ptpc", "draft": "none"}, 2),
         # What is asked for is done all the same, until the gate finds no traces.
-        ({"quantized": quantized, "engine": "sglang", "arch": "mi325x", "traces": "none"}, 2),
+        ({"quantized": quantized, "engine": "sglang", "gpu": "mi325x", "traces": "none"}, 2),
     ):
         run = workspace.run(action_path=none, environment=search_path, **inputs)
         assert run.code == code, run.log
