@@ -30,7 +30,7 @@ from .files.provenance import (
 )
 from .files.provenance_file import check_recorded, check_seal, read_provenance
 from .files.provenance_sources import QuantizedSource
-from .files.publish import Rewrite, check_faults, publish
+from .files.publish import Rewrite, publish
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import FloatDtype, StoredTensor
 from .files.side_files import check_no_other_weights, config_and_index
@@ -40,7 +40,7 @@ from .outputs import ONLY_OF_CODES, OutputTensors, bytes_of, copied, files_of, w
 from .stored.declarations import raw_declaration
 from .stored.kv_cache import cache_scales
 from .stored.stored_draft import StoredDraft
-from .verify import DequantizedLinear, DequantizedReport, verify_dequantized
+from .verify import DequantizedLinear, DequantizedReport, check_faults, verify_dequantized
 
 _BLOCK = 2**18  # weights
 _WORD = 8  # transposed codes are stored in words of so many rows
@@ -268,7 +268,7 @@ class _Dequantization(Rewrite[DequantizedReport]):
             algorithm=algorithm_of(self.made_by.digests if self.made_by else {}),
         )
         fix = "run again; if it stays, report this with the folder's config.json"
-        check_faults(self.out, found.faults, fix=fix)
+        check_faults(self.out, self.folder, found.faults, fix=fix)
         if self.made_by is not None:
             check_recorded(self.folder, self.made_by.digests, found.source_digests)
         return found

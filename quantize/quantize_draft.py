@@ -28,7 +28,7 @@ from .files.package_version import package_version
 from .files.provenance import Method, QuantizedProvenance, TensorBytes
 from .files.provenance_file import check_recorded, read_provenance
 from .files.provenance_sources import SourceDraft
-from .files.publish import Rewrite, check_faults, publish
+from .files.publish import Rewrite, publish
 from .files.side_files import config_and_index, json_texts
 from .files.vocabulary_cut import VocabularyCut
 from .folder_card import CardFacts, least_card
@@ -37,7 +37,7 @@ from .lints import Lint, fixed_config, output_changes
 from .measured import NOTHING_MEASURED, Measured
 from .outputs import files_of, opened
 from .quantization_plan import Plan, Step
-from .verify import VerifyReport, verify
+from .verify import VerifyReport, check_faults, verify
 
 if TYPE_CHECKING:
     import torch
@@ -249,7 +249,7 @@ class _Quantization(Rewrite[VerifyReport]):
             config_file=UNVERIFIED_CONFIG_FILE,
         )
         fix = "report this with the recipe and the draft's config.json"
-        check_faults(self.out, report.faults, fix=fix)
+        check_faults(self.out, self.folder, report.faults, fix=fix)
         return report
 
     @override

@@ -29,11 +29,14 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.families.dflash.mask_embedding import read_mask_embedding
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.safetensors_header import MAX_HEADER_BYTES, read_header
+from draftquant.quantize.pairing.tokenizers import Tokenizer
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import DraftQuantError, short, visible
 from draftquant.recipes.regular_file import open_regular, read_text
 from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
+from draftquant.validate.foreign.foreign_files import object_in
+from draftquant.validate.foreign.formats import read_foreign
 from draftquant.validate.golden.golden_file import read_golden
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.report.document import read_report
@@ -206,6 +209,9 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "data_0.ckpt.gz": load_tensors,
     "hs_0.safetensors": lambda path: load_safetensors(path, ("token_ids",)),
     "measurement.jsonl": read_measurement,
+    "foreign.jsonl": read_foreign,
+    "profile.json": object_in,
+    "tokenizer.json": lambda path: Tokenizer.read(path.parent),
     "report.json": read_report,
     "golden.json": read_golden,
     "mask_embedding.pt": lambda path: read_mask_embedding(path, 64, 1),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ from draftquant.quantize.errors import OutputError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.provenance import GraftedProvenance, Provenance
 from draftquant.quantize.files.provenance_sources import SourceFolder
-from draftquant.quantize.files.publish import SPARE_BYTES, Rewrite, check_faults, publish
+from draftquant.quantize.files.publish import SPARE_BYTES, Rewrite, publish
+from draftquant.quantize.verify import Fault, check_faults
 from tiny import tiny_eagle3_llama
 
 RECORD = GraftedProvenance(
@@ -129,6 +131,17 @@ def rewritten(staging: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+def flipped(staging: Path, file: str = "model.safetensors") -> None:
+    """Another last byte in the same file, whose time of modification is put back."""
+    path = staging / file
+    status = path.stat()
+    time.sleep(0.02)  # kernels tell times of change apart by some milliseconds
+    with path.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"?")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 MEDDLING: dict[str, tuple[Callable[[Path], object], str]] = {
     "a new file": (lambda s: (s / "evil.py").write_text("", encoding="utf-8"), "evil.py appeared"),
     "a new folder": (lambda s: (s / "sub").mkdir(), "sub appeared"),
@@ -139,6 +152,7 @@ MEDDLING: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another time": (lambda s: os.utime(s / "nested" / "notes.txt", ns=(1, 1)), "nested/notes.txt"),
     "another file in its place": (rewritten, "model.safetensors appeared, changed or vanished"),
+    "another last byte": (flipped, "model.safetensors appeared, changed or vanished"),
     "one file less": (lambda s: (s / "index.json").unlink(), "index.json appeared, changed"),
     "config.json": (
         lambda s: (s / "config.json").write_text("{}", encoding="utf-8"),
@@ -157,6 +171,23 @@ def test_what_somebody_writes_meanwhile_is_not_published(
     with pytest.raises(OutputError, match="while the folder was verified") as caught:
         rewrite.publish()
     assert what in caught.value.what
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "draftquant.json", "nested/notes.txt"])
+def test_what_somebody_writes_at_last_is_not_published(
+    file: str, source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While folders are brought to the disk, config.json having its name."""
+
+    def meddle(folder: Path) -> None:
+        if (folder / "config.json").exists() and folder.name != "draft":
+            flipped(folder, file)
+
+    monkeypatch.setattr("draftquant.quantize.files.staging.sync", meddle)
+    with pytest.raises(OutputError, match="while the folder was verified") as caught:
+        noting(source, tmp_path / "out").publish()
+    assert caught.value.what.startswith(f"{file} appeared")
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
@@ -191,9 +222,10 @@ def test_an_output_in_the_source_is_refused_before_anything(source: Checkpoint) 
 
 
 def test_ten_faults_are_named(tmp_path: Path) -> None:
-    check_faults(tmp_path, (), fix="none")
+    check_faults(tmp_path, tmp_path, (), fix="none")
+    faults = [Fault(where=f"fault {i}", expected="a", got="b") for i in range(12)]
     with pytest.raises(VerifyError, match="not published") as caught:
-        check_faults(tmp_path, [f"fault {i}" for i in range(12)], fix="report it")
+        check_faults(tmp_path, tmp_path, faults, fix="report it")
     assert "fault 9" in str(caught.value)
     assert "fault 10" not in str(caught.value)
     assert caught.value.fix == "report it"

@@ -160,9 +160,9 @@ def test_a_pipe_under_the_name_of_an_entry_is_not_waited_for(
 def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -> None:
     cache = ResultCache(folder=tmp_path, on_warning=warnings.append, max_bytes=3500)
     (tmp_path / "mine.txt").write_text("not the cache's", encoding="utf-8")
-    (tmp_path / ".new-killed").write_bytes(b"half")
-    os.utime(tmp_path / ".new-killed", (0, 0))
-    (tmp_path / ".new-live").write_bytes(b"half")
+    (tmp_path / ".new-of_a_kil").write_bytes(b"half")
+    os.utime(tmp_path / ".new-of_a_kil", (0, 0))
+    (tmp_path / ".new-running1").write_bytes(b"half")
     keys = [{"n": n} for n in range(3)]
     for age, key in enumerate(keys):
         cache.write(key, bytes(1000))
@@ -173,8 +173,8 @@ def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -
     assert [cache.read(key) is not None for key in [*keys, {"n": 3}]] == [True, False, True, True]
     cache.write({"n": 4}, bytes(9000))  # larger than all: it alone stays
     assert [cache.read({"n": n}) is not None for n in range(5)] == [False] * 4 + [True]
-    assert not (tmp_path / ".new-killed").exists()
-    assert (tmp_path / ".new-live").exists()
+    assert not (tmp_path / ".new-of_a_kil").exists()
+    assert (tmp_path / ".new-running1").exists()
     assert (tmp_path / "mine.txt").exists()
     assert warnings == []
 
@@ -238,7 +238,9 @@ def test_clean_lists_it_and_removes_it_when_asked(
     assert main(["clean", str(outputs)]) == 0
     assert capsys.readouterr().out == "0 removed, 0.00 MB; 0 left\n"  # there is none
     cache.write(KEY, RESULT)
-    (cache.folder / "mine.txt").write_text("not the cache's", encoding="utf-8")
+    strangers = {"mine.txt", "a.entry", f"{'ab' * 32}.entry", ".new-year.txt"}
+    for name in strangers:
+        (cache.folder / name).write_text("not the cache's", encoding="utf-8")
     assert main(["clean", str(outputs)]) == 0
     left = f"left {cache.folder}: the cache of replays, 0.0 MB, which clean --cache removes\n"
     assert capsys.readouterr().out.startswith(left)
@@ -246,8 +248,12 @@ def test_clean_lists_it_and_removes_it_when_asked(
     assert list(clean_from_python(outputs).left) == [str(cache.folder)]
     assert main(["clean", "--cache"]) == 0
     assert capsys.readouterr().out.startswith(f"removed {cache.folder} (")
-    assert [path.name for path in cache.folder.iterdir()] == ["mine.txt"]
-    (cache.folder / "mine.txt").unlink()
+    assert {path.name for path in cache.folder.iterdir()} == strangers
+    for name in strangers:
+        (cache.folder / name).unlink()
+    (cache.folder / "secret").write_text("of the user, and longer than the cache's own is")
+    assert main(["clean", "--cache"]) == 0
+    (cache.folder / "secret").unlink()
     cache.write(KEY, RESULT)
     assert clean_from_python(cache=True).removed
     assert not cache.folder.exists()

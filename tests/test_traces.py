@@ -246,6 +246,18 @@ def test_changed_tensor_bytes_are_noticed(folder: Path) -> None:
         next(iter(traces))
 
 
+@pytest.mark.parametrize("file", ["trace.json", "traces-00001.safetensors"])
+def test_a_link_out_of_the_folder_is_not_followed(file: str, folder: Path, tmp_path: Path) -> None:
+    path = folder / file
+    path.symlink_to(path.rename(folder / "own"))
+    TraceFolder.open(folder)
+    path.unlink()
+    path.symlink_to((folder / "own").rename(tmp_path / "elsewhere"))
+    with pytest.raises(TraceError, match="elsewhere, elsewhere") as caught:
+        TraceFolder.open(folder)
+    assert caught.value.where == str(path)
+
+
 def test_a_truncated_shard_is_noticed(folder: Path) -> None:
     path = folder / "traces-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-1])

@@ -33,6 +33,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...quantize.errors import CheckpointError
+from ...quantize.files.files_of_folder import check_own
 from ...quantize.files.mapped_rows import BLOCK_ROWS, mapped_rows
 from ...quantize.files.safetensors_header import read_header
 from ...quantize.stored.loading import CPU
@@ -85,9 +86,11 @@ class TraceFolder(Brief):
         """Read and check trace.json and the headers of all files; reads no tensor.
 
         Raises:
-            TraceError: the folder is not a complete, consistent trace folder of version 1.
+            TraceError: the folder is not a complete, consistent trace folder of version 1, or a file of
+                it is a link elsewhere.
         """
         where = folder / MANIFEST_FILE
+        _check_own(folder, MANIFEST_FILE)
         try:
             manifest = parse_manifest(read_text(where), where)
         except (FileNotFoundError, NotADirectoryError) as exc:
@@ -274,8 +277,16 @@ def _tensors_of(manifest: TraceManifest, entry: TraceEntry) -> TensorTable:
     return tensors
 
 
+def _check_own(folder: Path, file: str) -> None:
+    try:
+        check_own(folder, file)
+    except CheckpointError as exc:
+        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
+
+
 def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTable) -> None:
     path = folder / listed.file
+    _check_own(folder, listed.file)
     if path.is_file() and path.stat().st_size != listed.nbytes:
         raise TraceError(path, f"expected {listed.nbytes} bytes, got {path.stat().st_size}",
                          fix="copy the folder again, or record again")  # fmt: skip

@@ -14,6 +14,7 @@ from ..drafts.runtime_names import known_target_layers
 from ..drafts.unsupported import refuse_earlier_kinds
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.finiteness import MEND, lines_of, not_finite
 from ..gpus import gpu_name, gpu_names
 from ..stored.declarations import HF_QUANT_CONFIG
 from .captured_layers import misread_layers, remedy_of_layers
@@ -66,8 +67,9 @@ def check_draft(
             `target_layers` is not what config.json says.
     """
     _check_asked(engine, tp)
-    return check_checkpoint(
-        Checkpoint.open(folder),
+    checkpoint = Checkpoint.open(folder)
+    answer = check_checkpoint(
+        checkpoint,
         engine=engine,
         version=version,
         arch=arch,
@@ -77,6 +79,23 @@ def check_draft(
         has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
         serving=serving,
     )
+    return with_values(answer, not_finite(checkpoint))
+
+
+def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
+    """An answer that was given from headers alone, with what its tensors hold.
+
+    Args:
+        answer: what an engine does with a draft.
+        found: its tensors with NaN or infinity, as `not_finite` says it.
+    """
+    if not found:
+        return answer
+    text = f"The draft computes NaN, which no engine looks for. {'; '.join(lines_of(found))}"
+    broken = replace(answer, findings=(*answer.findings, Finding("wrong", text, MEND)))
+    if answer.verdict != "LOADS":  # what decides it decides it still
+        return broken
+    return replace(broken, verdict="LOADS BUT WRONG", error=text, remedy=MEND)
 
 
 def check_checkpoint(
@@ -91,7 +110,7 @@ def check_checkpoint(
     has_side_file: bool,
     serving: Serving | None = None,
 ) -> EngineCheck:
-    """As `check_draft`, of a folder that is read already, or that does not exist yet.
+    """As `check_draft`, by headers alone: of a folder that may not exist yet.
 
     Args:
         checkpoint: config and headers.

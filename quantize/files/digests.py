@@ -5,7 +5,7 @@ SHA-256, whose digests have no name in front; such a record goes on in the algor
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, Protocol, Self, cast, get_args
@@ -56,8 +56,13 @@ def algorithm_of(digests: Mapping[str, str]) -> Algorithm:
     return NEWEST if named or not digests else "sha256"
 
 
-def tensor_digest(checkpoint: Checkpoint, tensor: TensorInfo, algorithm: Algorithm = NEWEST) -> str:
-    """Of a tensor's bytes, which are read block by block.
+def tensor_digest(
+    checkpoint: Checkpoint,
+    tensor: TensorInfo,
+    algorithm: Algorithm = NEWEST,
+    on_block: Callable[[memoryview], None] = lambda _block: None,
+) -> str:
+    """Of a tensor's bytes, which are read block by block; `on_block` sees each.
 
     Raises:
         CheckpointError: its file shrank or vanished while being read.
@@ -65,6 +70,7 @@ def tensor_digest(checkpoint: Checkpoint, tensor: TensorInfo, algorithm: Algorit
     digest = Digest(algorithm)
     for block in byte_blocks(checkpoint, tensor):
         digest.update(block)
+        on_block(block)
     return str(digest)
 
 

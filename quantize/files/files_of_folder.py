@@ -1,7 +1,8 @@
 """What lies in a folder: every file below it, and which of them may be read through their links.
 
 A link may lead to another file of the folder, or from a snapshot of the Hub's cache to a blob of
-the same repository (`models--X/snapshots/REV/file -> ../../blobs/HASH`). Any other link could bring
+the same repository (`models--X/snapshots/REV/file -> ../../blobs/HASH`, of a data set
+`datasets--X`). Any other link could bring
 a file of the machine into an output.
 """
 
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from ..errors import CheckpointError
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"  # the one that engines read beside the safetensors
+_REPOSITORIES = ("models--", "datasets--")  # beginnings of their names in the Hub's cache
 SIGNATURE_FILE = "model.sig"  # of one folder, and of no other that is made from it
 _WEIGHTS = (
     "*.bin", "*.bin.index.json", "*.ckpt", "*.ggml", "*.gguf", "*.h5", "*.joblib", "*.msgpack",
@@ -110,5 +112,5 @@ def _problem(path: Path, folder: Path) -> str | None:
 def _homes(folder: Path) -> list[Path]:
     """Where the links of a folder may lead."""
     snapshots = [parent for parent in folder.parents if parent.name == "snapshots"]
-    repositories = [p.parent for p in snapshots if p.parent.name.startswith("models--")]
+    repositories = [p.parent for p in snapshots if p.parent.name.startswith(_REPOSITORIES)]
     return [folder, *(repository / "blobs" for repository in repositories)]

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -31,9 +32,12 @@ MAX_BYTES = 2**30
 """Of all entries; those that were not used for the longest time go first."""
 
 _LARGEST = 2**28  # bytes of one entry
-_FORMAT = b"draftquant cache 1"
+_ANY_FORMAT = b"draftquant cache "
+_FORMAT = _ANY_FORMAT + b"1"
 _ENDING, _NEW, _SECRET = ".entry", ".new-", "secret"
 _SECRET_BYTES = 32
+_NAMES = re.compile(rf"[0-9a-f]{{64}}\{_ENDING}|{_NEW}\w{{8}}|{_SECRET}")
+"""Of the files of a cache: sha256 of a key, what `mkstemp` began, and the secret."""
 _ABANDONED = 3600.0  # seconds after which a file that was never finished belongs to nobody
 
 
@@ -165,9 +169,8 @@ class ResultCache:
         if not self.folder.is_dir():
             return
         for path in sorted(self.folder.iterdir()):
-            own = path.suffix == _ENDING or path.name.startswith(_NEW) or path.name == _SECRET
             with contextlib.suppress(FileNotFoundError):
-                if own and stat.S_ISREG((status := path.lstat()).st_mode):
+                if stat.S_ISREG((status := path.lstat()).st_mode) and _is_own(path, status):
                     yield path, status
 
 
@@ -188,6 +191,16 @@ def user_cache(on_warning: Callable[[str], None]) -> ResultCache | None:
             on_warning(f"there is no cache, unless {FOLDER_VARIABLE} names a folder: {exc}")
             return None
     return ResultCache(folder=base / "draftquant", on_warning=on_warning)
+
+
+def _is_own(path: Path, status: os.stat_result) -> bool:
+    """Whether a cache wrote a file: the folder may hold others, whose names may look alike."""
+    if not _NAMES.fullmatch(path.name):
+        return False
+    if path.suffix != _ENDING:
+        return path.name != _SECRET or status.st_size == _SECRET_BYTES
+    with open_stream(path) as stream:
+        return stream.read(len(_ANY_FORMAT)) == _ANY_FORMAT
 
 
 def _text(key: Mapping[str, object]) -> bytes:

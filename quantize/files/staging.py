@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -59,7 +59,9 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
 
 
 @contextmanager
-def staged_output(out: Path, *, last: str | None = None) -> Iterator[Path]:
+def staged_output(
+    out: Path, *, last: str | None = None, check: Callable[[Path], None] = lambda _staging: None
+) -> Iterator[Path]:
     """Give a staging folder beside `out`; leaving the block without an exception publishes it.
 
     The staging folder has a hidden name and is removed on any exception; what killed runs left of
@@ -70,6 +72,7 @@ def staged_output(out: Path, *, last: str | None = None) -> Iterator[Path]:
         out: folder to create.
         last: the file that makes the folder what it is; written as `last` + `UNVERIFIED`, it gets
             its name when all else is done.
+        check: is asked then, with the staging folder, and raises if it is not to be published.
 
     Raises:
         OutputError: `out` appeared meanwhile, or writing failed (disk full, no permission).
@@ -86,6 +89,7 @@ def staged_output(out: Path, *, last: str | None = None) -> Iterator[Path]:
         for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
             sync(folder)
         check_output(out)
+        check(staging)
         staging.rename(out)
         try:
             sync(out.parent)

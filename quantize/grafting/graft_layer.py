@@ -22,12 +22,12 @@ from ..files.provenance import (
 )
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.provenance_sources import SourceFolder
-from ..files.publish import Rewrite, check_faults, publish
+from ..files.publish import Rewrite, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..files.safetensors_header import TensorInfo
 from ..files.staging import check_output
 from ..files.staging_names import staging_name
-from ..verify import GraftVerification, verify_graft
+from ..verify import GraftVerification, check_faults, verify_graft
 from .graft_plan import GraftPlan
 
 _METADATA = {"format": "pt"}
@@ -215,7 +215,8 @@ class _Graft(Rewrite[GraftVerification]):
             config_file=UNVERIFIED_CONFIG_FILE,
             algorithm=algorithm_of(self.made_by.digests if self.made_by else {}),
         )
-        check_faults(self.out, found.faults, fix="run again; if it stays, report this")
+        fix = "run again; if it stays, report this"
+        check_faults(self.out, plan.source.folder, found.faults, fix=fix)
         if self.made_by is not None:
             check_recorded(plan.source.folder, self.made_by.digests, found.layer_digests)
         return found

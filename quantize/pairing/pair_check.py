@@ -8,9 +8,10 @@ from ..drafts import read_config
 from ..drafts.config_reader import with_text_config
 from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import ENGINE_NAMES, EngineCheck, EngineName
-from ..engines.engine_check import check_checkpoint
+from ..engines.engine_check import check_checkpoint, with_values
 from ..engines.serving import Serving
 from ..files.checkpoint import Checkpoint
+from ..files.finiteness import not_finite
 from ..stored.declarations import HF_QUANT_CONFIG
 from . import (
     contexts,
@@ -92,9 +93,9 @@ def check_pair(
     findings = [finding for rule in RULES for finding in rule(pair)]
     engines: tuple[EngineName, ...] = ENGINE_NAMES if engine is None else (engine,)
     names = named or (str(draft), pair.target.named)
-    answers = [
-        _alone(pair, each, names, version=version, arch=arch, asked=asked) for each in engines
-    ]
+    alone = [_alone(pair, each, names, version=version, arch=arch, asked=asked) for each in engines]
+    broken = not_finite(pair.draft)
+    answers = [with_values(answer, broken) for answer in alone]
     return PairCheck(
         draft=names[0],
         target=names[1],

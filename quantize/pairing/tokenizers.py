@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from ..files.checkpoint import read_json_object
 
 _FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

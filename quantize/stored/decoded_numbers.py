@@ -245,8 +245,9 @@ DECODERS: Mapping[WeightDtype, Decoder] = {
 
 
 def scale_values(block: Bytes, dtype: str) -> Floats:
-    """Stored scales of any format -> float32; E8M0 bytes, "U8" too, are 2^(byte - 127)."""
+    """Stored scales of any format -> float32; E8M0, "U8" too, is 2^(byte - 127), NaN for 255."""
     if dtype in ("U8", "F8_E8M0"):
-        powers: Floats = np.ldexp(np.float32(1), block.astype(np.int32) - E8M0_BIAS)
-        return powers.astype(np.float32)
+        nan = np.where(block == 255, np.float32(np.nan), np.float32(1))
+        powers: Floats = np.ldexp(nan, block.astype(np.int32) - E8M0_BIAS)
+        return powers
     return floats(block, dtype)

@@ -13,6 +13,7 @@ from ...recipes.roles import QUANTIZABLE
 from ..drafts import Row
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
+from ..files.finiteness import Finiteness, check_finite
 from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import Bytes, read_rows
 from .stored_draft import StoredDraft
@@ -65,8 +66,8 @@ def read_weight(
             of it is the same.
 
     Raises:
-        CheckpointError: something is quantized that no engine multiplies by codes, or the folder
-            changed.
+        CheckpointError: something is quantized that no engine multiplies by codes, or is NaN or
+            infinite, or the folder changed.
     """
     if stored.is_quantized(row) and row.role not in QUANTIZABLE:
         raise CheckpointError(
@@ -99,17 +100,28 @@ def blocks_of_bytes(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[tupl
 
 
 def _blocks(stored: StoredDraft, row: Row) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of a weight and their values, in the dtype of the file or as decoded, float32."""
-    if stored.is_quantized(row):
-        linear = stored.linear(row)
-        for at in _slices(linear.out_features, row.tensor.numel * 2):
-            yield at, torch.from_numpy(linear.decoded(range(at.start, at.stop)).dequantized())
-        return
+    """Rows of a weight and their values, in the dtype of the file or as decoded, float32.
+
+    Raises:
+        CheckpointError: behind the last, if any was NaN or infinite.
+    """
     tensor = row.tensor
-    for at, block in blocks_of_bytes(stored.checkpoint, tensor):
-        found = torch.from_numpy(block)
-        found = found != 0 if tensor.dtype == "BOOL" else found.view(_TORCH_DTYPES[tensor.dtype])
-        yield at, found.reshape(-1, *tensor.shape[1:]) if tensor.shape else found
+    if stored.is_quantized(row):
+        linear, finiteness = stored.linear(row), Finiteness("F32", tensor.shape)
+        for at in _slices(linear.out_features, tensor.numel * 2):
+            decoded = linear.decoded(range(at.start, at.stop)).dequantized()
+            finiteness.look(decoded)
+            yield at, torch.from_numpy(decoded)
+    else:
+        finiteness = Finiteness(tensor.dtype, tensor.shape)
+        for at, block in blocks_of_bytes(stored.checkpoint, tensor):
+            finiteness.look(block)
+            found = torch.from_numpy(block)
+            is_mask = tensor.dtype == "BOOL"
+            found = found != 0 if is_mask else found.view(_TORCH_DTYPES[tensor.dtype])
+            yield at, found.reshape(-1, *tensor.shape[1:]) if tensor.shape else found
+    if finiteness.problem:
+        check_finite(stored.checkpoint.folder, {tensor.name: finiteness.problem})
 
 
 def _slices(rows: int, nbytes: int) -> Iterator[slice]:

@@ -25,7 +25,7 @@ from ..files.later_runs import transcoded
 from ..files.provenance import CutProvenance, Provenance, QuantizedProvenance, TranscodedProvenance
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.provenance_sources import TranscodedFrom
-from ..files.publish import Rewrite, check_faults, publish
+from ..files.publish import Rewrite, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..files.side_files import check_no_other_weights, config_and_index, json_texts
 from ..folder_card import renewed_card
@@ -35,7 +35,7 @@ from ..stored.declarations import raw_declaration
 from ..stored.declared_formats import activation_format, weight_format
 from ..stored.parts import FLOAT_DTYPES, scale_suffix
 from ..stored.stored_draft import StoredDraft
-from ..verify import TranscodedReport, verify_transcoded
+from ..verify import TranscodedReport, check_faults, verify_transcoded
 from .recode import (
     check_counts_from_the_middle,
     check_one_format,
@@ -315,7 +315,7 @@ class _Transcoding(Rewrite[TranscodedReport]):
         fix = (
             "choose another layout: this one cannot hold these quantized values and scales exactly"
         )
-        check_faults(self.out, found.faults, fix=fix)
+        check_faults(self.out, self.folder, found.faults, fix=fix)
         if plan.record is not None:
             check_recorded(self.folder, plan.record.digests, found.source_digests)
         return found

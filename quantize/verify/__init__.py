@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .verify_report import Fault as Fault
     from .verify_report import LinearFinding as LinearFinding
     from .verify_report import VerifyReport as VerifyReport
+    from .verify_report import check_faults as check_faults
 
 _HOMES = {
     "DequantizedLinear": ".dequantized_verification",
@@ -30,6 +31,7 @@ _HOMES = {
     "LinearFinding": ".verify_report",
     "TranscodedReport": ".transcoded_verification",
     "VerifyReport": ".verify_report",
+    "check_faults": ".verify_report",
     "verify": ".folder_verification",
     "verify_cut": ".cut_verification",
     "verify_dequantized": ".dequantized_verification",

@@ -14,10 +14,11 @@ from ..drafts import Draft
 from ..drafts.norms import MOST_OF_NORM, norms_before
 from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest
+from ..files.finiteness import Finiteness
 from ..files.provenance import Method
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats, read_whole
-from .verify_report import Compared, Fault, OnBytes
+from .verify_report import Compared, Fault, NotFinite, OnBytes
 
 Doubles = npt.NDArray[np.float64]
 _LARGEST_EXPONENT = 126  # 2^k and 2^-k are normal float32 numbers
@@ -71,6 +72,8 @@ class ChangedNorms:
         on_bytes(a.size + b.size)
         before, after = (floats(block, norm.dtype).astype(np.float64) for block in (a, b))
         digests = Digest(algorithm), Digest(algorithm)
+        finiteness = Finiteness(norm.dtype, norm.shape)
+        finiteness.look(a)
         for digest, block in zip(digests, (a, b), strict=True):
             digest.update(block.data)
         factor, exponent = self.factors.get(norm.name), self.exponents.get(norm.name, 0)
@@ -82,7 +85,7 @@ class ChangedNorms:
         return Compared(
             source_digests={norm.name: str(digests[0])},
             output_digests={norm.name: str(digests[1])},
-            faults=[fault] if fault else [],
+            faults=NotFinite.of(norm.name, finiteness.problem) or ([fault] if fault else []),
         )
 
 

@@ -4,6 +4,7 @@ Both are read in blocks of rows, so memory stays bounded, and hashed on the way.
 scales must be is said by a rule: see `rules`.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from ...recipes.formats import WeightDtype
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest
+from ..files.finiteness import problem_of
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import Bytes, Floats, floats, read_rows
@@ -28,7 +30,7 @@ from .nearest_codes import Nearest
 from .rules import Rule
 from .scales import scale_faults, whole_scale_faults
 from .scales_by_absmax import INT4_SMALLEST_SCALE, whole_scale
-from .verify_report import Compared, Fault, LinearFinding, OnBytes, blocks_of
+from .verify_report import Compared, Fault, LinearFinding, NotFinite, OnBytes, blocks_of
 
 _BLOCK = 2**17  # weights: a few float32 arrays of a block fit the cache of a core
 
@@ -118,7 +120,9 @@ def compare_linear(
     stored = linear.codes_tensor.name
     found.source_digests[tensor.name] = str(digests[0])
     found.output_digests[stored] = str(digests[1])
-    if bad is None:  # otherwise every element would be reported once more
+    if not errors.is_finite and (problem := problem_of(source, tensor)):
+        found.faults = NotFinite.of(tensor.name, problem)  # no value can be held against them
+    elif bad is None:  # otherwise every element would be reported once more
         found.faults += judge.faults(stored) + errors.padding_faults(stored)
         compensated = judge.max_error is None
         found.faults += _scale_faults(
@@ -295,6 +299,11 @@ class _Pass:
             return decoded
         self._padding += int(np.count_nonzero(decoded[:, self._columns :]))
         return np.ascontiguousarray(decoded[:, : self._columns])
+
+    @property
+    def is_finite(self) -> bool:
+        """False where the weight holds NaN, infinity, or numbers whose squares are too large."""
+        return math.isfinite(self._square)
 
     def padding_faults(self, name: str) -> list[Fault]:
         """Codes beyond the last column."""

@@ -32,7 +32,7 @@ from .headers import form, index_faults, metadata_faults
 from .kept_tensors import compare_kept
 from .record_faults import record_faults
 from .unowned_files import ONLY_OURS, own_files, side_file_faults, unowned_faults
-from .verify_report import Compared, Fault, VerifyReport, blocks_of, unreadable
+from .verify_report import Compared, Fault, NotFinite, VerifyReport, blocks_of, unreadable
 
 _BLOCK_BYTES = 8 << 20
 
@@ -208,10 +208,11 @@ def _compare_tensor(
 ) -> Compared:
     """Bytes; of what has a row for each kept token, a fault names the first wrong one."""
     found = compare_kept(wanted, output, tensor, lambda _count: None, algorithm)
-    if found.faults and tensor.shape[:1] == (len(ids),):
+    changed = [fault for fault in found.faults if not isinstance(fault, NotFinite)]
+    if changed and tensor.shape[:1] == (len(ids),):
         row = _first_wrong_row(wanted, output, tensor)
         expected = f"the source's bytes of target id {ids[row]}"
-        got = f"others in row {row}; {found.faults[0].got}"
+        got = f"others in row {row}; {changed[0].got}"
         found.faults = [Fault(where=tensor.name, expected=expected, got=got)]
     return found
 

@@ -17,6 +17,7 @@ import numpy as np
 from ..drafts import Row, read_draft
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest, tensor_digest
+from ..files.finiteness import Finiteness
 from ..files.safetensors_header import FloatDtype
 from ..files.workers import WORKERS
 from ..stored.declarations import HF_QUANT_CONFIG
@@ -26,7 +27,7 @@ from .headers import index_faults, metadata_faults
 from .kept_tensors import compare_kept
 from .rounded_values import rounded_bytes
 from .unowned_files import side_file_faults, unowned_faults
-from .verify_report import Fault
+from .verify_report import Fault, NotFinite
 
 QUANTIZED_ONLY = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
 """Side files of a quantized folder that say nothing true about the dequantized one."""
@@ -186,17 +187,18 @@ def _compare_linear(
     """The stored weight against a second decoding, and what rounding lost."""
     stored = output.tensors[row.tensor.name]
     linear = source.linear(row)
-    digest = Digest(algorithm)
+    digest, finiteness = Digest(algorithm), Finiteness(dtype, stored.shape)
     rounded, wrong, largest = 0, 0, 0.0
     for rows in row_blocks(row):
         product = linear.decoded(rows).dequantized()
         written = read_rows(output, stored, rows.start, rows.stop)
         digest.update(written.data)
+        finiteness.look(written)
         wrong += int(np.count_nonzero(written != rounded_bytes(product, dtype)))
         values = floats(written, dtype).reshape(product.shape)
         lost, relative = _loss(values, product)
         rounded, largest = rounded + lost, max(largest, relative)
-    faults = []
+    faults = NotFinite.of(row.tensor.name, finiteness.problem)
     if wrong:
         expected, got = f"code * scale rounded to {dtype}", f"{wrong} other byte(s)"
         faults.append(Fault(where=row.tensor.name, expected=expected, got=got))

@@ -15,6 +15,7 @@ from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, algorithm_of, tensor_digest
+from ..files.finiteness import Finiteness
 from ..files.provenance import Method, QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..files.workers import WORKERS
@@ -54,6 +55,7 @@ from .verify_report import (
     Compared,
     Fault,
     LinearFinding,
+    NotFinite,
     OnProgress,
     Progress,
     VerifyReport,
@@ -192,7 +194,7 @@ class _Verification:
             output_digests |= one.output_digests
         faults = [*self._header_faults(), *(fault for one in compared for fault in one.faults)]
         faults += self._foreign_matrix_scale_faults(compared)
-        self._hash_the_rest(source_digests, output_digests)
+        faults += self._hash_the_rest(source_digests, output_digests)
         if self._recorded is not None:
             sides = source_digests, output_digests
             faults += record_faults(self._recorded, self._draft, self._output, *sides)
@@ -337,9 +339,14 @@ class _Verification:
                 faults += about_matrix_scale_faults(self._output, scheme, members)
         return faults
 
-    def _hash_the_rest(self, source: dict[str, str], output: dict[str, str]) -> None:
-        """Hashes of tensors that a fault kept from being compared."""
+    def _hash_the_rest(self, source: dict[str, str], output: dict[str, str]) -> list[Fault]:
+        """Hashes of tensors that are dropped, or that a fault kept from being compared."""
+        faults = []
         for checkpoint, hashes in ((self._source, source), (self._output, output)):
-            for name in checkpoint.tensors.keys() - hashes.keys():
-                hashes[name] = tensor_digest(checkpoint, checkpoint.tensors[name], self._algorithm)
-                self._progress.add(checkpoint.tensors[name].nbytes)
+            for name in sorted(checkpoint.tensors.keys() - hashes.keys()):
+                tensor = checkpoint.tensors[name]
+                found = Finiteness(tensor.dtype, tensor.shape)
+                hashes[name] = tensor_digest(checkpoint, tensor, self._algorithm, found.look)
+                faults += NotFinite.of(name, found.problem) if hashes is source else []
+                self._progress.add(tensor.nbytes)
+        return faults

@@ -1,11 +1,12 @@
-"""Tensors that are no codes and do not change: the source's bytes."""
+"""Tensors that are no codes and do not change: the source's bytes, which are finite numbers."""
 
 import numpy as np
 
 from ..files.checkpoint import Checkpoint, byte_blocks
 from ..files.digests import NEWEST, Algorithm, Digest
+from ..files.finiteness import Finiteness
 from ..files.safetensors_header import TensorInfo
-from .verify_report import Compared, Fault, OnBytes
+from .verify_report import Compared, Fault, NotFinite, OnBytes
 
 
 def compare_kept(
@@ -16,7 +17,7 @@ def compare_kept(
     algorithm: Algorithm = NEWEST,
 ) -> Compared:
     """Byte equality of a tensor of `source` and the one of the same name and shape in `output`."""
-    digest = Digest(algorithm)
+    digest, finiteness = Digest(algorithm), Finiteness(tensor.dtype, tensor.shape)
     other = digest  # one hash serves both tensors up to the first difference
     changed, first_change, done = 0, -1, 0
     sides = byte_blocks(source, tensor), byte_blocks(output, output.tensors[tensor.name])
@@ -28,12 +29,15 @@ def compare_kept(
                 first_change = done + int(different[0])
             changed += len(different)
         digest.update(a)
+        finiteness.look(a)
         if changed:
             other.update(b)
         done += len(a)
         on_bytes(2 * len(a))
     found = Compared(
-        source_digests={tensor.name: str(digest)}, output_digests={tensor.name: str(other)}
+        source_digests={tensor.name: str(digest)},
+        output_digests={tensor.name: str(other)},
+        faults=NotFinite.of(tensor.name, finiteness.problem),
     )
     if changed:
         what = f"{changed} different byte(s), first at byte {first_change}"

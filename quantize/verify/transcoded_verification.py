@@ -16,6 +16,7 @@ from ..drafts import Row
 from ..drafts.kv_cache import UNIT
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, tensor_digest
+from ..files.finiteness import Finiteness
 from ..files.workers import WORKERS
 from ..stored.decoded_numbers import stored_scalar
 from ..stored.layouts.scheme import INVERTED
@@ -25,7 +26,7 @@ from .dequantized_verification import QUANTIZED_ONLY, row_blocks
 from .headers import index_faults, metadata_faults
 from .kept_tensors import compare_kept
 from .unowned_files import own_files, side_file_faults, unowned_faults
-from .verify_report import Fault
+from .verify_report import Fault, NotFinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,27 +174,30 @@ def _compare_caches(source: StoredDraft, output: StoredDraft, algorithm: Algorit
 def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row) -> list[Fault]:
     """Codes and what multiplies them, bit for bit: also a -0 is not a 0."""
     before, after = source.linear(row), output.linear(other)
-    codes = scales = 0
+    finiteness, codes, scales = Finiteness("F32", row.tensor.shape), 0, 0
     for rows in row_blocks(row):
         a, b = before.decoded(rows), after.decoded(rows)
+        finiteness.look(np.ascontiguousarray(a.codes))
         codes += int(np.count_nonzero(a.codes.view(np.uint32) != b.codes.view(np.uint32)))
         if a.scale.shape != b.scale.shape or a.group_size != b.group_size:
             scales += a.scale.size
         else:
             scales += int(np.count_nonzero(a.scale != b.scale))
     named = {"the source's quantized values": codes, "the source's scales": scales}
-    return [
+    others = [
         Fault(where=row.module, expected=what, got=f"{count} other(s)")
         for what, count in named.items()
         if count
     ]
+    return [*NotFinite.of(row.tensor.name, finiteness.problem), *others]
 
 
 def _input_scale_faults(source: StoredDraft, output: StoredDraft, module: str) -> list[Fault]:
     """The same static scale of the input as kernels have it, where it has one."""
     a, b = (_input_scale(side, module) for side in (source, output))
     if a == b:
-        return []
+        bad = None if a is None or np.isfinite(a) else f"{a}"
+        return NotFinite.of(f"{module}: input scale", bad)
     return [Fault(where=f"{module}: input scale", expected=f"{a}", got=f"{b}")]
 
 

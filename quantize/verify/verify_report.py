@@ -5,7 +5,7 @@ Plain data for JSON; and how far it is.
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted, megabytes
+from ..errors import VerifyError
+from ..files.finiteness import check_finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,40 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.where}: expected {self.expected}, got {self.got}"
+
+
+class NotFinite(Fault):
+    """A tensor of the source holds NaN or infinity: no output of it can be right."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, name: str, problem: str | None) -> list[Fault]:
+        """Of `Finiteness.problem`."""
+        return [cls(where=name, expected="finite numbers", got=problem)] if problem else []
+
+
+def check_faults(out: Path, source: Path, faults: Sequence[Fault], *, fix: str) -> None:
+    """What verification finds fault with is not published.
+
+    Args:
+        out: the folder that would be.
+        source: what it is made of.
+        faults: those found.
+        fix: what to do about any that are not the source's.
+
+    Raises:
+        CheckpointError: tensors of the source are not finite.
+        VerifyError: names the first ten faults.
+    """
+    check_finite(source, {each.where: each.got for each in faults if isinstance(each, NotFinite)})
+    if faults:
+        raise VerifyError(
+            out,
+            "the written folder does not pass verification, and is not published:",
+            details=[f"  {fault}" for fault in faults[:10]],
+            fix=fix,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

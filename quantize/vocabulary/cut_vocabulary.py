@@ -28,13 +28,13 @@ from ..files.provenance import (
 )
 from ..files.provenance_file import check_recorded, check_seal, read_provenance
 from ..files.provenance_sources import SourceDraft
-from ..files.publish import Rewrite, check_faults, publish
+from ..files.publish import Rewrite, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..files.side_files import check_no_other_weights, config_and_index
 from ..files.vocabulary_cut import TargetHead, VocabularyChoice, VocabularyCut
 from ..outputs import OutputTensors, files_of, write_outputs
 from ..stored.stored_draft import StoredDraft
-from ..verify import VerifyReport, verify_cut
+from ..verify import VerifyReport, check_faults, verify_cut
 from .cut_card import cut_card
 from .cut_plan import CutPlan, RowsOf, plan_cut
 from .kept_rows import Ids
@@ -174,7 +174,8 @@ class _Cutting(Rewrite[VerifyReport]):
             config_file=UNVERIFIED_CONFIG_FILE,
             algorithm=algorithm_of(self.record.digests if self.record else {}),
         )
-        check_faults(self.out, found.faults, fix="report this with the draft's config.json")
+        fix = "report this with the draft's config.json"
+        check_faults(self.out, self.folder, found.faults, fix=fix)
         if self.record is not None:
             check_recorded(self.folder, self.record.digests, found.source_digests)
         return found

@@ -35,7 +35,7 @@ class InspectSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Inspection(Brief):
-    """What the headers and the config.json of a draft say.
+    """What the headers and the config.json of a draft say, whose tensors hold finite numbers.
 
     Attributes:
         draft: family, geometry and tensors.
@@ -95,14 +95,16 @@ def inspect(settings: InspectSettings) -> Inspection:
         quantized draft an audit of its quantized values and scales takes the place of the recipes.
 
     Raises:
-        CheckpointError: the folder holds no draft, or declares a quantization that is not
-            understood.
+        CheckpointError: the folder holds no draft, declares a quantization that is not understood,
+            or has a tensor with NaN or infinity.
     """
+    from ...quantize.files.finiteness import check_finite, not_finite
     from ...quantize.stored.looks_quantized import looks_quantized
 
     checkpoint = resolve_draft(str(settings.draft), settings.subtree).checkpoint()
     found = _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
     warn_of_a_target(found.draft, settings.listener)
+    check_finite(checkpoint.folder, not_finite(checkpoint))
     return found
 
 

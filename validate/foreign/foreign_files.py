@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream, read_text
@@ -11,8 +11,8 @@ from ...recipes.strict_json import JsonProblem, parse_json, parse_object
 from ..errors import MeasureError
 from ..measure.protocols.answer_fields import AnswerProblem, Fields, whole, wholes
 
-MOST_BYTES = 512 * 2**20
-"""Of one file: 10,000 requests of GuideLLM have 54 MB."""
+_MOST_BYTES = 512 * 2**20  # of a file of lines
+_LONGEST_LINE = 64 * 2**20  # bytes, of a document too: 10,000 requests of GuideLLM have 54 MB
 PAGE = "docs/foreign-numbers.md says what is read of each tool, and how it is run for that"
 
 
@@ -36,7 +36,7 @@ def object_in(path: Path) -> Fields:
         MeasureError: it cannot be read, or is none.
     """
     try:
-        text = read_text(path, MOST_BYTES)
+        text = read_text(path, _LONGEST_LINE)
     except OSError as exc:
         raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
     with reading(str(path)):
@@ -46,19 +46,30 @@ def object_in(path: Path) -> Fields:
     return found
 
 
+def raw_lines(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Every line of a file as it is.
+
+    Raises:
+        MeasureError: one of them, or all together, are longer than any that is read.
+    """
+    size = 0
+    while line := stream.readline(_LONGEST_LINE + 1):
+        size += len(line)
+        for most, found, what in ((_LONGEST_LINE, len(line), "a line"), (_MOST_BYTES, size, "it")):
+            if found > most:
+                raise MeasureError(path, f"{what} has more than {most:,} bytes", fix=PAGE)
+        yield line
+
+
 def lines_of(path: Path) -> Iterator[tuple[str, Fields]]:
     """Every line that is not empty, parsed, with its place in words.
 
     Raises:
         MeasureError: the file cannot be read, or a line is no JSON object.
     """
-    size = 0
     try:
         with open_stream(path) as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(MOST_BYTES + 1), b""), 1):
-                size += len(line)
-                if size > MOST_BYTES:
-                    raise MeasureError(path, f"more than {MOST_BYTES:,} bytes", fix=PAGE)
+            for number, line in enumerate(raw_lines(stream, path), 1):
                 if not line.strip():
                     continue
                 where = f"{path}:{number}"

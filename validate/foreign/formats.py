@@ -12,7 +12,7 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import MeasureError
 from ..measure.measurement_file import read_measurement
 from .averages import refuse
-from .foreign_files import MOST_BYTES, PAGE, object_in
+from .foreign_files import PAGE, object_in, raw_lines
 from .foreign_measurement import ForeignMeasurement, ForeignPair
 
 
@@ -147,7 +147,7 @@ def _first(path: Path) -> object:
     """The first line, parsed; the whole document where it has several lines; None = neither."""
     try:
         with open_stream(path) as stream:
-            lines = iter(lambda: stream.readline(MOST_BYTES + 1), b"")
+            lines = raw_lines(stream, path)
             line = next((one for one in lines if one.removeprefix(BOM_UTF8).strip()), b"")
             rest = stream.read(1)
     except OSError:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from ...quantize.drafts.geometry import vocabulary_share
 from ...quantize.drafts.kv_cache import scale_origin
-from ...quantize.engines import check_draft
 from ...quantize.engines.contract import EngineCheck, EngineName
+from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.package_version import package_version
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.gpus import gpu_name
-from ...quantize.stored.declarations import declared_scheme
+from ...quantize.stored.declarations import HF_QUANT_CONFIG, declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.schema import Rule
 from ...recipes.served_form import AS_STORED, ServedForm
@@ -267,7 +267,12 @@ def _engine_facts(
     folder: Path, name: str, engine: EngineName, version: str, arch: str
 ) -> EngineFacts:
     try:
-        found = check_draft(folder, engine=engine, arch=arch)
+        found = check_checkpoint(
+            Checkpoint.open(folder),
+            engine=engine,
+            arch=arch,
+            has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
+        )
     except CheckpointError as exc:  # the verdict of the gate does not depend on it
         found = EngineCheck(
             engine=engine,
