@@ -86,8 +86,8 @@ class TraceFolder(Brief):
         """Read and check trace.json and the headers of all files; reads no tensor.
 
         Raises:
-            TraceError: the folder is not a complete, consistent trace folder of version 1, or a file of
-                it is a link elsewhere.
+            TraceError: the folder is not a complete, consistent trace folder of version 1, or one
+                of its files is a link elsewhere.
         """
         where = folder / MANIFEST_FILE
         _check_own(folder, MANIFEST_FILE)
