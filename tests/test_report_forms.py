@@ -81,7 +81,7 @@ def test_a_page_is_whole(kind: str) -> None:
                   if name in ("src", "href", "xlink:href", "action")]  # fmt: skip
     assert references == []
     assert "@import" not in text
-    assert set(re.findall(r"url\(([^)]*)", text)) <= {f"#histogram{i}-candidate" for i in range(3)}
+    assert set(re.findall(r"url\(([^)]*)", text)) <= {"#histogram-candidate"}
     ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     for tag, attributes in found.tags:
@@ -118,14 +118,20 @@ def test_a_page_shows_what_was_judged_beside() -> None:
     assert "compared by weighted verify steps" in found.text
     tables = [attributes for tag, attributes in found.tags if tag == "table"]
     assert len(tables) > 8
+    drawn = [attributes["aria-labelledby"] for tag, attributes in found.tags if tag == "svg"]
+    assert [each.partition("-")[0] for each in drawn] == [
+        "forest", "scatter", "positions", "histogram",
+    ]  # fmt: skip
+    assert "The chart under Replayed, whose verdict counts, shows this change too." in found.text
+    assert "Replayed" in found.text[found.text.index("one-sided 95%") :]  # both are series of it
 
 
 def test_of_drafts_that_cannot_be_compared_nothing_is_drawn_but_their_counts() -> None:
     other = replay(spread(600), traces=dataclasses.replace(FIGURES, sha256="1" * 64))
     text = page(document(judge(replay(spread(600)), other, RELEASE)))
-    assert 'id="forest0-title"' not in text
-    assert 'id="scatter0-title"' not in text
-    assert 'id="histogram0-title"' in text
+    assert 'id="forest-title"' not in text
+    assert 'id="scatter-title"' not in text
+    assert 'id="histogram-title"' in text
 
 
 @pytest.mark.parametrize("depths", [(1, 2), (2, 1)])
@@ -405,7 +411,7 @@ def test_of_many_categories_the_largest_are_drawn() -> None:
     )
     text = page(document(judged))
     assert "(10 smaller ones are in the table only)" in text
-    chart = text[text.index('id="forest0-title"') : text.index("</svg>")]
+    chart = text[text.index('id="forest-title"') : text.index("</svg>")]
     assert f"{names[0]}: " not in chart
     assert f"{names[-1]}: " in chart
     assert text.count(f">{names[0]}<") == 1

@@ -67,7 +67,8 @@ def forest(
 
 def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequence[str]) -> None:
     weight = "strong" if row.whole else ""
-    drawing.label(_LABELS, y + 4, row.label, _LABELS, weight)
+    if row.label:
+        drawing.label(_LABELS, y + 4, row.label, _LABELS, weight)
     if row.limit is not None:
         x = scale.clipped(row.limit)
         drawing.line(x, y - _ROW / 2 + 1, x, y + _ROW / 2 - 1, "limit")

@@ -16,7 +16,7 @@ from ..charts.svg import style_sheet
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..judging.figures import DraftFigures, PromptFigures
 from ..judging.judgement import GateReport
-from ..judging.verdict import in_percent
+from ..judging.verdict import in_percent, worst
 from . import words
 from .document import Document
 from .part_charts import MOST_DRAWN, context_lengths, forest_of
@@ -45,21 +45,23 @@ class PromptLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One comparison as the page shows it; charts are `Markup`, "" where there is nothing.
+    """One comparison as the page shows it.
 
     Attributes:
-        left_out: categories that are not drawn. worst: prompts that lost most, the worst first.
+        charts: with what they show, one below the other in two columns; none where those of another
+            comparison stand on the page, which draw its change too.
+        worst: prompts that lost most, the worst first.
     """
 
     title: str
     comparison: GateReport
-    forest: Markup
-    left_out: int
-    contexts: Markup
-    positions: Markup
-    histogram: Markup
-    scatter: Markup
+    charts: tuple[tuple[str, Markup], ...]
     worst: tuple[PromptLengths, ...]
+
+    @property
+    def told_positions(self) -> bool:
+        """Whether verify steps are known by the number of tokens that each accepted."""
+        return self.comparison.served is None or self.comparison.served.told_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,15 @@ def page(document: Document) -> str:
     Args:
         document: that was read, or would be.
     """
+    comparisons = document.comparisons
+    decisive = worst(found.verdict for _, found in comparisons)
+    charts_of = next(title for title, found in comparisons if found.verdict == decisive)
+    drawn = [each for each in comparisons if each[1].change]
     return render(
         "page.html.j2",
         document=document,
-        parts=[_part(i, title, found) for i, (title, found) in enumerate(document.comparisons)],
+        parts=[_part(title, found, charts_of, drawn) for title, found in comparisons],
+        charts_of=charts_of,
         drafts=tuple(_drafts(document)),
         refused=sum(one.verdict == "REFUSED" for one in document.header.engines),
         launches=tuple(_launches(document)),
@@ -138,50 +145,50 @@ def _of_one_depth(found: GateReport) -> GateReport:
     )
 
 
-def _part(number: int, title: str, found: GateReport) -> Part:
+def _part(
+    title: str, found: GateReport, charts_of: str, drawn: Sequence[tuple[str, GateReport]]
+) -> Part:
     found = _of_one_depth(found)
     prompts = tuple(map(_lengths, found.prompts))
+    lost = sorted((one for one in prompts if one.change < 0), key=lambda one: one.change)
+    part = Part(title=title, comparison=found, charts=(), worst=tuple(lost[:_MOST_WORST]))
+    charts = _charts(part, prompts, drawn) if title == charts_of else ()
+    return dataclasses.replace(part, charts=tuple(charts))
+
+
+def _charts(
+    part: Part, prompts: Sequence[PromptLengths], drawn: Sequence[tuple[str, GateReport]]
+) -> Iterator[tuple[str, Markup]]:
+    """The one set of a page: changes of all comparisons, all else of the one that decides.
+
+    In an order that fills both columns: the chart of prompts is twice as high as the others.
+    """
+    found, told = part.comparison, part.told_positions
+    before, after = found.baseline, found.candidate
+    if drawn:
+        left_out = max(0, len(found.categories) - MOST_DRAWN)
+        more = f" ({left_out} smaller ones are in the table only)" if left_out else ""
+        said = f"Change of the acceptance length, by category{more}"
+        yield said, Markup(forest_of("forest", drawn))
     most = max((prompt.steps for prompt in prompts), default=1)
     dots = [
         Dot(baseline=one.baseline, candidate=one.candidate, weight=one.steps / most)
         for one in prompts
     ]
-    lost = sorted((one for one in prompts if one.change < 0), key=lambda one: one.change)
-    drop = found.policy.max_relative_drop
-    told = found.served is None or found.served.told_positions
-    return Part(
-        title=title,
-        comparison=found,
-        forest=_chart(forest_of(f"forest{number}", found) if found.change else ""),
-        left_out=max(0, len(found.categories) - MOST_DRAWN),
-        contexts=_chart(
-            contexts(f"contexts{number}", context_lengths(found), names=NAMES)
-            if found.context_bins
-            else ""
-        ),
-        positions=_chart(
-            positions(
-                f"positions{number}",
-                found.baseline.survival,
-                found.candidate.survival,
-                names=NAMES,
-            )
-            if told
-            else ""
-        ),
-        histogram=_chart(
-            histogram(
-                f"histogram{number}",
-                found.baseline.histogram,
-                found.candidate.histogram,
-                names=NAMES,
-            )
-            if told
-            else ""
-        ),
-        scatter=_chart(scatter(f"scatter{number}", dots, limit=drop, names=NAMES) if dots else ""),
-        worst=tuple(lost[:_MOST_WORST]),
-    )
+    limit = found.policy.max_relative_drop
+    square = "Each prompt: acceptance length under both drafts"
+    if dots and not found.context_bins:
+        yield square, Markup(scatter("scatter", dots, limit=limit, names=NAMES))
+    if told:
+        said = "Share of verify steps that accepted the token at each position"
+        yield said, Markup(positions("positions", before.survival, after.survival, names=NAMES))
+    if found.context_bins:
+        said = "Acceptance length by tokens before the verify step"
+        yield said, Markup(contexts("contexts", context_lengths(found), names=NAMES))
+        yield square, Markup(scatter("scatter", dots, limit=limit, names=NAMES))
+    if told:
+        said = "Share of verify steps by number of accepted tokens"
+        yield said, Markup(histogram("histogram", before.histogram, after.histogram, names=NAMES))
 
 
 def _lengths(prompt: PromptFigures) -> PromptLengths:
@@ -253,7 +260,3 @@ def _looser(what: Sequence[str]) -> str:
 
 def _visible(value: object) -> object:
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _chart(svg: str) -> Markup:
-    return Markup(svg)

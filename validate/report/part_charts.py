@@ -1,6 +1,8 @@
 """What the page draws of the parts of a comparison: their changes, and the curve by context."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ..charts.acceptance_charts import ContextLength
 from ..charts.forest import Interval, forest
@@ -37,15 +39,30 @@ def context_lengths(found: GateReport) -> list[ContextLength]:
     ]
 
 
-def forest_of(key: str, found: GateReport) -> str:
-    """The whole, categories and context bins beside their limits."""
-    assert found.change is not None  # or there is nothing to draw
+def forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
+    """Each comparison's whole, categories and context bins beside their limits.
+
+    Args:
+        key: see `Drawing`.
+        drawn: comparisons that have a change, under their titles; several are drawn as series.
+    """
+    titles = [title for title, _ in drawn]
+    series = tuple(titles) if len(titles) > 1 else ()
+    rows = [[replace(row, series=i) for row in intervals(f)] for i, (_, f) in enumerate(drawn)]
+    labels = dict.fromkeys(row.label for some in rows for row in some)
+    ordered = [[row for some in rows for row in some if row.label == label] for label in labels]
+    named = [
+        replace(row, label="" if i else row.label) for of in ordered for i, row in enumerate(of)
+    ]
+    first = drawn[0][1]
+    assert first.change is not None
     return forest(
         key,
-        intervals(found),
+        named,
         title="Change of the acceptance length with its bounds, by category",
-        bounds=f"one-sided {in_percent(found.change.confidence)} bounds"
-        f"{', those of parts together' if found.parts.bounds_hold_together else ''}",
+        bounds=f"one-sided {in_percent(first.change.confidence)} bounds"
+        f"{', those of parts together' if first.parts.bounds_hold_together else ''}",
+        series=series,
     )
 
 
