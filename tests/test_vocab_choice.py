@@ -116,6 +116,20 @@ def test_what_a_cut_draft_lacks_is_said(folder: Path) -> None:
     assert choosing(folder).warnings == ()
 
 
+def test_rows_that_nothing_said_are_said(folder: Path) -> None:
+    texts = [text([0, 1, 2], 5, category="a"), text([3, 3], 6, category="b"), text([7], 7)]
+    found = dataclasses.replace(choosing(folder), texts=texts)
+    assert found.said == "3 prompts (6 tokens, 5 different ones with a row)"
+    assert found.warnings_of(5) == ()
+    assert found.warnings_of(12) == (
+        "7 of 12 rows are of tokens that were never said by what chooses them, 3 prompts (6"
+        " tokens, 5 different ones with a row): record more prompts, or keep fewer rows",
+    )
+    half = dataclasses.replace(choosing(folder, "half"), texts=texts)
+    offered = set(half.chooser.offered or ())
+    assert half.num_distinct == len(offered & {0, 1, 2, 3, 7}) < 5
+
+
 def test_traces_of_another_target(folder: Path, tmp_path: Path) -> None:
     write_said(tmp_path / "traces", vocab=100)
     with pytest.raises(CalibrationError, match=r"a target of 100 tokens, random; the draft is for"):

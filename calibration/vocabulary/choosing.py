@@ -93,6 +93,31 @@ class Choosing:
         return sum(len(text.token_ids) for text in self.texts)
 
     @property
+    def num_distinct(self) -> int:
+        """Different tokens among them for which the draft has a row."""
+        said = TokenCounts.of(self.texts, self.chooser.vocab_size).pooled > 0
+        offered = self.chooser.offered
+        return int(said[slice(None) if offered is None else list(offered)].sum())
+
+    @property
+    def said(self) -> str:
+        """By how much text, in words."""
+        return (
+            f"{len(self.texts):,} prompts ({self.num_tokens:,} tokens, {self.num_distinct:,}"
+            " different ones with a row)"
+        )
+
+    def warnings_of(self, size: int) -> tuple[str, ...]:
+        """Of the choice, and of a number of rows that is more than were ever said."""
+        if size <= (said := self.num_distinct):
+            return self.warnings
+        few = (
+            f"{size - said:,} of {size:,} rows are of tokens that were never said by what chooses"
+            f" them, {self.said}: record more prompts, or keep fewer rows"
+        )
+        return (*self.warnings, few)
+
+    @property
     def least(self) -> int:
         """Rows that engines need to draft at all."""
         return max(TREE_WIDTH, self.draft.geometry.most_draft_tokens or 0)

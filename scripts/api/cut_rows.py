@@ -107,7 +107,7 @@ def with_chosen_rows(
         written = write_rows(
             choosing, rows, own, asked, listener=listener, on_stage=lambda _stage: None
         )
-        for warning in (*choosing.warnings, *written.warnings):
+        for warning in (*choosing.warnings_of(written.size), *written.warnings):
             listener.warning(warning)
         if rows.more_than_asked:
             listener.note(rows.more_than_asked)
@@ -120,6 +120,6 @@ def _said(choosing: "Choosing", rows: "ChosenRows", written: "VocabularyReport")
     head = "" if written.head_from is None else f", of the target's {written.head_from}"
     return (
         f"vocabulary {written.size:,} of {written.vocabulary:,} ({written.size_before:,} rows"
-        f" before{head}), chosen by {len(choosing.texts):,} prompts: they cover"
+        f" before{head}), chosen by {choosing.said}: they cover"
         f" {rows.held_out:.2%} of that text held out; this draft is quantized"
     )

@@ -177,7 +177,9 @@ def vocab(settings: VocabSettings) -> "reports.VocabReport":
         counts=optional_path(settings.counts),
     )
     found = _judged(settings, choosing) if settings.curve else _written(settings, choosing)
-    return replace(found, warnings=(*choosing.warnings, *found.warnings))
+    sizes = found.curve.sizes if found.curve is not None else ()
+    most = max((len(found.rows.target_ids) if found.rows is not None else 0, *sizes))
+    return replace(found, warnings=(*choosing.warnings_of(most), *found.warnings))
 
 
 def _written(settings: VocabSettings, choosing: "Choosing") -> "VocabReport":

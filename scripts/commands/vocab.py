@@ -41,9 +41,9 @@ def _print_rows(choosing: "Choosing", rows: "ChosenRows", cut: "VocabularyReport
     _print_cut(cut)
     worst, share = rows.worst
     out.line(
-        f"covers {rows.coverage:.2%} of the {choosing.num_tokens:,} tokens that chose the rows, and"
-        f" {rows.held_out:.2%} of them held out (each part of the {len(choosing.texts):,} prompts"
-        f" under rows that the others choose); the worst category is {worst}, {share:.2%}"
+        f"chosen by {choosing.said}: covers {rows.coverage:.2%} of these tokens, and"
+        f" {rows.held_out:.2%} of them held out (each part of the prompts under rows that the"
+        f" others choose); the worst category is {worst}, {share:.2%}"
     )
     if rows.more_than_asked:
         out.line(rows.more_than_asked)
@@ -74,8 +74,7 @@ def _print_curve(report: "VocabReport", curve: "SizeCurve") -> None:
     out.line(
         (str(choosing.source.folder), "bold"),
         f": {curve.num_rows:,} rows of {choosing.chooser.vocab_size:,} tokens; rows chosen by"
-        f" {choosing.num_tokens:,} tokens of {len(choosing.texts):,} prompts, judged on"
-        f" {curve.judged_on}",
+        f" {choosing.said}, judged on {curve.judged_on}",
     )
     _print_way(curve, curve.chosen, report.estimate, "Rows chosen by all categories")
     if curve.off_domain is None:
@@ -246,6 +245,7 @@ def to_mapping(report: "VocabReport") -> dict[str, Any]:
         "num_rows": choosing.chooser.num_rows,
         "prompts": len(choosing.texts),
         "tokens": choosing.num_tokens,
+        "distinct_tokens": choosing.num_distinct,
         "method": choosing.chooser.method,
         "warnings": list(report.warnings),
     }
