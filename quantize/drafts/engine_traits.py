@@ -92,6 +92,10 @@ def no_problem(_draft: ServedDraft) -> Finding | None:
     return None
 
 
+def _asks_declaration(_draft: ServedDraft) -> Mapping[str, str]:
+    return {}
+
+
 def _unknown_biases(_draft: ServedDraft) -> Biases:
     return (None, None)
 
@@ -124,6 +128,10 @@ class MtpLayer:
         cache_scales: whether it reads `self_attn.attn.k_scale`, or drops it; None = not executed.
         declared: what it says of a declaration, where it reads the folder's own; None = it reads
             the target's.
+        lists_parts: its class lists what it fuses, so that excludes may name the parts.
+        fc: the name of fc as excludes know it; "" = it is never quantized.
+        floats: beginnings of names, as excludes know them, of linears that it builds as floats
+            whatever is declared -> what to do where they are stored quantized.
     """
 
     layer: str
@@ -137,6 +145,9 @@ class MtpLayer:
     misconfigured: Problem = no_problem
     cache_scales: bool | None = None
     declared: Problem | None = None
+    lists_parts: bool = False
+    fc: str = ""
+    floats: Callable[[ServedDraft], Mapping[str, str]] = _asks_declaration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +167,7 @@ class InEngine:
         uneven_heads: its error for {heads} that are not whole in each of {tp} shards.
         targets_on_disk: quant_methods whose targets it finds by the names that the parts of a
             linear have on disk.
+        classes_first: targets mean a fused linear by its class before they do by its parts' names.
         refuses_absent_norm: it refuses a draft that lacks a norm.
         old_norms: it takes EAGLE-3's norms before fc under their older names.
         biases: see `Biases`.
@@ -173,6 +185,7 @@ class InEngine:
     shares_tables: bool = False
     uneven_heads: str = ""
     targets_on_disk: frozenset[str] = frozenset()
+    classes_first: bool = False
     refuses_absent_norm: bool = False
     old_norms: bool = False
     biases: Callable[[ServedDraft], Biases] = _unknown_biases
@@ -237,6 +250,7 @@ class InSglang(InEngine):
     """
 
     served_as: str = "EAGLE3"
+    classes_first: bool = True
     unknown_tensors: Literal["refused", "dropped", "unknown"] = "dropped"
     floats_into_fp8: Literal["cast", "refused", "unknown"] = "cast"
     biases: Callable[[ServedDraft], Biases] = _in_sglangs_eagle3

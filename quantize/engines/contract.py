@@ -82,6 +82,12 @@ class Module(NamedTuple):
         """The last part of the name."""
         return self.name.rpartition(".")[2]
 
+    @property
+    def part_prefixes(self) -> tuple[str, ...]:
+        """The names that excludes would know the parts by."""
+        root = self.prefix.removesuffix(self.prefix.rpartition(".")[2])
+        return tuple(root + part.rpartition(".")[2] for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -124,6 +130,17 @@ class Question:
     def signature(self) -> str:
         """The declared scheme as a key of the tables; "" where it is none, or not understood."""
         return (self.declaration.signature if self.declaration else None) or ""
+
+    def names_of_parts(self, module: Module) -> tuple[str, ...]:
+        """Names of the parts of a fused linear by which a declaration may mean it; else none.
+
+        A model's class hands its list of fused parts to its declaration, and a target's class to
+        the one that its MTP layer is built under (`model_loader/utils.py:387` of vLLM 0.33.0,
+        `loader.py:180` of SGLang 0.5.23). The declaration of a draft is read without.
+        """
+        mtp = self.own.mtp
+        listed = self.traits.whole_model or (mtp is not None and mtp.lists_parts)
+        return module.part_prefixes if listed and len(module.parts) > 1 else ()
 
     @property
     def is_tied(self) -> bool:

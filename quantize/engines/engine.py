@@ -16,6 +16,7 @@ from .captured_layers import Captures
 from .contract import TITLES, CutHead, EngineName, Module, Question, Scheme
 from .declaration import Declaration
 from .linear_scheme import LinearScheme
+from .mtp import built_as_floats
 from .serving import Serving
 
 TRAITS: tuple[EngineTraits, ...] = tuple(family.engine_traits for family in FAMILIES)
@@ -67,6 +68,7 @@ class DeclarationRules:
             as it understands it, None as if there were none, or why it refuses it.
         schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
         exclude_rules: quant_method -> its rule for excludes.
+        experts_by_name: each quant_method of which float experts are excluded by all their names.
         no_target: quant_method -> its error for a module that no group of the declaration is
             meant for, with {prefix}; of others it takes it as floats.
     """
@@ -79,6 +81,7 @@ class DeclarationRules:
     taken: Callable[[Declaration, str], Declaration | Finding | None] = lambda said, _arch: said
     schemes: Mapping[str, Mapping[str, Scheme]]
     exclude_rules: Mapping[str, ExcludeRule]
+    experts_by_name: frozenset[str] = frozenset()
     no_target: Mapping[str, str] = field(default_factory=dict)
 
     def as_read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,6 +109,8 @@ class DeclarationRules:
         declared = question.declaration
         if declared is None or declared.layout is None:
             raise ValueError("no module is quantized without a scheme that is understood")
+        if built_as_floats(question, module) is not None:
+            return True
         return self.exclude_rules[declared.layout](question, module, declared.excludes)
 
 

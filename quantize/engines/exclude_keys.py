@@ -10,7 +10,7 @@ from typing import Any
 from ..drafts.engine_traits import Finding
 from ..stored.parts import WORDS_OF_CODES
 from .contract import Module, Question, UnsureError
-from .name_patterns import is_regex_match
+from .name_patterns import SOME_PARTS, is_regex_match, one_answer
 
 Patterns = tuple[str, ...]
 _FOR_REGEX = frozenset("*+?^$()[]{}|\\")
@@ -35,12 +35,15 @@ def gptq_by_lists(question: Question, module: Module, patterns: Patterns) -> boo
     """
     if gptq_by_rules(question, module, patterns):
         return True
-    given = _flat(_keys(question).get("modules_in_block_to_quantize") or [])
+    said = _keys(question).get("modules_in_block_to_quantize")
+    given = _flat(said or [])
+    if said and not given:
+        return False  # lists without a name
     listed = given or [
         name.rpartition(".")[0] for name in question.tensor_names if name.endswith(WORDS_OF_CODES)
     ]
-    found = {any(name in each for name in listed) for each in _unfused(module)}
-    return _one_answer(found, module, "Detected some but not all shards of {} are quantized.")
+    found = {any(name in each for name in listed) for each in _unfused(question, module)}
+    return one_answer({not each for each in found}, module, SOME_PARTS)
 
 
 def auto_round_in_vllm(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
@@ -48,25 +51,18 @@ def auto_round_in_vllm(question: Question, module: Module, _patterns: Patterns) 
     own, prefix = _floats(question), module.prefix
     if any(prefix == key or key == f"model.{prefix}" or prefix.endswith(f".{key}") for key in own):
         return True
-    unfused = _unfused(module)
+    unfused = _unfused(question, module)
     found = {key in own or _matched(own, key, anywhere=True) for key in unfused}
     if len(unfused) > 1 and True in found:
-        return _fused(found, module)
+        return one_answer(found, module, "Fused module '{}' requires consistent quant config")
     return _matched(own, prefix, anywhere=True) or not _in_blocks(question, prefix)
 
 
 def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns) -> bool | Finding:
-    """As vLLM, but for ends of names; parts of fused linears go by their own names."""
+    """As vLLM, but for ends of names and parts of fused linears."""
     own, prefix = _floats(question), module.prefix
-    if prefix in own:
-        return True
-    outside = not _in_blocks(question, prefix)
-    if own and len(module.parts) > 1:
-        names = _renamed(module)
-        return _fused(
-            {key in own or _matched(own, key, anywhere=False) or outside for key in names}, module
-        )
-    return _matched(own, prefix, anywhere=False) or outside
+    named = prefix in own or _matched(own, prefix, anywhere=False)
+    return named or not _in_blocks(question, prefix)
 
 
 def _keys(question: Question) -> Mapping[str, Any]:
@@ -81,14 +77,9 @@ def _floats(question: Question) -> Patterns:
     return tuple(name for name, said in own.items() if said.get("bits", 0) >= 16)
 
 
-def _unfused(module: Module) -> list[str]:
-    """Names that a fused linear goes by; only a model below a root of its own has such a list."""
-    return [module.prefix] if module.prefix.startswith("model.") else _renamed(module)
-
-
-def _renamed(module: Module) -> list[str]:
-    root = module.prefix.removesuffix(module.prefix.rpartition(".")[2])
-    return [root + part.rpartition(".")[2] for part in module.parts]
+def _unfused(question: Question, module: Module) -> tuple[str, ...]:
+    """Names that a linear goes by: its own, or those of its parts."""
+    return question.names_of_parts(module) or (module.prefix,)
 
 
 def _matched(own: Iterable[str], name: str, *, anywhere: bool) -> bool:
@@ -110,15 +101,3 @@ def _flat(names: Any) -> list[str]:
     if isinstance(names, str):
         return [names]
     return [each for name in names for each in _flat(name)] if isinstance(names, list) else []
-
-
-def _fused(floats: set[bool], module: Module) -> bool | Finding:
-    found = {not each for each in floats}
-    return _one_answer(found, module, "Fused module '{}' requires consistent quant config")
-
-
-def _one_answer(quantized: set[bool], module: Module, error: str) -> bool | Finding:
-    if len(quantized) > 1:
-        text = f"ValueError: {error.format(module.prefix)}"
-        return Finding("init", text, f"quantize all parts of {module.leaf} or none: they are fused")
-    return quantized == {False}

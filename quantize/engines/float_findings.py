@@ -1,9 +1,11 @@
 """A stored float weight where an engine expects quantized values: an exclude does not match."""
 
+from dataclasses import replace
+
 from ..drafts.engine_traits import Finding
 from ..drafts.fused import MLA_DOWN
 from ..files.safetensors_header import TensorInfo
-from .contract import Module, Question
+from .contract import Module, Question, UnsureError
 from .engine import Engine
 from .folder_findings import no_such_name
 from .linear_scheme import LinearScheme
@@ -54,6 +56,8 @@ def floats_into_codes(
     elif scheme.suffix != "weight":
         if own.unknown_tensors == "refused":
             return no_such_name(weight.name, remedy)
+        if refused := engine.tensors.stranger(question, weight.name):
+            return Finding("load", refused, remedy)
         if own.unknown_tensors == "dropped":
             text = f"{engine.title} drops {weight.name}, and its own values stay uninitialised"
             return Finding("wrong", text, remedy)
@@ -76,4 +80,20 @@ def _remedy(engine: Engine, question: Question, module: Module, *, mixed: bool) 
         return unread
     if mixed:
         return f"quantize all parts of {module.leaf} or none: they are fused"
-    return f"exclude {module.leaf} so that {engine.title} matches it as {module.prefix!r}"
+    names = ", ".join(map(repr, _excluding(engine, question, module)))
+    return f"exclude {module.leaf} so that {engine.title} matches it as {names}"
+
+
+def _excluding(engine: Engine, question: Question, module: Module) -> tuple[str, ...]:
+    """Names that exclude a module if a list has them: its own, or those of its parts."""
+    for names in (module.prefix,), module.part_prefixes:
+        declared = question.declaration and replace(question.declaration, excludes=names)
+        try:
+            if (
+                engine.declaration.is_excluded(replace(question, declaration=declared), module)
+                is True
+            ):
+                return names
+        except UnsureError:
+            break
+    return (module.prefix,)

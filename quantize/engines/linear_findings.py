@@ -16,6 +16,7 @@ from ..stored.parts import COMPANIONS, FLOAT_DTYPES
 from .contract import Layer, Module, Question, Scheme, UnsureError
 from .cut_heads import Stored
 from .engine import Engine
+from .float_experts import float_experts
 from .float_findings import floats_into_codes
 from .folder_findings import (
     SHARED,
@@ -27,6 +28,7 @@ from .folder_findings import (
     strangers,
 )
 from .linear_scheme import LinearScheme
+from .mtp import built_as_floats
 from .name_patterns import NAMED_HEADS, scheme_of
 from .parameters import (
     built_biases,
@@ -70,6 +72,8 @@ class Walk:
                 self.engine, self.question, self.checkpoint, self.specs, self.geometry, stored
             )
         )
+        if (experts := float_experts(self.engine, self.question)) is not None:
+            findings.append(experts)
         rows = self._rows(findings)
         built: list[Scheme] = []
         for module in self.engine.linears.modules(self.question):
@@ -195,6 +199,8 @@ class Walk:
         own = self.question.own
         if companions and own.unknown_tensors == "refused":
             return no_such_name(name, remedy)
+        if companions and (text := self.engine.tensors.stranger(self.question, name)):
+            return Finding("load", text, remedy)
         casts = own.floats_into_fp8 != "unknown"  # a refusal is one of the other direction
         if casts and own.unknown_tensors == "dropped":
             what = (
@@ -310,6 +316,8 @@ def _declare(walk: Walk, module: Module) -> str:
     engine, declare = walk.engine, f"declare {module.leaf} as quantized"
     if walk.question.declaration is None:
         return f"{declare}: {engine.title} reads no quantization_config here"
+    if (as_floats := built_as_floats(walk.question, module)) is not None:
+        return as_floats
     if module.leaf in engine.linears.plain(walk.question):
         asked = engine.linears.plain_remedy(walk.question, module.leaf)
         return asked or f"keep {module.leaf} in BF16: {engine.title} never quantizes it"

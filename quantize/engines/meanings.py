@@ -100,7 +100,7 @@ _OF_DECLARATIONS = {
     r"(\w+) quantization is currently not supported in ROCm": "SGLang serves the quantization"
     " method {0} on NVIDIA GPUs only, not on {gpu}",
     r"method mxfp8 is not supported": "SGLang serves MXFP8 from Blackwell GPUs on, not on {gpu}",
-    r"Found different quantization schemes for (\[.*?\])": _PARTS,
+    r"Found different quantization schemes for (?:the shards of )?(\[.*?\]|\S+?)\.? ": _PARTS,
     r"Fused module '(.+?)' requires consistent": _PARTS,
     r"not all shards of (\S+) are quantized": _PARTS,
     r"Unable to find matching target for (\S+)": "The declaration has no group for {0}, and SGLang"

@@ -21,6 +21,7 @@ EXPERTS_LOADED = frozenset(
         "compressed-tensors fp8 channel token-dynamic",
         "compressed-tensors int4 group128 none",
         "fp8 fp8 block group-dynamic",
+        "modelopt fp8 tensor tensor-static",
         "quark fp8 channel token-dynamic",
     }
 )
@@ -34,9 +35,7 @@ _HEAD = Module("lm_head", "lm_head", ("lm_head",), "column")
 def modules(
     question: Question, served: MtpLayer, fused: Callable[[FusedLinear], str]
 ) -> tuple[Module, ...]:
-    """The linears that may be quantized; fc is a plain nn.Linear in both engines.
-
-    VLLM alone builds Qwen's fc under the target's declaration, which none of ours has it in.
+    """The linears that may be quantized; fc is a plain nn.Linear in both, but for Qwen's in vLLM.
 
     Args:
         question: of a folder whose config.json is the target's own.
@@ -62,7 +61,19 @@ def modules(
         for i in range(question.num_layers if served.own_heads else 0)
         for name in (served.own_heads.format(n=first + i),)
     )
-    return (*layers, *heads) if served.own_heads else (*layers, _HEAD)
+    fc = [Module("model.fc", served.fc, ("fc",), "column")] if served.fc else []
+    return (*layers, *fc, *heads) if served.own_heads else (*layers, *fc, _HEAD)
+
+
+def built_as_floats(question: Question, module: Module) -> str | None:
+    """What to do where a linear is stored quantized that is built as floats whatever is declared.
+
+    None where the declaration is asked.
+    """
+    served = question.own.mtp
+    beginnings = served.floats(question) if served is not None else {}
+    found = (remedy for name, remedy in beginnings.items() if module.prefix.startswith(name))
+    return next(found, None)
 
 
 def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
@@ -86,7 +97,7 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
         "load",
         _no_expert(served, stored[0])
         if served.no_expert and is_expert(stored[0])
-        else served.no_parameter.format(name=_in_vllm(stored[0], layer)),
+        else served.no_parameter.format(name=in_engine(stored[0], layer)),
         "put it into the target's folder, whose declaration vLLM reads for an MTP layer:"
         " draftquant graft TARGET LAYER; or serve it with SGLang",
     )
@@ -134,9 +145,7 @@ def _experts_problem(question: Question, served: MtpLayer) -> Finding | None:
         return None
     module = min(stored).rpartition(".")[0]
     path = module[module.index("mlp.") :]
-    first = question.config.get("num_hidden_layers", 0)
-    prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
-    asked = Module(module, f"{prefix.format(n=first)}{path}", (), "column")
+    asked = Module(module, f"{first_prefix(question, served)}{path}", (), "column")
     try:
         scheme = scheme_of(question, asked)
     except UnsureError as exc:
@@ -147,8 +156,14 @@ def _experts_problem(question: Question, served: MtpLayer) -> Finding | None:
     return Finding("unknown", what, "try it, or graft the layer unquantized")
 
 
-def _in_vllm(name: str, layer: str) -> str:
-    """A tensor of a decoder layer as vLLM looks for it."""
+def first_prefix(question: Question, served: MtpLayer) -> str:
+    """The beginning of the names that excludes of the first layer are held against."""
+    prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
+    return prefix.format(n=question.config.get("num_hidden_layers", 0))
+
+
+def in_engine(name: str, layer: str) -> str:
+    """A tensor of a decoder layer as an engine looks for it."""
     if name.startswith("mtp."):
         return name.removeprefix("mtp.")
     if ".experts." in name:

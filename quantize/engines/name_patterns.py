@@ -5,13 +5,20 @@ compressed-tensors' configs in vLLM 0.33.0 and SGLang 0.5.23; other declarations
 """
 
 import fnmatch
+from collections.abc import Callable, Collection, Iterable
 
 from ...recipes.errors import short
+from ..drafts.engine_traits import Finding
 from ..stored.layouts.scheme import EVERY_LINEAR
 from ..stored.patterns import PatternProblem, matches
 from .contract import Module, Question, UnsureError
 from .linear_scheme import LinearScheme
 
+SOME_PARTS = (
+    "Detected some but not all shards of {} are quantized. All shards of fused layers to have the"
+    " same precision."
+)
+"""The error of both engines for excludes of plain names."""
 NAMED_HEADS = frozenset({"compressed-tensors"})
 """Each quant_method whose heads are quantized only where a target names them.
 
@@ -42,6 +49,11 @@ def suffix_or_regex(pattern: str, name: str) -> bool:
     )
 
 
+def substring(pattern: str, name: str) -> bool:
+    """Any piece of the name."""
+    return pattern in name
+
+
 def substring_or_wildcard(pattern: str, name: str) -> bool:
     """Any piece of the name, or a shell wildcard for all of it."""
     return pattern in name or fnmatch.fnmatch(name, pattern)
@@ -61,6 +73,29 @@ def star_on_parts(pattern: str, name: str) -> bool:
     expression = pattern.replace(".", r"\.").replace("*", ".*")
     names = (name, *name.split("."))
     return any(_matches(pattern, expression, text, whole=True) for text in names)
+
+
+def whole_or_parts(
+    matches_name: Callable[[str, str], bool],
+    patterns: Collection[str],
+    module: Module,
+    parts: Iterable[str],
+    error: str,
+) -> bool | Finding:
+    """By the name of a module, else by those of all its parts; of some, the engine's error."""
+    if any(matches_name(pattern, module.prefix) for pattern in patterns):
+        return True
+    found = {any(matches_name(pattern, name) for pattern in patterns) for name in parts}
+    return one_answer(found, module, error)
+
+
+def one_answer(excluded: set[bool], module: Module, error: str) -> bool | Finding:
+    """The same for every part of a fused linear, or the engine's error, with {} for its name."""
+    if len(excluded) < 2:
+        return excluded == {True}
+    text = f"ValueError: {error.format(module.prefix)}"
+    remedy = f"exclude all parts of {module.leaf} or none, as they are stored: they are fused"
+    return Finding("init", text, remedy)
 
 
 def _matches(pattern: str, expression: str, name: str, *, whole: bool = False) -> bool:
@@ -88,8 +123,14 @@ def scheme_of(question: Question, module: Module) -> LinearScheme | None:
             return group.scheme
     if is_head(question, module.leaf) and question.method in NAMED_HEADS:
         return None
-    every = (group.scheme for group in groups if set(EVERY_LINEAR) & set(group.targets))
-    return next(every, None)
+    every = next((each.scheme for each in groups if set(EVERY_LINEAR) & set(each.targets)), None)
+    if every is not None and question.own.classes_first:
+        return every
+    parts = [
+        next((g.scheme for g in groups if any(exact_or_regex(t, name) for t in g.targets)), None)
+        for name in question.names_of_parts(module)
+    ]
+    return parts[0] if parts and all(parts) else every
 
 
 def is_head(question: Question, leaf: str) -> bool:

@@ -8,16 +8,11 @@ the folder that the layer comes from.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..drafts.family import Family
-from ..engines.contract import TITLES, EngineName
-from ..engines.exclude_mismatches import misread_excludes
+from ..engines.exclude_mismatches import listed, misread_excludes
 from ..errors import CheckpointError
-from ..files.checkpoint import Checkpoint
-from ..stored.parts import quantized_looking
 from .pair import Pair, PairFinding
 from .target import Target
 
-_READING: tuple[EngineName, ...] = ("vllm", "sglang")
 _GRAFT = "put the layer back: draftquant graft TARGET LAYER --out O"
 
 
@@ -40,38 +35,26 @@ def missing_layers(pair: Pair) -> Iterator[PairFinding]:
 
 
 def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
-    """Linears of an MTP layer that the target declares otherwise than they are stored."""
-    if not pair.is_mtp or pair.target.declaration is None:
+    """Linears of an MTP layer in a folder of its own, which vLLM builds as the target declares.
+
+    Of one inside its target the answer for the draft alone says it already.
+    """
+    if not pair.is_mtp or pair.is_inside or pair.target.declaration is None:
         return
     declared = {**pair.draft.config, "quantization_config": dict(pair.target.declaration)}
     beside = replace(pair.draft, config=declared)
     try:
-        found = misread_excludes(
-            beside, quantized_modules(beside, pair.family), target_layers=pair.target.num_layers
-        )
+        found = misread_excludes(beside, target_layers=pair.target.num_layers)
     except CheckpointError:
         return
-    for engine in _READING:
-        title = TITLES[engine]
-        of_engine = [each for each in found if title in each.engine and each.as_floats is not None]
-        if not of_engine or (engine == "sglang" and not pair.is_inside):
-            continue
-        more = f", and {len(of_engine) - 1} more" if of_engine[1:] else ""
+    known = [each for each in found if each.engine.name == "vllm" and each.as_floats is not None]
+    if known:
         yield PairFinding(
             "wrong",
             "mtp",
-            f"the target's quantization_config does not say how its MTP layer is stored:"
-            f" {of_engine[0]}{more}. It ends with an error, or serves weights that were never"
-            " loaded",
+            "the target's quantization_config does not say how its MTP layer is stored:"
+            f" {listed(known)}. It ends with an error, or serves weights that were never loaded",
             "correct the excludes of the target's quantization_config, or take the layer of the"
             " BF16 original: draftquant graft TARGET LAYER --out O",
-            engine,
+            "vllm",
         )
-
-
-def quantized_modules(layer: Checkpoint, family: Family) -> frozenset[str]:
-    """Canonical names of the modules that are stored quantized."""
-    found = quantized_looking(layer.tensors.values())
-    return frozenset(
-        family.canonical_name(f"{name}.weight").removesuffix(".weight") for name in found
-    )

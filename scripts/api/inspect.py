@@ -126,11 +126,15 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
+    from ...quantize.engines.exclude_mismatches import layer_faults
     from ...quantize.lints import find_lints
     from ...quantize.verify.audit import audit
 
     try:
         found = audit(checkpoint)
+        if checkpoint.subtree is not None:
+            faults = (*found.faults, *layer_faults(checkpoint))
+            found = dataclasses.replace(found, faults=faults)
     except VerifyError as exc:  # nothing was verified: it is the input that is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
     return Inspection(

@@ -12,10 +12,17 @@ from ...drafts.fused import GATE_UP, MLA_DOWN, QKV
 from .. import mtp
 from ..contract import Module, Question
 from ..engine import ExcludeRule
-from ..exclude_keys import auto_round_in_sglang, gptq_by_rules
+from ..exclude_keys import Patterns, auto_round_in_sglang, gptq_by_rules
 from ..layer_linears import layer_linears
 from ..linear_scheme import LinearScheme
-from ..name_patterns import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
+from ..name_patterns import (
+    SOME_PARTS,
+    dotted_path,
+    exact_or_regex,
+    one_answer,
+    star_on_parts,
+    suffix_or_regex,
+)
 from ..transforms import any_transform
 from ..whole_blocks import block_problem, cut_groups, group_problem
 from .config import (
@@ -110,34 +117,36 @@ def plain(question: Question) -> frozenset[str]:
     return frozenset(leaves | {"fc"} if traits.sglang.plain_fc else leaves)
 
 
-# One rule per layout; some ask for the parts of a fused linear.
+# One rule per layout; most ask for the parts of a fused linear, some whatever its class lists.
 
 
-def _substring(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+def _substring(_question: Question, module: Module, patterns: Patterns) -> bool:
     return any(pattern in module.prefix for pattern in patterns)
 
 
-def _suffix_or_regex(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
-    return any(suffix_or_regex(pattern, module.prefix) for pattern in patterns)
+def _suffix_or_regex(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
+    if module.prefix in patterns:
+        return True
+    names = question.names_of_parts(module) or (module.prefix,)
+    return _all_parts(module, names, patterns, suffix_or_regex)
 
 
-def _whole_or_parts(
-    _question: Question, module: Module, patterns: tuple[str, ...]
-) -> bool | Finding:
+def _whole_or_parts(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
+    always = module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang)
+    parts = module.part_prefixes if always else question.names_of_parts(module)
     if any(exact_or_regex(pattern, module.prefix) for pattern in patterns):
         return True
-    fused = _leaves(module) if module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang) else ()
-    return _all_parts(module, fused, patterns, exact_or_regex)
+    return _all_parts(module, parts, patterns, exact_or_regex)
 
 
-def _dotted_parts(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool | Finding:
-    fused = _leaves(module) if module.leaf in (QKV.sglang, GATE_UP.sglang) else (module.leaf,)
-    return _all_parts(module, fused, patterns, dotted_path)
+def _dotted_parts(_question: Question, module: Module, patterns: Patterns) -> bool | Finding:
+    fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
+    names = module.part_prefixes if fused else (module.prefix,)
+    found = {any(dotted_path(pattern, name) for pattern in patterns) for name in names}
+    return one_answer(found, module, SOME_PARTS)
 
 
-def _parts_or_stars(
-    question: Question, module: Module, patterns: tuple[str, ...]
-) -> bool | Finding:
+def _parts_or_stars(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
     skipped = _dotted_parts(question, module, patterns)
     if skipped is False:
         return any(star_on_parts(p, module.prefix) or _names_latent(p, module) for p in patterns)
@@ -158,27 +167,17 @@ EXCLUDE_RULES: Mapping[str, ExcludeRule] = {
 }
 
 
-def _leaves(module: Module) -> tuple[str, ...]:
-    return tuple(part.rpartition(".")[2] for part in module.parts)
-
-
 def _all_parts(
     module: Module,
-    leaves: tuple[str, ...],
-    patterns: tuple[str, ...],
+    names: tuple[str, ...],
+    patterns: Patterns,
     matches: Callable[[str, str], bool],
 ) -> bool | Finding:
     """All parts of a fused linear, or none."""
-    names = [module.prefix.removesuffix(module.leaf) + leaf for leaf in leaves]
     found = {any(matches(pattern, name) for pattern in patterns) for name in names}
-    if len(found) > 1:
-        return Finding(
-            "init",
-            f"ValueError: Found different quantization schemes for {list(leaves)} in"
-            f" {module.prefix}. SGLang requires all to use the same scheme.",
-            f"exclude all of {', '.join(leaves)} or none",
-        )
-    return found == {True}
+    leaves = [name.rpartition(".")[2] for name in names]
+    error = f"Found different quantization schemes for {leaves} in {{}}. SGLang requires all to"
+    return one_answer(found, module, f"{error} use the same scheme.")
 
 
 def _names_latent(pattern: str, module: Module) -> bool:
@@ -306,6 +305,9 @@ def stranger(question: Question, name: str) -> str | None:
 
     A bias it asks for.
     """
+    served = question.own.mtp
+    if served is not None and served.no_parameter:  # `mimo_mtp.py`, load_weights
+        return served.no_parameter.format(name=mtp.in_engine(name, served.layer))
     module, _, suffix = name.rpartition(".")
     leaf = module.rpartition(".")[2]
     named = declared_architecture(question.config) == "Qwen3ForCausalLM"

@@ -49,6 +49,7 @@ ENGINE = Engine(
         taken=declarations.taken,
         schemes=SCHEMES,
         exclude_rules=modules.EXCLUDE_RULES,
+        experts_by_name=frozenset({"quark", "compressed-tensors", "fp8", "modelopt"}),
     ),
     linears=LinearRules(
         modules=modules.modules,

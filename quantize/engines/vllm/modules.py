@@ -7,16 +7,23 @@ Sources, all of 0.33.0: loading executed with its own classes on faked sm90 and 
 
 import re
 from collections.abc import Mapping
+from operator import eq
 
 from ...drafts.engine_traits import Finding
 from ...drafts.fused import QKV
 from .. import mtp
 from ..contract import UNKNOWN_FIRST_LAYER, Module, Question, UnsureError
 from ..engine import ExcludeRule
-from ..exclude_keys import auto_round_in_vllm, gptq_by_lists
+from ..exclude_keys import Patterns, auto_round_in_vllm, gptq_by_lists
 from ..layer_linears import layer_linears
 from ..linear_scheme import LinearScheme
-from ..name_patterns import exact_or_regex, substring_or_wildcard
+from ..name_patterns import (
+    SOME_PARTS,
+    exact_or_regex,
+    substring,
+    substring_or_wildcard,
+    whole_or_parts,
+)
 from ..transforms import is_transformed
 from ..whole_blocks import block_problem, cut_groups, group_problem
 from .kernels import awq_problem, integer_problem, marlin_block_problem, powers_problem
@@ -31,6 +38,10 @@ _BY_QUARK_ITSELF = "quark mxfp4 "
 """Begins signatures whose step after loading may want Quark, or what a linear has not."""
 _TILES_OF_128 = frozenset({("compressed-tensors int4 group128 token-dynamic", "sm90")})
 """(signature, GPU) whose only kernel takes weights that are whole tiles."""
+_SOME_SHARDS = (
+    "Found different quantization schemes for the shards of {}. vLLM requires all to use the same"
+    " scheme."
+)
 _NOT_ALIGNED = (
     "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
     " by too large tensor parallel size."
@@ -96,32 +107,37 @@ def _excluded_as(question: Question, path: str) -> str:
     return QKV.vllm if forgets and path.endswith(QKV.vllm) else path
 
 
-# No list of fused parts reaches the draft: q_proj says nothing about qkv_proj.
+# Without a list of fused parts q_proj says nothing about qkv_proj: `Question.names_of_parts`.
 
 
-def _exact_or_regex(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+def _exact_or_regex(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
     _check_numbers(question, patterns)
-    return any(exact_or_regex(pattern, module.prefix) for pattern in patterns)
+    parts = question.names_of_parts(module)
+    return whole_or_parts(exact_or_regex, patterns, module, parts, _SOME_SHARDS)
 
 
-def _exact(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+def _exact(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
     _check_numbers(question, patterns)
-    return module.prefix in patterns
+    return whole_or_parts(eq, patterns, module, question.names_of_parts(module), SOME_PARTS)
 
 
-def _substring(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+def _substring(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
     _check_numbers(question, patterns)
     if question.declaration and not question.declaration.keys.get("modules_to_not_convert"):
         patterns = _unpacked(question)
-    return any(pattern in module.prefix for pattern in patterns)
+    parts = question.names_of_parts(module)
+    return whole_or_parts(substring, patterns, module, parts, SOME_PARTS)
 
 
-def _substring_or_wildcard(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+def _substring_or_wildcard(
+    question: Question, module: Module, patterns: Patterns
+) -> bool | Finding:
     if question.traits.drafts_blocks:
         patterns = _mapped(question, patterns)
     else:
         _check_numbers(question, patterns)
-    return any(substring_or_wildcard(pattern, module.prefix) for pattern in patterns)
+    named = whole_or_parts(eq, patterns, module, question.names_of_parts(module), SOME_PARTS)
+    return named or any(substring_or_wildcard(pattern, module.prefix) for pattern in patterns)
 
 
 EXCLUDE_RULES: Mapping[str, ExcludeRule] = {

@@ -35,6 +35,7 @@ _TRAITS = mtp_traits(
         prefix="model.layers.{n}.",
         no_parameter=NO_PARAMETER,
         misconfigured=_in_vllm,
+        lists_parts=True,
     ),
     sglang=MtpLayer(
         layer="model.decoder.",

@@ -6,7 +6,10 @@ from ...shared.mtp.engine_traits import NO_PARAMETER, mtp_traits
 ENGINE_TRAITS = mtp_traits(
     frozenset({"Glm4MoeForCausalLM"}),
     vllm=MtpLayer(
-        layer="model.layers.{n}.mtp_block.", prefix="model.layers.{n}.", no_parameter=NO_PARAMETER
+        layer="model.layers.{n}.mtp_block.",
+        prefix="model.layers.{n}.",
+        no_parameter=NO_PARAMETER,
+        lists_parts=True,
     ),
     sglang=MtpLayer(
         layer="model.decoder.",

@@ -1,7 +1,7 @@
 """MiMo's MTP layer in engines."""
 
 from ...engine_traits import INVALID, Finding, MtpLayer, ServedDraft
-from ...shared.mtp.engine_traits import mtp_traits
+from ...shared.mtp.engine_traits import NO_PARAMETER, mtp_traits
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
@@ -29,6 +29,13 @@ ENGINE_TRAITS = mtp_traits(
         prefix="model.layers.{n}.",
         no_parameter="ValueError: There is no module or parameter named '{name}' in MiMoMTP.",
         misconfigured=_in_vllm,
+        lists_parts=True,
     ),
-    sglang=MtpLayer(layer="model.mtp_block.", prefix="", most_modules=1, cache_scales=True),
+    sglang=MtpLayer(
+        layer="model.mtp_block.",
+        prefix="",
+        no_parameter=NO_PARAMETER,
+        most_modules=1,
+        cache_scales=True,
+    ),
 )

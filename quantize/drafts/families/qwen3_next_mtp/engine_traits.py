@@ -1,5 +1,6 @@
 """MTP layers of Qwen3-Next and Qwen3.5 in engines."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ...architectures import declared_architecture
@@ -9,6 +10,10 @@ from ...shared.mtp.engine_traits import mtp_traits
 
 _NEXT = "Qwen3NextForCausalLM"
 _EXPERTS_WANTED = "engines serve layers of Qwen3-Next with experts alone"
+_LAYER = "mtp.layers."
+_OTHER_FORMAT = (
+    "use another format: SGLang builds this layer in BF16 where ModelOpt's NVFP4 is declared"
+)
 
 
 def _is_dense(draft: ServedDraft) -> bool:
@@ -31,16 +36,37 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
             return Finding("unknown", unsure, _EXPERTS_WANTED)
         told = f"ValueError: Tensor parallel size {draft.tp} is greater than the number of"
         return Finding("init", f"{told} experts 0.", _EXPERTS_WANTED)
-    name = declared_architecture(draft.config)
-    if name != _NEXT and draft.signature.startswith("modelopt nvfp4"):
-        return Finding(  # whatever is excluded: `qwen3_5_mtp.py:58`, and executed
+    if _floats_in_sglang(draft) and any(n.endswith("weight_scale_2") for n in draft.tensor_names):
+        return Finding(
             "load",
             "AssertionError: sglang/srt/layers/linear.py:894: assert param_data.shape =="
             " loaded_weight.shape",
-            "use another format: SGLang builds this layer in BF16 where ModelOpt's NVFP4 is"
-            " declared",
+            _OTHER_FORMAT,
         )
     return None
+
+
+def _floats_in_vllm(draft: ServedDraft) -> Mapping[str, str]:
+    """`qwen3_5_mtp.py:88` and `:110`: fc beside NVFP4; the layer where GPTQ's excludes name mtp."""
+    if draft.signature.startswith("modelopt nvfp4"):
+        return {"mtp.fc": "keep fc in BF16: vLLM builds it so where ModelOpt's NVFP4 is declared"}
+    declared = draft.config.get("quantization_config")
+    rules = declared.get("dynamic") if isinstance(declared, Mapping) else None
+    named = any(rule.startswith("-:") and "mtp" in rule for rule in rules or ())
+    if declared_architecture(draft.config) == _NEXT or not named:
+        return {}
+    return {
+        _LAYER: "spell mtp as mt[p] in each key of dynamic that begins with -: and is not meant"
+        " for the whole layer: vLLM builds the layer in BF16 where one of them says mtp"
+    }
+
+
+def _floats_in_sglang(draft: ServedDraft) -> Mapping[str, str]:
+    """`qwen3_5_mtp.py:58`."""
+    is_next = declared_architecture(draft.config) == _NEXT
+    if is_next or not draft.signature.startswith("modelopt nvfp4"):
+        return {}
+    return {_LAYER: _OTHER_FORMAT}
 
 
 _TRAITS = mtp_traits(
@@ -53,6 +79,9 @@ _TRAITS = mtp_traits(
         no_expert="AttributeError: Layer {experts}.experts has no parameter"
         " '{stacked}_{leaf}' for checkpoint weight '{name}'",
         misconfigured=_in_vllm,
+        lists_parts=True,
+        fc="mtp.fc",
+        floats=_floats_in_vllm,
     ),
     sglang=MtpLayer(
         layer="model.layers.0.",
@@ -61,6 +90,8 @@ _TRAITS = mtp_traits(
         attention="",
         most_modules=1,
         misconfigured=_in_sglang,
+        lists_parts=True,
+        floats=_floats_in_sglang,
     ),
 )
 ENGINE_TRAITS = replace(

@@ -33,7 +33,6 @@ def mtp_traits(
         sglang=InSglang(
             architectures=architectures | more_in_sglang,
             served_as="EAGLE",
-            floats_into_fp8="unknown",
             biases=lambda _draft: (INPUTS, None),
             mtp=sglang,
         ),

@@ -1,0 +1,185 @@
+"""Quantized targets whose MTP layer is excluded in many ways, and what both loaders make of it.
+
+Usage: `.venv/bin/python tests/engines/inside.py .venv-engines/bin/python` writes `inside.json`,
+against which `test_mtp_engines.py` holds `check --target`. A layer is built under its target's
+declaration, often with a list of what its class fuses.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import kind_formats as kinds  # noqa: E402
+import numpy as np  # noqa: E402
+from mix_formats import quark_config, quark_spec  # noqa: E402
+from tiny import Stored, edit_json, read_tensors, write_tensors  # noqa: E402
+from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp  # noqa: E402
+
+OUT = HERE / "inside.json"
+LAYERS = 2
+_SIZES = {
+    "hidden": 256, "intermediate": 512, "vocab": 256, "heads": 4, "kv_heads": 2, "head_dim": 64,
+}  # fmt: skip
+_TEXT = {
+    "num_hidden_layers": LAYERS,
+    "layer_types": ["full_attention"] * LAYERS,
+    "rope_parameters": {"rope_type": "default", "mrope_interleaved": True, "rope_theta": 1e7,
+                        "mrope_section": [3, 3, 2], "partial_rotary_factor": 0.25},
+}  # fmt: skip
+_VISION = {
+    "model_type": "qwen3_5", "depth": 1, "hidden_size": 64, "intermediate_size": 128,
+    "num_heads": 2, "out_hidden_size": 256, "num_position_embeddings": 64,
+}  # fmt: skip
+_MIXTURE = {**_SIZES, "moe_intermediate": 128}
+_GLM = {"first_k_dense_replace": 0, "num_hidden_layers": LAYERS}
+FAMILIES: Mapping[str, tuple[Callable[[Path], Path], str, str]] = {
+    "qwen": (partial(tiny_qwen3_next_mtp, experts=0, config=_TEXT, **_SIZES), "mtp", "mtp.layers.0"),
+    "next": (partial(tiny_qwen3_next_mtp, config={"num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}, **_MIXTURE), "mtp", "mtp.layers.0"),
+    "mimo": (
+        partial(tiny_mimo_mtp, config={"num_hidden_layers": LAYERS, "model_type": "qwen2"}, **_SIZES),
+        "model.mtp_layers.0",
+        "model.mtp_layers.0",
+    ),
+    "glm": (partial(tiny_glm4_moe_mtp, number=LAYERS, config=_GLM, **_MIXTURE), "model.layers.2", "model.layers.2"),
+}
+"""Name -> builder, the subtree, and what the names of its linears begin with."""
+_SPEC = quark_spec("fp8_e4m3", "per_channel", ch_axis=0)
+_TOKEN = quark_spec("fp8_e4m3", "per_channel", ch_axis=1, is_dynamic=True)
+_MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.47.0"}}
+_FLOAT = {"bits": 16, "data_type": "float"}
+
+
+def _quark_fp8(rows: int, columns: int) -> kinds.Shapes:
+    return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("F32", (rows,))}
+
+
+def _with(key: str, declared: Mapping[str, Any]) -> Callable[[Sequence[str]], dict[str, Any]]:
+    return lambda names: {**declared, key: ["lm_head", *names]}
+
+
+FORMATS: Mapping[str, tuple[kinds.Store, Callable[[Sequence[str]], dict[str, Any]]]] = {
+    "quark": (_quark_fp8, _with("exclude", quark_config(_SPEC, _TOKEN, []))),
+    "ct-fp8": (
+        kinds.fp8_tokens,
+        _with(
+            "ignore",
+            kinds.declared_ct(
+                kinds.args("float", 8, "channel"),
+                kinds.args("float", 8, "token", dynamic=True),
+                "float-quantized",
+            ),
+        ),
+    ),
+    "fp8-block": (kinds.fp8_blocks(), _with("modules_to_not_convert", kinds.declared_blocks())),
+    "fp8": (kinds.fp8, _with("modules_to_not_convert", kinds.declared_fp8())),
+    "modelopt-fp8": (kinds.fp8, _with("ignore", {**_MODELOPT, "quant_algo": "FP8"})),
+    "modelopt-nvfp4": (
+        kinds.modelopt_nvfp4,
+        _with("ignore", {**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}),
+    ),
+    "awq": (kinds.awq(), _with("modules_to_not_convert", kinds.declared_awq())),
+    "gptq": (
+        kinds.gptq(),
+        lambda names: kinds.declared_gptq(
+            dynamic={
+                f"-:{n.removeprefix('re:') if n.startswith('re:') else re.escape(n)}": {}
+                for n in names
+            }
+        ),
+    ),
+    "gptq-lists": (
+        kinds.gptq(),
+        lambda names: kinds.declared_gptq(modules_in_block_to_quantize=[list(names)]),
+    ),
+    "auto-round": (
+        kinds.gptq(g_idx=False),
+        lambda names: kinds.declared_auto_round(
+            extra_config={n.removeprefix("re:"): _FLOAT for n in names}
+        ),
+    ),
+    "auto-round-blocks": (
+        kinds.gptq(g_idx=False),
+        lambda names: kinds.declared_auto_round(block_name_to_quantize=",".join(names)),
+    ),
+}
+"""Name -> how a linear is stored, and a quantization_config that excludes names; that of the lists
+of GPTQ and the blocks of AutoRound quantizes them."""
+
+
+def cases(layer: str, linears: Sequence[str]) -> dict[str, tuple[list[str], str]]:
+    """Which names are excluded ("re:" = an expression), and which linears are stored quantized."""
+    fc = f"{layer}.input_proj" if "mtp_layers" in layer else f"{layer}.eh_proj"
+    subtree = layer.removesuffix(".layers.0").removesuffix(".0")
+    kept = ["mtp.fc" if subtree == "mtp" else fc]
+    kept += [n for n in linears if re.search(r"mlp\.(gate|shared_expert_gate)$", n)]
+    parts = [n for n in linears if n not in kept and "eh_proj" not in n and "input_proj" not in n]
+    fused = list(dict.fromkeys(
+        re.sub(r"\b(gate|up)_proj$", "gate_up_proj", re.sub(r"\b[qkv]_proj$", "qkv_proj", n))
+        for n in parts if ".experts." not in n
+    ))  # fmt: skip
+    experts = [f"{layer}.mlp.experts"] if any(".experts." in n for n in parts) else []
+    served = "mtp.layers.0" if subtree == "mtp" else f"model.layers.{LAYERS}"
+    at_run_time = [n.replace(layer, served) for n in [*parts, *experts]]
+    attention = [n for n in parts if "attn" in n]
+    return {
+        "undeclared": ([], ""),
+        "fc": (kept, ""),
+        "parts": ([*kept, *parts], ""),
+        "parts without fc": (parts, ""),
+        "parts without experts": ([*kept, *(n for n in parts if ".experts." not in n)], ""),
+        "fused": ([*kept, *fused, *experts], ""),
+        "one part": ([*kept, *(n for n in parts if not re.search("[kv]_proj", n))], ""),
+        "run-time parts": ([*kept, *at_run_time], ""),
+        "leaves": (["fc", *dict.fromkeys(n.rpartition(".")[2] for n in [*kept, *parts])], ""),
+        "blocks": ([*kept, f"{layer}.self_attn", f"{layer}.mlp"], ""),
+        "subtree": ([subtree], ""),
+        "subtree*": ([f"{subtree}*"], ""),
+        "*subtree*": ([f"*{subtree}*"], ""),
+        "regex subtree": ([f"re:{subtree}.*"], ""),
+        "regex inside": ([f"re:.*{subtree}.*"], ""),
+        "regex parts": (["re:.*fc", r"re:.*mlp\.gate", r"re:.*(q|k|v|o|gate|up|down)_proj"], ""),
+        "quantized": (kept, "_proj"),
+        "quantized, fc undeclared": (kept[1:], "_proj"),
+        "quantized, fc by regex": ([f"re:.*{subtree}.*fc", *kept[1:]], "_proj"),
+        "mlp quantized": ([*kept, *attention], r"mlp.*_proj"),
+        "mlp quantized, fused": ([*kept, *(n for n in fused if "attn" in n)], r"mlp.*_proj"),
+        "attention quantized": ([*kept, *(n for n in parts if "mlp" in n)], "attn"),
+        "fc quantized": ([], r"_proj|fc"),
+        "quantized, excluded": ([*kept, *parts], "_proj"),
+    }
+
+
+def write(folder: Path, family: str, form: str, case: str) -> None:
+    """One target: a linear of its first layer is quantized, its MTP layer as the case says."""
+    build, subtree, layer = FAMILIES[family]
+    build(folder)
+    tensors = read_tensors(folder)
+    linears = [
+        name.removesuffix(".weight")
+        for name, tensor in tensors.items()
+        if name.startswith(f"{layer}.") and len(tensor.shape) == 2
+        and "shared_head" not in name and "embed" not in name
+    ]  # fmt: skip
+    excluded, which = cases(layer, linears)[case]
+    stored, declared = FORMATS[form]
+    shapes = {name: tensors[f"{name}.weight"].shape for name in [*linears, *(["mtp.fc"] if subtree == "mtp" else [])]}
+    quantized = {n: s for n, s in shapes.items() if which and re.search(f"({which})$", n) and not re.search("input_proj|eh_proj", n)}
+    root = "model.language_model" if family == "qwen" else "model"
+    quantized[f"{root}.layers.0.mlp.down_proj"] = (256, 512)
+    rng = np.random.default_rng(3)
+    found = {name: t for name, t in tensors.items() if name.removesuffix(".weight") not in quantized}
+    for module, (rows, columns) in quantized.items():
+        for suffix, (dtype, shape) in stored(rows, columns).items():
+            found[f"{module}.{suffix}"] = kinds.random_tensor(rng, suffix, dtype, shape)
+    write_tensors(folder, found, metadata={"format": "pt"})
+    more = {"vision_config": _VISION} if family == "qwen" else {}
+    edit_json(folder / "config.json", quantization_config=declared(excluded), **more)
