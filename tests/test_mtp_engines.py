@@ -1,15 +1,21 @@
-"""`check` against what the engines' own loaders said of MTP layers: `engines/mtp.json`."""
+"""`check` against what the engines' own loaders said of MTP layers: `engines/mtp.json`.
+
+Of those inside a quantized target, and what excludes them: `engines/inside.json`.
+"""
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from draftquant.quantize.engines.engine_check import check_draft
+from draftquant.quantize.pairing import check_pair
 from draftquant.scripts.cli import main
 from reasons import own_text
+from tiny import edit_json
 from tiny_mtp import (
     tiny_deepseek_mtp,
     tiny_glm4_moe_mtp,
@@ -18,7 +24,15 @@ from tiny_mtp import (
     tiny_step3p5_mtp,
 )
 
-ROWS = json.loads((Path(__file__).parent / "engines" / "mtp.json").read_text(encoding="utf-8"))
+ENGINES_FOLDER = Path(__file__).parent / "engines"
+sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
+
+import inside  # noqa: E402
+
+ROWS = json.loads((ENGINES_FOLDER / "mtp.json").read_text(encoding="utf-8"))
+INSIDE = json.loads((ENGINES_FOLDER / "inside.json").read_text(encoding="utf-8"))
+NOT_OF_EXPERTS = ("leaves", "fused", "parts", "quantized", "undeclared", "regex inside")
+"""Cases of which `check` may not know how an engine takes fused experts: UNKNOWN."""
 BUILDERS: dict[str, Callable[..., Path]] = {
     "mimo-mtp": partial(tiny_mimo_mtp, config={"model_type": "qwen2"}),
     "deepseek-mtp": tiny_deepseek_mtp,
@@ -104,3 +118,31 @@ def test_check_says_what_the_loader_said(
 def test_every_row_has_a_builder_and_every_difference_a_row() -> None:
     assert {parts(row)[1] for row in ROWS} == set(BUILDERS)
     assert {*HEAD_OF_THE_TARGET, *NOT_SAID} <= set(ROWS)
+
+
+@pytest.mark.some(8)
+@pytest.mark.parametrize("row", INSIDE)
+def test_a_layer_in_its_target_is_taken_as_the_loaders_took_it(row: str, tmp_path: Path) -> None:
+    family, _, form = row.partition(" ")
+    for case, verdicts in INSIDE[row].items():
+        folder, subtree = tmp_path / case, inside.FAMILIES[family][1]
+        inside.write(folder, family, form, case)
+        pair = check_pair(folder, folder, subtree=subtree, arch="sm90")
+        for engine, verdict in zip(("vllm", "sglang"), verdicts, strict=True):
+            said = pair.of(engine).verdict
+            unsure = family in ("next", "glm") and case in NOT_OF_EXPERTS and said == "UNKNOWN"
+            assert said == verdict or unsure, (engine, case)
+
+
+@pytest.mark.parametrize("form", ["quark", "ct-fp8", "fp8", "modelopt-fp8", "awq"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_names_of_the_remedies_exclude_the_layer(form: str, engine: str, tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    inside.write(folder, "qwen", form, "undeclared")
+    said = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
+    assert said.verdict != "LOADS"
+    names = {name for f in said.findings for name in re.findall(r"'(mtp\.[\w.]+)'", f.remedy)}
+    declared = inside.FORMATS[form][1](sorted(names))
+    edit_json(folder / "config.json", quantization_config=declared)
+    again = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
+    assert again.verdict == "LOADS"

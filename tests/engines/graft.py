@@ -56,7 +56,7 @@ def main() -> int:
         folders = [folder for kind in MTP for folder in grafts(Path(made), kind)]
         for engine in ("vllm", "sglang"):
             for part in ("target", "layer"):
-                for row in _loaded(sys.argv[1], engine, part, folders):
+                for row in loaded(sys.argv[1], engine, part, folders):
                     name = str(row["draft"]).rpartition("/")[2]
                     rows[f"{engine} {name}: {part}"] = row
     keys = ("verdict", "stage", "error", "unloaded", "unread", "cast")
@@ -113,7 +113,8 @@ def _schemes(row: dict[str, object]) -> dict[str, list[str]]:
     return {"schemes": sorted(name for name in found if not name.endswith("KVCacheMethod"))}
 
 
-def _loaded(python: str, engine: str, part: str, folders: list[Path]) -> list[dict[str, object]]:
+def loaded(python: str, engine: str, part: str, folders: list[Path]) -> list[dict[str, object]]:
+    """What an engine's own loader says of the targets, or of their layers."""
     command = [python, f"{engine}_graft.py", "--arch", ARCH, "--target", f"/{part}"]
     done = subprocess.run(
         [*command, *map(str, folders)], cwd=HERE, capture_output=True, text=True, check=True

@@ -7,7 +7,6 @@ declaration, often with a list of what its class fuses.
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import kind_formats as kinds  # noqa: E402
 import numpy as np  # noqa: E402
+from graft import loaded  # noqa: E402
 from mix_formats import quark_config, quark_spec  # noqa: E402
-from tiny import Stored, edit_json, read_tensors, write_tensors  # noqa: E402
+from tiny import edit_json, read_tensors, write_tensors  # noqa: E402
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp  # noqa: E402
 
 OUT = HERE / "inside.json"
@@ -41,15 +41,20 @@ _VISION = {
 }  # fmt: skip
 _MIXTURE = {**_SIZES, "moe_intermediate": 128}
 _GLM = {"first_k_dense_replace": 0, "num_hidden_layers": LAYERS}
+_NEXT = {"num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}
+_MIMO = {"num_hidden_layers": LAYERS, "model_type": "qwen2"}
 FAMILIES: Mapping[str, tuple[Callable[[Path], Path], str, str]] = {
-    "qwen": (partial(tiny_qwen3_next_mtp, experts=0, config=_TEXT, **_SIZES), "mtp", "mtp.layers.0"),
-    "next": (partial(tiny_qwen3_next_mtp, config={"num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}, **_MIXTURE), "mtp", "mtp.layers.0"),
-    "mimo": (
-        partial(tiny_mimo_mtp, config={"num_hidden_layers": LAYERS, "model_type": "qwen2"}, **_SIZES),
-        "model.mtp_layers.0",
-        "model.mtp_layers.0",
+    "qwen": (
+        partial(tiny_qwen3_next_mtp, experts=0, config=_TEXT, **_SIZES),
+        "mtp",
+        "mtp.layers.0",
     ),
-    "glm": (partial(tiny_glm4_moe_mtp, number=LAYERS, config=_GLM, **_MIXTURE), "model.layers.2", "model.layers.2"),
+    "next": (partial(tiny_qwen3_next_mtp, config=_NEXT, **_MIXTURE), "mtp", "mtp.layers.0"),
+    "mimo": (partial(tiny_mimo_mtp, config=_MIMO, **_SIZES), *["model.mtp_layers.0"] * 2),
+    "glm": (
+        partial(tiny_glm4_moe_mtp, number=LAYERS, config=_GLM, **_MIXTURE),
+        *["model.layers.2"] * 2,
+    ),
 }
 """Name -> builder, the subtree, and what the names of its linears begin with."""
 _SPEC = quark_spec("fp8_e4m3", "per_channel", ch_axis=0)
@@ -115,6 +120,47 @@ FORMATS: Mapping[str, tuple[kinds.Store, Callable[[Sequence[str]], dict[str, Any
 of GPTQ and the blocks of AutoRound quantizes them."""
 
 
+_NAMED = ("undeclared", "parts", "fused", "one part", "regex inside", "subtree*", "leaves",
+          "quantized", "mlp quantized")  # fmt: skip
+_MORE = ("blocks", "subtree", "*subtree*", "regex subtree", "regex parts",
+         "quantized, fc by regex", "mlp quantized, fused", "attention quantized",
+         "quantized, excluded", "fc quantized", "quantized, fc undeclared")  # fmt: skip
+_ONE_EACH = (
+    "quark",
+    "ct-fp8",
+    "fp8",
+    "modelopt-fp8",
+    "modelopt-nvfp4",
+    "awq",
+    "gptq",
+    "auto-round",
+)
+_FP8 = ("quark", "ct-fp8", "fp8-block", "modelopt-fp8")
+GRID: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("qwen", _ONE_EACH, _NAMED + _MORE),
+    ("qwen", ("gptq-lists", "auto-round-blocks"), _NAMED),
+    (
+        "mimo",
+        ("quark", "ct-fp8", "fp8", "modelopt-fp8", "awq", "gptq", "auto-round"),
+        ("undeclared", "parts", "run-time parts", "fused", "regex inside", "leaves", "quantized",
+         "mlp quantized"),
+    ),
+    ("next", _FP8, (*_NAMED[:3], *_NAMED[4:8], "parts without experts", "attention quantized")),
+    (
+        "next",
+        ("awq", "gptq", "auto-round"),
+        ("undeclared", "regex inside", "parts", "fused", "quantized"),
+    ),
+    (
+        "glm",
+        _FP8,
+        ("undeclared", "parts", "parts without experts", "leaves", "regex inside", "subtree",
+         "quantized"),
+    ),
+)  # fmt: skip
+"""Family, formats, cases."""
+
+
 def cases(layer: str, linears: Sequence[str]) -> dict[str, tuple[list[str], str]]:
     """Which names are excluded ("re:" = an expression), and which linears are stored quantized."""
     fc = f"{layer}.input_proj" if "mtp_layers" in layer else f"{layer}.eh_proj"
@@ -132,9 +178,7 @@ def cases(layer: str, linears: Sequence[str]) -> dict[str, tuple[list[str], str]
     attention = [n for n in parts if "attn" in n]
     return {
         "undeclared": ([], ""),
-        "fc": (kept, ""),
         "parts": ([*kept, *parts], ""),
-        "parts without fc": (parts, ""),
         "parts without experts": ([*kept, *(n for n in parts if ".experts." not in n)], ""),
         "fused": ([*kept, *fused, *experts], ""),
         "one part": ([*kept, *(n for n in parts if not re.search("[kv]_proj", n))], ""),
@@ -160,26 +204,50 @@ def cases(layer: str, linears: Sequence[str]) -> dict[str, tuple[list[str], str]
 
 def write(folder: Path, family: str, form: str, case: str) -> None:
     """One target: a linear of its first layer is quantized, its MTP layer as the case says."""
-    build, subtree, layer = FAMILIES[family]
+    build, _, layer = FAMILIES[family]
     build(folder)
     tensors = read_tensors(folder)
-    linears = [
-        name.removesuffix(".weight")
+    shapes = {
+        name.removesuffix(".weight"): tensor.shape
         for name, tensor in tensors.items()
-        if name.startswith(f"{layer}.") and len(tensor.shape) == 2
-        and "shared_head" not in name and "embed" not in name
-    ]  # fmt: skip
-    excluded, which = cases(layer, linears)[case]
-    stored, declared = FORMATS[form]
-    shapes = {name: tensors[f"{name}.weight"].shape for name in [*linears, *(["mtp.fc"] if subtree == "mtp" else [])]}
-    quantized = {n: s for n, s in shapes.items() if which and re.search(f"({which})$", n) and not re.search("input_proj|eh_proj", n)}
+        if name.startswith((f"{layer}.", "mtp.fc")) and len(tensor.shape) == 2
+        and not re.search("shared_head|embed", name)
+    }  # fmt: skip
+    excluded, which = cases(layer, [name for name in shapes if name != "mtp.fc"])[case]
+    chosen = [n for n in shapes if which and re.search(f"({which})$", n) and "input_proj" not in n]
     root = "model.language_model" if family == "qwen" else "model"
-    quantized[f"{root}.layers.0.mlp.down_proj"] = (256, 512)
+    shapes[f"{root}.layers.0.mlp.down_proj"] = (256, 512)
+    stored, declared = FORMATS[form]
     rng = np.random.default_rng(3)
-    found = {name: t for name, t in tensors.items() if name.removesuffix(".weight") not in quantized}
-    for module, (rows, columns) in quantized.items():
-        for suffix, (dtype, shape) in stored(rows, columns).items():
+    found = {n: tensor for n, tensor in tensors.items() if n.removesuffix(".weight") not in chosen}
+    for module in [*chosen, f"{root}.layers.0.mlp.down_proj"]:
+        for suffix, (dtype, shape) in stored(*shapes[module]).items():
             found[f"{module}.{suffix}"] = kinds.random_tensor(rng, suffix, dtype, shape)
     write_tensors(folder, found, metadata={"format": "pt"})
     more = {"vision_config": _VISION} if family == "qwen" else {}
     edit_json(folder / "config.json", quantization_config=declared(excluded), **more)
+
+
+def main() -> int:
+    """See the module."""
+    rows: dict[str, dict[str, list[object]]] = {}
+    for family, forms, chosen in GRID:
+        for form in forms:
+            with tempfile.TemporaryDirectory() as made:
+                folders = [Path(made) / case for case in chosen]
+                for folder in folders:
+                    write(folder, family, form, folder.name)
+                told = [
+                    [row["verdict"] for row in loaded(sys.argv[1], engine, "layer", folders)]
+                    for engine in ("vllm", "sglang")
+                ]
+            rows.setdefault(f"{family} {form}", {}).update(
+                {case: list(both) for case, *both in zip(chosen, *told, strict=True)}
+            )
+    lines = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()]
+    OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
