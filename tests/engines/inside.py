@@ -214,7 +214,7 @@ def write(folder: Path, family: str, form: str, case: str) -> None:
         and not re.search("shared_head|embed", name)
     }  # fmt: skip
     excluded, which = cases(layer, [name for name in shapes if name != "mtp.fc"])[case]
-    chosen = [n for n in shapes if which and re.search(f"({which})$", n) and "input_proj" not in n]
+    chosen = [n for n in shapes if which and re.search(rf"(?<!input)(?<!eh)({which})$", n)]
     root = "model.language_model" if family == "qwen" else "model"
     shapes[f"{root}.layers.0.mlp.down_proj"] = (256, 512)
     stored, declared = FORMATS[form]
