@@ -3,42 +3,26 @@
 Of each engine, its newest known version is asked.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from ..drafts import read_config
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Finding
-from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
 from ..stored.parts import quantized_looking
-from ..verify.verify_report import Fault
-from .contract import Module, Question, UnsureError, shown
+from .contract import EngineName, Module, Question, UnsureError, shown
 from .declaration import read_declaration
 from .engine import Engine
 from .name_patterns import scheme_of
 from .registry import newest_engines
 
 
-class Misread(NamedTuple):
-    """One linear of one engine; `as_floats` is how the engine takes it, None = that is unknown."""
-
-    engine: Engine
-    module: str
-    as_floats: bool | None
-
-    def __str__(self) -> str:
-        if self.as_floats is None:
-            return f"how {self.engine.title} takes {shown(self.module)} is not known"
-        taken, stored = "not quantized", "quantized values are stored"
-        if not self.as_floats:
-            taken, stored = "quantized", "floats are stored"
-        return f"{self.engine.title} takes {shown(self.module)} as {taken}, where {stored}"
-
-
-def misread_excludes(checkpoint: Checkpoint, *, target_layers: int | None) -> tuple[Misread, ...]:
+def misread_excludes(
+    checkpoint: Checkpoint, *, target_layers: int | None
+) -> Mapping[EngineName, str]:
     """Linears that vLLM or SGLang take as codes where floats are stored, or the other way round.
 
     Fused linears with parts of both kinds are left out: no exclude is right for them. Which engine
@@ -48,40 +32,23 @@ def misread_excludes(checkpoint: Checkpoint, *, target_layers: int | None) -> tu
         checkpoint: declares its quantization in the flat form, in a layout that is known here.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's.
 
+    Returns:
+        Of each engine that takes some so, the first, and how many more.
+
     Raises:
         CheckpointError: config.json is not that of a draft.
     """
     family, _ = read_config(checkpoint)
     names = quantized_looking(checkpoint.tensors.values())
     quantized = {family.canonical_name(f"{n}.weight").removesuffix(".weight") for n in names}
-    return tuple(
-        found
-        for engine in newest_engines()
-        if (question := _question(engine, checkpoint, target_layers)) is not None
-        for module in engine.linears.modules(question)
-        for found in _misread(engine, question, module, quantized)
-    )
-
-
-def layer_faults(layer: Checkpoint) -> Iterator[Fault]:
-    """One for each engine that takes linears of a layer inside its target in another way.
-
-    Names of the layer's excludes are those of the engines, which `verify` does not know.
-    """
-    found = [
-        each for each in misread_excludes(layer, target_layers=None) if each.as_floats is not None
-    ]
-    for engine in dict.fromkeys(each.engine.title for each in found):
-        yield Fault(
-            where=f"{CONFIG_FILE}: quantization_config",
-            expected="every linear of the layer as it is stored",
-            got=listed([each for each in found if each.engine.title == engine]),
-        )
-
-
-def listed(found: Sequence[Misread]) -> str:
-    """The first, and how many more."""
-    return f"{found[0]}{f', and {len(found) - 1} more' if found[1:] else ''}"
+    found = {}
+    for engine in newest_engines():
+        question = _question(engine, checkpoint, target_layers)
+        modules = engine.linears.modules(question) if question is not None else ()
+        told = [_misread(engine, question, m, quantized) for m in modules if question is not None]
+        if wrong := [text for text in told if text is not None]:
+            found[engine.name] = wrong[0] + (f", and {len(wrong) - 1} more" if wrong[1:] else "")
+    return found
 
 
 def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
@@ -119,17 +86,20 @@ def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None)
 
 def _misread(
     engine: Engine, question: Question, module: Module, quantized: Collection[str]
-) -> Iterator[Misread]:
+) -> str | None:
+    """How it takes the module, if that is known and not as it is stored."""
     kinds = {part in quantized for part in module.parts}
     if len(kinds) > 1 or module.leaf in engine.linears.plain(question):
-        return
+        return None
     try:
         excluded = engine.declaration.is_excluded(question, module)
         if not excluded and scheme_of(question, module) is None:
-            return  # no target means it: whatever is excluded
+            return None  # no target means it: whatever is excluded
     except UnsureError:
-        yield Misread(engine, module.name, None)
-        return
-    if isinstance(excluded, Finding) or excluded in kinds:
-        as_floats = None if isinstance(excluded, Finding) else excluded
-        yield Misread(engine, module.name, as_floats)
+        return None
+    if isinstance(excluded, Finding) or excluded not in kinds:
+        return None
+    taken, stored = "quantized", "floats are stored"
+    if excluded:
+        taken, stored = "not quantized", "quantized values are stored"
+    return f"{engine.title} takes {shown(module.name)} as {taken}, where {stored}"

@@ -1,5 +1,6 @@
 """A stored float weight where an engine expects quantized values: an exclude does not match."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from ..drafts.engine_traits import Finding
@@ -88,12 +89,8 @@ def _excluding(engine: Engine, question: Question, module: Module) -> tuple[str,
     """Names that exclude a module if a list has them: its own, or those of its parts."""
     for names in (module.prefix,), module.part_prefixes:
         declared = question.declaration and replace(question.declaration, excludes=names)
-        try:
-            if (
-                engine.declaration.is_excluded(replace(question, declaration=declared), module)
-                is True
-            ):
+        asked = replace(question, declaration=declared)
+        with suppress(UnsureError):
+            if engine.declaration.is_excluded(asked, module) is True:
                 return names
-        except UnsureError:
-            break
     return (module.prefix,)

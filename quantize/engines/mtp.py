@@ -66,10 +66,7 @@ def modules(
 
 
 def built_as_floats(question: Question, module: Module) -> str | None:
-    """What to do where a linear is stored quantized that is built as floats whatever is declared.
-
-    None where the declaration is asked.
-    """
+    """What to do where it is stored quantized; None where the declaration is asked."""
     served = question.own.mtp
     beginnings = served.floats(question) if served is not None else {}
     found = (remedy for name, remedy in beginnings.items() if module.prefix.startswith(name))

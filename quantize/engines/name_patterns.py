@@ -19,6 +19,8 @@ SOME_PARTS = (
     " same precision."
 )
 """The error of both engines for excludes of plain names."""
+Matching = Callable[[str, str], bool]
+"""Whether a pattern matches a name."""
 NAMED_HEADS = frozenset({"compressed-tensors"})
 """Each quant_method whose heads are quantized only where a target names them.
 
@@ -76,16 +78,19 @@ def star_on_parts(pattern: str, name: str) -> bool:
 
 
 def whole_or_parts(
-    matches_name: Callable[[str, str], bool],
-    patterns: Collection[str],
-    module: Module,
-    parts: Iterable[str],
-    error: str,
+    matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
 ) -> bool | Finding:
-    """By the name of a module, else by those of all its parts; of some, the engine's error."""
-    if any(matches_name(pattern, module.prefix) for pattern in patterns):
+    """By the name of a module, else by those of all its parts."""
+    if any(matched(pattern, module.prefix) for pattern in patterns):
         return True
-    found = {any(matches_name(pattern, name) for pattern in patterns) for name in parts}
+    return by_parts(matched, patterns, module, parts, error)
+
+
+def by_parts(
+    matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
+) -> bool | Finding:
+    """By these names, of which all are excluded or none."""
+    found = {any(matched(pattern, name) for pattern in patterns) for name in parts}
     return one_answer(found, module, error)
 
 

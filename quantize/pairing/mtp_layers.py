@@ -8,7 +8,7 @@ the folder that the layer comes from.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..engines.exclude_mismatches import listed, misread_excludes
+from ..engines.exclude_mismatches import misread_excludes
 from ..errors import CheckpointError
 from .pair import Pair, PairFinding
 from .target import Target
@@ -47,13 +47,12 @@ def mixed_layer(pair: Pair) -> Iterator[PairFinding]:
         found = misread_excludes(beside, target_layers=pair.target.num_layers)
     except CheckpointError:
         return
-    known = [each for each in found if each.engine.name == "vllm" and each.as_floats is not None]
-    if known:
+    if "vllm" in found:
         yield PairFinding(
             "wrong",
             "mtp",
             "the target's quantization_config does not say how its MTP layer is stored:"
-            f" {listed(known)}. It ends with an error, or serves weights that were never loaded",
+            f" {found['vllm']}. It ends with an error, or serves weights that were never loaded",
             "correct the excludes of the target's quantization_config, or take the layer of the"
             " BF16 original: draftquant graft TARGET LAYER --out O",
             "vllm",

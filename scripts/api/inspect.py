@@ -126,15 +126,19 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
-    from ...quantize.engines.exclude_mismatches import layer_faults
+    from ...quantize.engines.exclude_mismatches import misread_excludes
+    from ...quantize.files.checkpoint import CONFIG_FILE
     from ...quantize.lints import find_lints
     from ...quantize.verify.audit import audit
+    from ...quantize.verify.verify_report import Fault
 
     try:
         found = audit(checkpoint)
         if checkpoint.subtree is not None:
-            faults = (*found.faults, *layer_faults(checkpoint))
-            found = dataclasses.replace(found, faults=faults)
+            where, expected = f"{CONFIG_FILE}: quantization_config", "what is stored of the layer"
+            said = misread_excludes(checkpoint, target_layers=None).values()
+            faults = (Fault(where=where, expected=expected, got=text) for text in said)
+            found = dataclasses.replace(found, faults=(*found.faults, *faults))
     except VerifyError as exc:  # nothing was verified: it is the input that is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
     return Inspection(

@@ -4,7 +4,7 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 (`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ...drafts.architectures import declared_architecture
 from ...drafts.engine_traits import Finding
@@ -17,11 +17,12 @@ from ..layer_linears import layer_linears
 from ..linear_scheme import LinearScheme
 from ..name_patterns import (
     SOME_PARTS,
+    by_parts,
     dotted_path,
     exact_or_regex,
-    one_answer,
     star_on_parts,
     suffix_or_regex,
+    whole_or_parts,
 )
 from ..transforms import any_transform
 from ..whole_blocks import block_problem, cut_groups, group_problem
@@ -68,6 +69,10 @@ _ROCM_SPLIT: Mapping[str, str] = {
     "auto-round awq-int4": _NOT_ALIGNED,
     "awq int4": _NOT_ALIGNED,
 }
+_SOME_SCHEMES = (
+    "Found different quantization schemes for {} in {{}}. SGLang requires all to use the same"
+    " scheme."
+)
 _DROPPED_GROUPS = frozenset({"quark mxfp4"})
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""
@@ -125,25 +130,22 @@ def _substring(_question: Question, module: Module, patterns: Patterns) -> bool:
 
 
 def _suffix_or_regex(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
-    if module.prefix in patterns:
-        return True
-    names = question.names_of_parts(module) or (module.prefix,)
-    return _all_parts(module, names, patterns, suffix_or_regex)
+    parts = question.names_of_parts(module) or (module.prefix,)
+    error = _SOME_SCHEMES.format([part.rpartition(".")[2] for part in parts])
+    return module.prefix in patterns or by_parts(suffix_or_regex, patterns, module, parts, error)
 
 
 def _whole_or_parts(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
     always = module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang)
     parts = module.part_prefixes if always else question.names_of_parts(module)
-    if any(exact_or_regex(pattern, module.prefix) for pattern in patterns):
-        return True
-    return _all_parts(module, parts, patterns, exact_or_regex)
+    error = _SOME_SCHEMES.format([part.rpartition(".")[2] for part in parts])
+    return whole_or_parts(exact_or_regex, patterns, module, parts, error)
 
 
 def _dotted_parts(_question: Question, module: Module, patterns: Patterns) -> bool | Finding:
     fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
-    names = module.part_prefixes if fused else (module.prefix,)
-    found = {any(dotted_path(pattern, name) for pattern in patterns) for name in names}
-    return one_answer(found, module, SOME_PARTS)
+    parts = module.part_prefixes if fused else (module.prefix,)
+    return by_parts(dotted_path, patterns, module, parts, SOME_PARTS)
 
 
 def _parts_or_stars(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
@@ -165,19 +167,6 @@ EXCLUDE_RULES: Mapping[str, ExcludeRule] = {
     "w8a8_int8": lambda *_asked: False,
     "blockwise_int8": _dotted_parts,
 }
-
-
-def _all_parts(
-    module: Module,
-    names: tuple[str, ...],
-    patterns: Patterns,
-    matches: Callable[[str, str], bool],
-) -> bool | Finding:
-    """All parts of a fused linear, or none."""
-    found = {any(matches(pattern, name) for pattern in patterns) for name in names}
-    leaves = [name.rpartition(".")[2] for name in names]
-    error = f"Found different quantization schemes for {leaves} in {{}}. SGLang requires all to"
-    return one_answer(found, module, f"{error} use the same scheme.")
 
 
 def _names_latent(pattern: str, module: Module) -> bool:

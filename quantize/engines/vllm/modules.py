@@ -7,6 +7,7 @@ Sources, all of 0.33.0: loading executed with its own classes on faked sm90 and 
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from operator import eq
 
 from ...drafts.engine_traits import Finding
@@ -19,6 +20,7 @@ from ..layer_linears import layer_linears
 from ..linear_scheme import LinearScheme
 from ..name_patterns import (
     SOME_PARTS,
+    Matching,
     exact_or_regex,
     substring,
     substring_or_wildcard,
@@ -110,33 +112,32 @@ def _excluded_as(question: Question, path: str) -> str:
 # Without a list of fused parts q_proj says nothing about qkv_proj: `Question.names_of_parts`.
 
 
-def _exact_or_regex(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
+def _excluded(
+    matched: Matching, error: str, question: Question, module: Module, patterns: Patterns
+) -> bool | Finding:
     _check_numbers(question, patterns)
     parts = question.names_of_parts(module)
-    return whole_or_parts(exact_or_regex, patterns, module, parts, _SOME_SHARDS)
+    return whole_or_parts(matched, patterns, module, parts, error)
 
 
-def _exact(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
-    _check_numbers(question, patterns)
-    return whole_or_parts(eq, patterns, module, question.names_of_parts(module), SOME_PARTS)
+_exact = partial(_excluded, eq, SOME_PARTS)
+_exact_or_regex = partial(_excluded, exact_or_regex, _SOME_SHARDS)
 
 
 def _substring(question: Question, module: Module, patterns: Patterns) -> bool | Finding:
-    _check_numbers(question, patterns)
     if question.declaration and not question.declaration.keys.get("modules_to_not_convert"):
         patterns = _unpacked(question)
-    parts = question.names_of_parts(module)
-    return whole_or_parts(substring, patterns, module, parts, SOME_PARTS)
+    return _excluded(substring, SOME_PARTS, question, module, patterns)
 
 
 def _substring_or_wildcard(
     question: Question, module: Module, patterns: Patterns
 ) -> bool | Finding:
+    named: bool | Finding = False
     if question.traits.drafts_blocks:
         patterns = _mapped(question, patterns)
     else:
-        _check_numbers(question, patterns)
-    named = whole_or_parts(eq, patterns, module, question.names_of_parts(module), SOME_PARTS)
+        named = _exact(question, module, patterns)
     return named or any(substring_or_wildcard(pattern, module.prefix) for pattern in patterns)
 
 
