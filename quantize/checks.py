@@ -13,6 +13,7 @@ from .files.provenance_file import check_seal, read_provenance
 from .files.side_files import check_no_other_weights, check_not_made
 from .files.vocabulary_cut import VocabularyCut
 from .quantization_plan import Plan
+from .stored.looks_quantized import looks_quantized
 from .stored.stored_tables import StoredTables, first_differing_row
 from .stored.table_names import EMBEDDING
 
@@ -114,7 +115,7 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
     check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
     cuts = _cuts_before(folder)
     check_not_made(folder, side_files, cut=bool(cuts))
-    if plan.draft.checkpoint.config.get("quantization_config") is not None:
+    if looks_quantized(plan.draft.checkpoint):
         raise CheckpointError(
             folder / CONFIG_FILE,
             "the source is quantized already (it declares a quantization_config)",

@@ -37,7 +37,7 @@ from .files.side_files import check_no_other_weights, config_and_index
 from .folder_card import plain_card
 from .numerics.plain import rounded
 from .outputs import ONLY_OF_CODES, OutputTensors, bytes_of, copied, files_of, write_outputs
-from .stored.declarations import raw_declaration
+from .stored.declarations import declared_scheme
 from .stored.kv_cache import cache_scales
 from .stored.stored_draft import StoredDraft
 from .verify import DequantizedLinear, DequantizedReport, check_faults, verify_dequantized
@@ -121,7 +121,7 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
             kept weights mix dtypes and none is given.
         VerifyError: its quantization_config is not understood.
     """
-    if raw_declaration(checkpoint) is None:
+    if declared_scheme(checkpoint) is None:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
             "there is nothing to dequantize: it declares no quantization_config",

@@ -154,9 +154,11 @@ def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
         ("DFlashLagunaForCausalLM", "Laguna's DFlash"),
         ("MedusaLlamaForCausalLM", "a target with Medusa heads"),
         ("Qwen3MoeForCausalLMMTP", "an MTP layer"),
-        ("NemotronHMTPModel", "an MTP layer"),
+        ("NemotronHMTPModel", "an MTP layer of Nemotron-H"),
+        ("DFlareDraftModel", "DFlare"),
+        ("DFlash3DraftModel", "DFlash with layers of another kind"),
         ("GptOssForCausalLMEagle3", "EAGLE-3 with layers of another kind"),
-        ("EagleMistralForCausalLM", "EAGLE-1 with layers of another kind"),
+        ("EagleMistralForCausalLM", "Mistral's EAGLE"),
         ("Gemma4AssistantForCausalLM", "Gemma's assistant"),
     ],
 )
@@ -176,6 +178,8 @@ def test_what_is_refused_by_name_is_told_what_it_is(
         ("medusa_head.0.0.linear.weight", "a target with Medusa heads"),
         ("model.layers.61.eh_proj.weight", "an MTP layer"),
         ("mtp.fc.weight", "an MTP layer"),
+        ("eagle_linear.weight", "Mistral's EAGLE"),
+        ("hidden_norm.weight", "a DFlash draft under an unknown name"),
         ("model.fc.weight", "an EAGLE draft under an unknown name"),
         ("model.layers.3.mlp.up_proj.weight", "a whole language model"),
     ],
@@ -191,7 +195,7 @@ def test_where_no_name_tells_the_kind_tensors_do(tensor: str, kind: str, draft: 
         ("markov_head.markov_w1.weight", "DSpark"),
         ("candidate_selector.prev_embedding.weight", "DFlash2"),
         ("model.layers.61.eh_proj.weight", "an MTP layer"),
-        ("model.layers.0.mlp.experts.0.up_proj.weight", "a mixture of experts"),
+        ("model.layers.0.mlp.experts.0.up_proj.weight", "language-model with a mixture"),
     ],
 )
 def test_a_language_model_is_told_whose_tensors_it_has(tensor: str, kind: str, draft: Path) -> None:
@@ -203,7 +207,9 @@ def test_a_language_model_is_told_whose_tensors_it_has(tensor: str, kind: str, d
 @pytest.mark.parametrize(
     ("tensor", "kind"),
     [
-        ("midlayer.mlp.experts.gate_up_proj", "EAGLE-3 with a mixture of experts"),
+        ("midlayer.mlp.experts.gate_up_proj", "eagle3-llama with a mixture of experts"),
+        ("midlayer.self_attn.kv_b_proj.weight", "eagle3-llama with latent attention (MLA)"),
+        ("midlayer.self_attn.sinks", "eagle3-llama with attention sinks"),
         ("enorm.weight", "EAGLE-3 with TensorRT-LLM's eh_proj"),
         ("parallel_draft_heads.0.weight", "EAGLE-3 with ModelOpt's parallel heads"),
     ],
@@ -253,10 +259,10 @@ def test_the_targets_number_of_layers_is_read_as_one(tmp_path: Path) -> None:
 def test_a_config_without_architectures_says_what_would_be_needed(tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft")
     edit_json(draft / "config.json", architectures=None)
-    refused(draft, "expected a list of one name", "by its tensors it is eagle3-llama: add")
+    refused(draft, "expected a list of one name", "set architectures to LlamaForCausalLMEagle3")
     inner = {"hidden_size": 64, "architectures": ["LlamaForCausalLM"]}
     edit_json(draft / "config.json", model_type="eagle", model=inner)
-    refused(draft, "expected a list of one name", "move the keys of 'model' to the top level")
+    refused(draft, "stand below 'model'", "move the keys of 'model' to the top level")
 
 
 REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAFTS = wild_drafts()
 KINDS = {
-    "eagle3-moe": "EAGLE-3 with layers of another kind",
+    "eagle3-moe": "EAGLE-3 with a mixture of experts",
 }
 FAMILIES = {
     "peagle": "eagle3-llama",

@@ -156,7 +156,6 @@ class InEngine:
 
     Attributes:
         architectures: the names in config.json for which the loading was executed.
-        refused_names: names that such drafts have and it has not -> what to do.
         served_as: as what the command that serves a draft names it.
         problem: its rules for config.json and for names of tensors of these drafts.
         unknown_tensors: what becomes of a tensor that has no parameter.
@@ -175,7 +174,6 @@ class InEngine:
     """
 
     architectures: frozenset[str] = frozenset()
-    refused_names: Mapping[str, str] = field(default_factory=dict)
     served_as: str = ""
     problem: Problem = no_problem
     unknown_tensors: Literal["refused", "dropped", "unknown"] = "unknown"

@@ -21,6 +21,7 @@ from .fused import FusedLinear, fused_linear
 from .geometry import Geometry
 from .lint import Lint
 from .speculators_form import SpeculatorsForm
+from .unsupported import MARKS
 
 if TYPE_CHECKING:
     import torch
@@ -117,8 +118,17 @@ class Family(ABC):
     """speculators_model_type -> how the speculators package spells such a config."""
     misnamed: Mapping[str, Lint] = MappingProxyType({})
     """An architecture or model_type that engines misread -> what is said of it."""
+    own_marks: Collection[str] = ()
+    """Those of `MARKS` that tensors of its own have."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
+
+    def foreign_marks(self) -> Mapping[str, str]:
+        """Part of a tensor name -> what a draft with it is, which this family does not read."""
+        layers = {mark: kind for mark, kind in MARKS.items() if mark not in self.own_marks}
+        return {mark: f"{self.name} with {kind}" for mark, kind in layers.items()} | dict(
+            self.relatives
+        )
 
     def canonical_name(self, name: str) -> str:
         """The name that this family's table uses for a tensor spelled `name` on disk."""

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...recipes.errors import short
@@ -10,12 +11,25 @@ from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..files.subtree import mtp_layers
-from .architectures import declared_architecture, with_family_name
+from .architectures import (
+    KNOWN_TO_BOTH,
+    OTHER_NAMES,
+    declared_architecture,
+    with_family_name,
+)
 from .families import FAMILIES
 from .family import Draft, Family, Row, TensorSpec
 from .geometry import Geometry
-from .speculators_layout import LAYER_CONFIG, plain_config
-from .unsupported import kind_of, nested_eagle_keys, refuse_earlier_kinds
+from .speculators_layout import LAYER_CONFIG, is_speculators, plain_config
+from .unsupported import (
+    SUPPORTED,
+    Kind,
+    kind_by_marks,
+    kind_by_name,
+    nested_eagle_keys,
+    packed_by_mlx,
+    refuse_earlier_kinds,
+)
 
 
 def read_draft(checkpoint: Checkpoint) -> Draft:
@@ -43,12 +57,13 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         rows[canonical] = Row(tensor=tensor, canonical=canonical, role=specs[canonical].role)
     missing = [c for c, spec in specs.items() if not spec.optional and c not in rows]
     if missing:
+        again = "export the draft again, with all of its tensors"
+        if _are_whole_layers(missing, rows):
+            again = f"export the draft again, or correct {family.layer_keys} in config.json"
         raise CheckpointError(
             checkpoint.folder,
             f"{len(missing)} tensor(s) of {family.name} are missing: {_first(missing)}",
-            fix=f"export the draft again, or correct {family.layer_keys} in config.json"
-            if _are_whole_layers(missing, rows)
-            else "export the draft again, with all of its tensors",
+            fix=_renaming(checkpoint) or again,
         )
     ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
@@ -78,8 +93,23 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
         CheckpointError: no family has this architecture, a key is missing or wrong, or there are
             more layers than tensors.
     """
+    refuse_earlier_kinds(checkpoint.config, checkpoint.tensors, checkpoint.folder / CONFIG_FILE)
+    if not as_declared:
+        refuse_other_kinds(checkpoint)
+    try:
+        return _read_config(checkpoint, as_declared=as_declared)
+    except CheckpointError as exc:
+        fix = _renaming(checkpoint)
+        if fix is None:
+            raise
+        raise CheckpointError(exc.where, exc.what, fix=fix) from exc
+
+
+def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, Geometry]:
     where = checkpoint.folder / CONFIG_FILE
-    refuse_earlier_kinds(checkpoint.config, checkpoint.tensors, where)
+    if nested_eagle_keys(checkpoint.config) is not None:
+        what = "the keys of the draft stand below 'model', where vLLM's EAGLEConfig puts them"
+        raise CheckpointError(where, what, fix=missing_name(checkpoint))
     spelled = plain_config(checkpoint.config, where)
     config = with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
     declared = config.get("architectures")
@@ -89,23 +119,14 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
         raise CheckpointError(
             where,
             f"architectures: expected a list of one name, got {got}",
-            fix=nested_eagle_keys(config) or _told_by_tensors(checkpoint),
+            fix=missing_name(checkpoint),
         )
-    known = [name for family in FAMILIES for name in family.architectures]
     by_config = [family for family in FAMILIES if declared[0] in family.architectures]
     if not by_config:
-        kind = kind_of(declared_architecture(config), checkpoint.tensors)
-        what = f": it is {kind}, which is not supported" if kind else ""
-        near = difflib.get_close_matches(str(declared[0]), known, n=1, cutoff=0.85)
-        hints = [f"the nearest name is {name}" for name in near]
-        hints += [
-            f"the tensors are named as those of {family.name}" for family in _marked(checkpoint)
-        ]
         raise CheckpointError(
             where,
-            f"architectures: no supported draft family has {short(declared[0])}{what}",
-            fix="give a draft of a supported architecture: docs/families.md lists them"
-            + (f" ({'; '.join(hints)})" if hints else ""),
+            f"architectures: no supported draft family has {short(declared[0])}",
+            fix=SUPPORTED,
         )
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
     if not as_declared:
@@ -123,8 +144,98 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
 
 
-def _told_by_tensors(checkpoint: Checkpoint) -> str:
-    """What to add to a config.json without the name of an architecture."""
+def other_kind(checkpoint: Checkpoint) -> Kind | None:
+    """What a draft is that no family reads, whatever single tensors or keys it has or lacks.
+
+    None where a family may read it, and where nothing tells what it is.
+    """
+    packed = packed_by_mlx(checkpoint.tensors)
+    if packed is not None:
+        return packed
+    try:
+        config = plain_config(checkpoint.config, checkpoint.folder)
+    except CheckpointError:
+        return None  # what speculators' form lacks is said where it is read
+    name = declared_architecture(with_family_name(config, checkpoint.tensors, _PROJECTORS))
+    if not name:
+        return None
+    for family in FAMILIES:
+        if name in family.architectures:
+            kind = kind_by_marks(family.name, family.foreign_marks(), checkpoint.tensors)
+            return kind if kind is None or fitting_name(checkpoint) is None else None
+    kind = kind_by_name(name, checkpoint.tensors)
+    if kind is None or kind.fix:
+        return kind
+    fitting = fitting_name(checkpoint)
+    meant = f"; if it is {fitting}, whose tensors these are, set architectures to that"
+    return kind._replace(fix=SUPPORTED + (meant if fitting else ""))
+
+
+def refuse_other_kinds(checkpoint: Checkpoint) -> None:
+    """Say what a draft is before anything is said of its tensors and keys.
+
+    Raises:
+        CheckpointError: it is of a kind that is not supported.
+    """
+    kind = other_kind(checkpoint)
+    if kind is not None:
+        where = checkpoint.folder / CONFIG_FILE if kind.in_config else checkpoint.folder
+        raise CheckpointError(where, kind.what, fix=kind.fix)
+
+
+def fitting_name(
+    checkpoint: Checkpoint, known: Collection[str] | None = None, *, misnamed: bool = True
+) -> str | None:
+    """The architecture whose tensors a draft has, where its config.json has another one.
+
+    None where none is known, and of a layer or the whole of a model, which has the model's name.
+
+    Args:
+        checkpoint: the draft, quantized or not.
+        known: names that may be the answer; None = all that families read.
+        misnamed: None too where the tensors fit the name that it has.
+    """
+    declared = declared_architecture(checkpoint.config)
+    if is_speculators(checkpoint.config) or (misnamed and _fits(checkpoint, declared)):
+        return None
+    drafts = (each for each in FAMILIES if not (each.inside_target or each.is_whole_model))
+    names = [name for family in drafts for name in family.architectures]
+    names.sort(key=lambda name: (name != OTHER_NAMES.get(declared), name not in KNOWN_TO_BOTH))
+    fits = (name for name in names if known is None or name in known)
+    return next((name for name in fits if _fits(checkpoint, name)), None)
+
+
+def _fits(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a draft has the modules, and of plain tensors the shapes, that go with a name."""
+    renamed = replace(checkpoint, config={**checkpoint.config, "architectures": [name]})
+    try:
+        family, geometry = _read_config(renamed, as_declared=True)
+    except CheckpointError:
+        return False
+    specs = family.tensor_specs(geometry)
+    stored = {family.canonical_name(t.name): t for t in checkpoint.tensors.values()}
+    modules = {_module(canonical) for canonical in stored}
+    needed = {_module(canonical) for canonical, spec in specs.items() if not spec.optional}
+    return needed <= modules <= {_module(canonical) for canonical in specs} and all(
+        tensor.dtype not in spec.dtypes or tensor.shape == tuple(dim.size for dim in spec.shape)
+        for canonical, tensor in stored.items()
+        if (spec := specs.get(canonical)) is not None
+    )
+
+
+def _module(canonical: str) -> str:
+    return canonical.rpartition(".")[0] or canonical
+
+
+def missing_name(checkpoint: Checkpoint) -> str:
+    """What to do about a config.json without the name of an architecture."""
+    nested = nested_eagle_keys(checkpoint.config)
+    if nested is not None:
+        outer = {key: value for key, value in checkpoint.config.items() if key != "model"}
+        flat = replace(checkpoint, config={**outer, **nested})
+        named = "architectures" in flat.config
+        move = "move the keys of 'model' to the top level of config.json"
+        return move if named else f"{move}; {_renaming(flat) or missing_name(flat)}"
     marked = _marked(checkpoint)
     if len(marked) != 1:
         return "add the architecture that the draft was trained as"
@@ -185,9 +296,12 @@ def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
             checkpoint.folder / CONFIG_FILE,
             f"config.json declares {declared.name}, but the tensors are those of"
             f" {' and '.join(family.name for family in marked)}",
-            fix="use the config.json that belongs to these tensors"
-            if len(marked) == 1
-            else "keep the tensors of one draft in this folder, and move the others out",
+            fix=_renaming(checkpoint)
+            or (
+                "use the config.json that belongs to these tensors"
+                if len(marked) == 1
+                else "keep the tensors of one draft in this folder, and move the others out"
+            ),
         )
 
 
@@ -219,14 +333,6 @@ def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None
 def _unknown(
     checkpoint: Checkpoint, family: Family, name: str, canonical: str, known: list[str]
 ) -> CheckpointError:
-    for mark, kind in family.relatives.items():
-        if any(mark in tensor for tensor in checkpoint.tensors):
-            return CheckpointError(
-                checkpoint.folder,
-                f"{name}: no tensor of {family.name}; {mark!r} is the mark of {kind}",
-                fix=f"use another draft: engines serve {kind} in another way, and it is not"
-                " supported",
-            )
     layers = mtp_layers(checkpoint.tensors) if checkpoint.subtree is None else ()
     if layers and name.startswith("model."):
         return CheckpointError(
@@ -238,5 +344,13 @@ def _unknown(
     return CheckpointError(
         checkpoint.folder,
         f"{name}: no tensor of {family.name} has this name; nearest: {', '.join(near) or 'none'}",
-        fix=f"remove the tensor, or correct {family.layer_keys} or architectures in config.json",
+        fix=_renaming(checkpoint)
+        or f"correct {family.layer_keys} or architectures in config.json, or export the draft"
+        " without the tensor, if it was trained without",
     )
+
+
+def _renaming(checkpoint: Checkpoint) -> str | None:
+    """What to do where config.json has another architecture than the tensors."""
+    name = fitting_name(checkpoint)
+    return f"set architectures to {name}, whose tensors these are" if name else None

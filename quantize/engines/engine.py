@@ -34,8 +34,8 @@ class ConfigRules:
 
     Attributes:
         architectures: names for which the loading was executed, beside those that families tell.
-        architecture_problem: its error for a name that it does not have; None for those that it
-            has, and for those of which nothing is known.
+        architecture_problem: its error for a config.json without a name that it has, whose remedy
+            the tensors tell; None for one with it, and where nothing is known.
         plain: a config.json of any layout as the ordinary one that it takes it for, or why it
             refuses it.
         problem: its other rules, None = nothing to say.
@@ -45,7 +45,7 @@ class ConfigRules:
     """
 
     architectures: frozenset[str] = frozenset()
-    architecture_problem: Callable[[str], Finding | None] = lambda _name: None
+    architecture_problem: Callable[[Mapping[str, Any]], Finding | None] = lambda _config: None
     plain: Callable[[Mapping[str, Any]], Mapping[str, Any] | Finding] = lambda config: config
     problem: Callable[[Question], Finding | None]
     captures: Callable[[Question], Captures] = lambda _question: ()

@@ -10,13 +10,16 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
+from ..drafts.recognition import fitting_name, missing_name, other_kind
 from ..drafts.runtime_names import known_target_layers
-from ..drafts.unsupported import refuse_earlier_kinds
+from ..drafts.unsupported import SUPPORTED, Kind, nested_eagle_keys, refuse_earlier_kinds
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.finiteness import MEND, lines_of, not_finite
 from ..gpus import gpu_name, gpu_names
 from ..stored.declarations import HF_QUANT_CONFIG
+from ..stored.layouts.unread import OTHER_WAY, UNREAD_METHODS
+from ..stored.parts import quantized_looking
 from .captured_layers import misread_layers, remedy_of_layers
 from .contract import (
     ENGINE_NAMES,
@@ -112,45 +115,44 @@ def check_checkpoint(
 ) -> EngineCheck:
     """As `check_draft`, by headers alone: of a folder that may not exist yet.
 
-    Args:
-        checkpoint: config and headers.
-        engine: see `check_draft`.
-        version: see `check_draft`.
-        arch: see `check_draft`.
-        tp: see `check_draft`.
-        target_layers: see `check_draft`.
-        asked: see `check_draft`.
-        has_side_file: hf_quant_config.json stands beside config.json.
-        serving: see `check_draft`.
+    `has_side_file`: hf_quant_config.json stands beside config.json.
     """
     _check_asked(engine, tp)
     known = choose(engine, version)
-    first = known_target_layers(checkpoint, target_layers)
-    gpu = gpu_name(arch, asked) if arch is not None else gpu_names(known.archs)
-    place = _Place(engine=known, arch=arch, tp=tp, gpu=gpu)
+    place = _Place(
+        engine=known,
+        arch=arch,
+        tp=tp,
+        gpu=gpu_name(arch, asked) if arch is not None else gpu_names(known.archs),
+        first_layer=known_target_layers(checkpoint, target_layers),
+        has_side_file=has_side_file,
+        serving=serving,
+    )
     if version not in (None, known.version):
         versions = ", ".join(each.version for each in known_versions(engine))
         why = f"The rules of {known.title} {version} are not known, only those of {versions}"
-        answer = _unknown(place, why)
+        ask = f"ask for {known.title} {known.version} on one of {gpu_names(known.gpus)}"
+        answer = _unknown(place, why, ask)
         return replace(answer, version=version, evidence="this version was never executed")
     if arch is None:
         every = (replace(place, arch=each, gpu=gpu_name(each)) for each in known.archs)
-        return _agreed(
-            place, [_check(checkpoint, each, first, has_side_file, serving) for each in every]
-        )
+        return _agreed(place, [_check(checkpoint, each) for each in every])
     if arch not in known.checked_gpus:
         return _never_executed(place)
-    return _check(checkpoint, place, first, has_side_file, serving)
+    return _check(checkpoint, place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a draft is to be served; `gpu` is the name of `arch` for people."""
+    """Where a draft is to be served, and beside what; `gpu` is the name of `arch` for people."""
 
     engine: Engine
     arch: str | None
     tp: int
     gpu: str
+    first_layer: int | None
+    has_side_file: bool
+    serving: Serving | None
 
 
 def _check_asked(engine: str, tp: int) -> None:
@@ -162,24 +164,59 @@ def _check_asked(engine: str, tp: int) -> None:
         raise CheckpointError("--tp", what, fix="leave it out for one GPU")
 
 
-def _check(
-    checkpoint: Checkpoint,
-    place: _Place,
-    first_layer: int | None,
-    has_side_file: bool,
-    serving: Serving | None,
-) -> EngineCheck:
-    engine, arch = place.engine, place.arch or ""
+def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     refuse_earlier_kinds(checkpoint.config, checkpoint.tensors, checkpoint.folder / CONFIG_FILE)
+    kind = other_kind(checkpoint)
+    try:
+        answer = _check_family(checkpoint, place)
+    except CheckpointError:
+        if kind is None:
+            raise
+        answer = _unknown(place, f"Loading {kind.name} was never executed")
+    if kind is not None:
+        return _of_kind(place, kind, answer)
+    return answer if answer.verdict == "LOADS" else _of_name(place, checkpoint, answer)
+
+
+def _of_kind(place: _Place, kind: Kind, answer: EngineCheck) -> EngineCheck:
+    """What the draft is, in the place of all that is said of single tensors and keys."""
+    untried = f"What {place.engine.title} computes with it was never executed"
+    first = answer.findings[0] if answer.findings else Finding("unknown", untried, "")
+    text = f"The draft is {kind.name}, which is not supported. {first.text}"
+    return _answer(place, [Finding(first.stage, text, kind.fix)])
+
+
+def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> EngineCheck:
+    """An architecture whose tensors the draft has not, in the place of what these tensors lack."""
+    engine, first = place.engine, answer.findings[0]
+    fitting, declared = fitting_name(checkpoint), declared_architecture(checkpoint.config)
+    if fitting is None and first.remedy:
+        return answer
+    known = fitting_name(checkpoint, engine.architectures, misnamed=fitting is not None)
+    name = fitting or declared
+    having = [one.title for one in newest_engines() if name in one.architectures]
+    if known is not None:
+        remedy = f"set architectures to {known}, whose tensors these are"
+    elif not declared or nested_eagle_keys(checkpoint.config) is not None:
+        remedy = missing_name(checkpoint)
+    elif having:
+        remedy = f"serve it with {having[0]}, as {name}: {engine.title} has no such draft"
+    else:
+        remedy = SUPPORTED
+    return _answer(place, [first._replace(remedy=remedy)])
+
+
+def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
+    """As the family says that reads the draft, in the order in which an engine looks at it."""
+    engine, arch = place.engine, place.arch or ""
     config = engine.config.plain(checkpoint.config)
     if isinstance(config, Finding):
         return _answer(place, [config])
     checkpoint = replace(checkpoint, config=config)
-    name = declared_architecture(config)
-    problem = engine.config.architecture_problem(name)
+    problem = engine.config.architecture_problem(config)
     if problem is not None:
         return _answer(place, [problem])
-    if name not in engine.architectures:
+    if declared_architecture(config) not in engine.architectures:
         declared = checkpoint.config.get("architectures")
         return _unknown(place, f"Loading a draft of architectures {declared!r} was never executed")
     checkpoint = replace(checkpoint, config=engine.declaration.as_read(checkpoint.config))
@@ -191,7 +228,7 @@ def _check(
     if isinstance(taken, Finding):
         return _answer(place, [taken])
     declaration = taken
-    refused = _method_problem(engine, declaration)
+    refused = _method_problem(engine, declaration, checkpoint)
     if refused is not None:
         return _answer(place, [refused])
     if declaration is not None and declaration.method is None:
@@ -205,10 +242,10 @@ def _check(
         config=with_text_config(checkpoint.config),
         tensor_names=frozenset(checkpoint.tensors),
         declaration=declaration,
-        has_side_file=has_side_file,
+        has_side_file=place.has_side_file,
         head_rows=_rows(checkpoint, family, "lm_head.weight"),
         num_layers=geometry.num_layers,
-        first_layer=first_layer,
+        first_layer=place.first_layer,
         normed_heads=getattr(geometry, "qk_norm", False),
         fuses=getattr(geometry, "fuses", True),
         arch=arch,
@@ -226,11 +263,11 @@ def _check(
     )
     layers, findings = walk.layers_and_findings()
     captures = engine.config.captures(question) if question.fuses else ()
-    misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
+    misread = [misread_layers(each, geometry.aux_layer_ids, place.first_layer) for each in captures]
     layers_remedy = remedy_of_layers(config, geometry.aux_layer_ids)
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], layers_remedy)]
-    serving = serving or Serving(draft=str(checkpoint.folder))
+    serving = place.serving or Serving(draft=str(checkpoint.folder))
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
@@ -282,16 +319,23 @@ def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:
     return next((tensor.shape[0] for tensor in named if len(tensor.shape) == 2), None)
 
 
-def _method_problem(engine: Engine, declaration: Declaration | None) -> Finding | None:
+def _method_problem(
+    engine: Engine, declaration: Declaration | None, checkpoint: Checkpoint
+) -> Finding | None:
     """A quant_method that is missing, or that the engine has never heard of."""
     rules = engine.declaration
     if declaration is None:
         return None
     if declaration.method is None and rules.no_method is not None:
-        return Finding("config", rules.no_method, "add quant_method to quantization_config")
+        says_nothing = not quantized_looking(checkpoint.tensors.values())
+        add = "add quant_method, the name of the format, to quantization_config"
+        drop = "remove quantization_config: no tensor is stored quantized"
+        return Finding("config", rules.no_method, drop if says_nothing else add)
     if declaration.method is None or declaration.method in rules.methods:
         return None
     remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(rules.methods))}"
+    if declaration.method in UNREAD_METHODS:
+        remedy = OTHER_WAY.format(declaration.method)
     if rules.unknown_method:
         return Finding("config", rules.unknown_method.format(declaration.method), remedy)
     text = f"What {engine.title} makes of the quant_method {declaration.method} was not read"
@@ -333,9 +377,7 @@ def _answer(
     )
 
 
-def _unknown(place: _Place, why: str) -> EngineCheck:
-    engine = place.engine
-    remedy = f"ask for {engine.title} {engine.version} on one of {gpu_names(engine.gpus)}"
+def _unknown(place: _Place, why: str, remedy: str = "try it in the server") -> EngineCheck:
     return _answer(place, [Finding("unknown", why, remedy)])
 
 

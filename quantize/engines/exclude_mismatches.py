@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..drafts import read_config
-from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
@@ -54,9 +53,7 @@ def misread_excludes(
 def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
     """None where the engine refuses config.json or the declaration, or reads none."""
     config = engine.config.plain(checkpoint.config)
-    if isinstance(config, Finding) or engine.config.architecture_problem(
-        declared_architecture(config)
-    ):
+    if isinstance(config, Finding) or engine.config.architecture_problem(config):
         return None
     checkpoint = replace(checkpoint, config=engine.declaration.as_read(config))
     declaration = read_declaration(checkpoint)

@@ -172,7 +172,9 @@ def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator
 def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
     """A tensor for which there may be no parameter; no engine minds a bias."""
     name = tensor.name
-    remedy = f"remove {name}, or serve what it belongs to"
+    remedy = f"export the draft without {name} if it was trained without, else it is another draft"
+    if name.rpartition(".")[2] in _BESIDE_CODES:
+        remedy = "quantize the draft again, by a built-in recipe: these are parts of its codes"
     if name.endswith(_COMPUTED):
         return
     if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):

@@ -16,7 +16,7 @@ from ...recipes.regular_file import open_regular, read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
 from .files_of_folder import SIGNATURE_FILE, check_own, files_of
-from .not_a_draft import as_safetensors, mistaken_folder, pickles_in
+from .not_a_draft import mistaken_folder, without_safetensors
 from .safetensors_header import Header, TensorInfo, read_header
 from .stacked import unstacked
 from .subtree import names_below, shards_of
@@ -233,14 +233,8 @@ def _single_file(folder: Path) -> str:
             f"{len(found)} safetensors files but no {INDEX_FILE}",
             fix="add the index, or keep one file",
         )
-    others = pickles_in(folder)
-    raise CheckpointError(
-        folder,
-        f"no safetensors file{f' (found {others[0]})' if others else ''}",
-        fix=as_safetensors(folder)
-        if others
-        else "download the weights too (*.safetensors), not config.json alone",
-    )
+    what, fix = without_safetensors(folder)
+    raise CheckpointError(folder, what, fix=fix)
 
 
 def _check_weight_map(folder: Path, index: Mapping[str, Any]) -> None:

@@ -44,8 +44,22 @@ def near_folder(path: Path) -> Path | None:
     return path.parent / close[0] if close else None
 
 
+def without_safetensors(folder: Path) -> tuple[str, str]:
+    """What a folder with a config.json holds in the place of safetensors, and the fix."""
+    if any(folder.glob("*.gguf")):
+        return f"holds {_GGUF}", _SAFETENSORS
+    if pickles := pickles_in(folder):
+        return f"no safetensors file (found {pickles[0]})", as_safetensors(folder)
+    return "no safetensors file", "download the weights too (*.safetensors), not config.json alone"
+
+
 def mistaken_folder(folder: Path) -> tuple[str, str] | None:
     """What a folder without config.json is instead, and the fix; None = nothing that is known."""
+    if (folder / "params.json").exists():
+        return (
+            "is in Mistral's own form (params.json), which is not supported, EAGLE or not",
+            "serve it with vLLM as it is, or give a draft with a config.json of its own",
+        )
     if (folder / "adapter_config.json").exists():
         return (
             "is an adapter (LoRA), not a draft",

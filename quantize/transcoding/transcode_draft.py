@@ -31,7 +31,7 @@ from ..files.side_files import check_no_other_weights, config_and_index, json_te
 from ..folder_card import renewed_card
 from ..layouts import check_head, check_layout, get_layout, named_heads
 from ..outputs import ONLY_OF_CODES, OutputTensors, bytes_of, copied, files_of, write_outputs
-from ..stored.declarations import raw_declaration
+from ..stored.declarations import declared_scheme
 from ..stored.declared_formats import activation_format, weight_format
 from ..stored.parts import FLOAT_DTYPES, scale_suffix
 from ..stored.stored_draft import StoredDraft
@@ -101,7 +101,7 @@ def plan_transcoding(
         LayoutError: the layout cannot hold these codes; names those that can.
     """
     checkpoint = Checkpoint.open(source.folder)
-    if raw_declaration(checkpoint) is None:
+    if declared_scheme(checkpoint) is None:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
             "there is nothing to transcode: it declares no quantization_config",

@@ -8,6 +8,7 @@ from ...recipes.roles import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from ..files.not_a_draft import mistaken_folder, without_safetensors
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
 from ..stored.decoded_numbers import stored_scalar
@@ -27,9 +28,12 @@ def check_is_checkpoint(output: Path, config_file: str) -> None:
         CheckpointError: config.json or weights are absent.
     """
     has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
-    if not (output / config_file).is_file() or not has_weights:
-        raise CheckpointError(output, f"it holds no {CONFIG_FILE}, or no safetensors files",
-                              fix="give the output folder of `draftquant quantize`")  # fmt: skip
+    has_config = (output / config_file).is_file()
+    if not has_config or not has_weights:
+        mistake = without_safetensors(output) if has_config else mistaken_folder(output)
+        nothing = f"it holds no {CONFIG_FILE}, or no safetensors files"
+        what, fix = mistake or (nothing, "give the output folder of `draftquant quantize`")
+        raise CheckpointError(output, what, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

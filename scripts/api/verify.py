@@ -205,6 +205,7 @@ def _check_sides(output: DraftSource, source: DraftSource) -> None:
     Raises:
         CheckpointError: they are, or it is not.
     """
+    from ...quantize.drafts.recognition import refuse_other_kinds
     from ...quantize.files.provenance import CutProvenance, QuantizedProvenance
     from ...quantize.files.provenance_file import read_provenance
     from ...quantize.stored.looks_quantized import looks_quantized
@@ -215,6 +216,7 @@ def _check_sides(output: DraftSource, source: DraftSource) -> None:
     with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
         record = read_provenance(output.folder)
     was_cut = isinstance(record, CutProvenance)
+    refuse_other_kinds(given)
     if looks_quantized(given) and not was_cut:
         raise CheckpointError(
             source.folder,

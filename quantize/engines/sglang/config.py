@@ -10,7 +10,8 @@ from typing import Any
 
 from ...drafts.architectures import OTHER_NAMES, declared_architecture
 from ...drafts.engine_traits import Biases, Finding, Stage
-from ..config_rules import transformers_problem
+from ...drafts.unsupported import nested_eagle_keys
+from ..config_rules import NO_NAME, OF_LAYERS, transformers_problem
 from ..contract import Question
 from ..engine import TRAITS
 
@@ -26,9 +27,6 @@ ARCHITECTURES = ORDINARY.union(*(traits.sglang.architectures for traits in TRAIT
 _OF_MTP = frozenset().union(
     *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
 )
-_REFUSED_NAMES = {
-    name: remedy for traits in TRAITS for name, remedy in traits.sglang.refused_names.items()
-}
 _NOT_EXECUTED = frozenset(
     {
         "DFlashLagunaForCausalLM",
@@ -54,9 +52,12 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     if model_type is None:
         text = "ValueError: Unrecognized model in DRAFT. Should have a `model_type` key in its"
         return Finding("config", f"{text} config.json.", _PLAIN)
-    if str(model_type).startswith("speculator"):
+    if str(model_type).startswith("speculator") or model_type == "eagle":
         text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
-        return Finding("config", f"{text} but Transformers does not recognize this", _PLAIN)
+        remedy = _PLAIN
+        if model_type == "eagle":
+            remedy = OF_LAYERS if nested_eagle_keys(config) is None else ""
+        return Finding("config", f"{text} but Transformers does not recognize this", remedy)
     section = config.get("text_config")
     if isinstance(section, Mapping) and "num_attention_heads" not in section:
         error = (
@@ -67,23 +68,20 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     return transformers_problem(config, "ValueError: {}") or config
 
 
-def architecture_problem(name: str) -> Finding | None:
-    """The error for a name that is not registered, if it is one of drafts."""
+def architecture_problem(config: Mapping[str, Any]) -> Finding | None:
+    """The error for a name that is not registered, if it is one of drafts, and for none."""
+    name = declared_architecture(config)
+    if not config.get("architectures"):
+        return Finding("config", NO_NAME, "")
     if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
         return None
-    wanted = OTHER_NAMES.get(name)
-    usual = (
-        f"set architectures to {wanted}"
-        if wanted in ARCHITECTURES
-        else "serve it with vLLM, if that has the architecture: SGLang has none for it"
-    )
     return Finding(
         "config",
         f"ValueError: Cannot find model module. {name!r} is not a registered"
         " model in the Transformers library (only relevant if the model is meant to be in"
         " Transformers) and 'AutoModel' is not present in the model config's 'auto_map'"
         " (relevant if the model is custom).",
-        _REFUSED_NAMES.get(name, usual),
+        "",
     )
 
 
@@ -107,7 +105,7 @@ def whole_model_head(question: Question) -> Finding | None:
     if not is_ordinary(question) or rows in (None, vocab) or name in _NO_HEAD_LOADED:
         return None
     text = f"AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
-    remedy = f"set architectures to {OTHER_NAMES[name]}"
+    remedy = _as_draft(name)
     return Finding("load", f"{text} loaded_weight.shape[output_dim]={rows}", remedy)
 
 
@@ -116,7 +114,7 @@ def ordinary_model_problem(question: Question) -> Finding | None:
     name = declared_architecture(question.config)
     if not is_ordinary(question):
         return None
-    remedy = f"set architectures to {OTHER_NAMES[name]}"
+    remedy = _as_draft(name)
     if name == "DeepseekV3ForCausalLM":
         config = _CONFIGS.get(str(question.config.get("model_type")), "config")
         text = f"AttributeError: {config!r} object has no attribute 'topk_method'"
@@ -126,6 +124,14 @@ def ordinary_model_problem(question: Question) -> Finding | None:
         what = f"SGLang loads the draft as a whole model, {name}, and drops fc.weight"
         return Finding("wrong", what, remedy)
     return Finding("load", "KeyError: 'midlayer.mlp.gate_up_proj.weight'", remedy)
+
+
+def _as_draft(name: str) -> str:
+    """What to do with a draft that has the name of a whole model."""
+    wanted = OTHER_NAMES[name]
+    if wanted in ARCHITECTURES:
+        return f"set architectures to {wanted}"
+    return f"serve it with vLLM, as {wanted}: SGLang has no such draft"
 
 
 def tied_head(question: Question) -> Finding | None:

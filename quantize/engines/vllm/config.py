@@ -5,10 +5,14 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from ...drafts.architectures import OTHER_NAMES
-from ...drafts.engine_traits import UNSUPPORTED, Biases, Finding
+from ...drafts.architectures import declared_architecture
+from ...drafts.engine_traits import INVALID, UNSUPPORTED, Biases, Finding
+from ...drafts.unsupported import nested_eagle_keys
 from .. import mtp
+from ..config_rules import NO_NAME, OF_LAYERS
 from ..contract import Question
 from ..engine import TRAITS
 
@@ -32,21 +36,38 @@ _NOT_EXECUTED = frozenset(
     }
 )
 """Other names of drafts that are registered, under methods and with tensors of their own."""
-_REFUSED_NAMES = {
-    name: remedy for traits in TRAITS for name, remedy in traits.vllm.refused_names.items()
-}
 _OF_MTP = re.compile(r"NextN$|MTP")
-"""Names whose config it rewrites, by model_type, to one that is registered."""
+_REWRITTEN = re.compile(
+    r"(deepseek_(v3|v32|v4|v41|mtp)|glm_moe_dsa|glm5_next|dots3_note|pangu_ultra_moe|kimi_k3"
+    r"|ernie4_5_moe|ernie|nemotron_h(_puzzle)?|qwen3_next|qwen4_exp(_text)?|qwen3_5(_moe)?(_text)?"
+    r"|bailing_hybrid(_v3)?|exaone_moe|exaone4_5|intern_s2_preview|interns2_mobius|longcat_flash"
+    r"|step3p[57]|step5(_vl)?|hy_v[34]|inkling(_mm)?_model|gemma4(_unified)?_assistant"
+    r"|minimax_m3(_vl)?|mimo(_v2)?|glm4_moe(_lite)?|glm_ocr)(_mtp)?"
+)
+"""model_types for which it writes the name of an MTP layer: `config/speculative.py:711`."""
 
 
-def architecture_problem(name: str) -> Finding | None:
-    """No other name is registered, alone or behind the "Eagle3" that `EAGLEConfig` puts first."""
-    if not name or name in ARCHITECTURES or name in _NOT_EXECUTED or _OF_MTP.search(name):
+def architecture_problem(config: Mapping[str, Any]) -> Finding | None:
+    """No other name is registered, alone or behind the "Eagle" or "Eagle3" of `EAGLEConfig`."""
+    name, model_type = declared_architecture(config), config.get("model_type")
+    if model_type == "eagle":  # which reads the keys below "model", and is EAGLE-1 by default
+        return _of_eagle_config(config)
+    if not config.get("architectures"):
+        return Finding("config", NO_NAME, "")
+    if not name or name in ARCHITECTURES or name in _NOT_EXECUTED:
         return None
-    if name in _REFUSED_NAMES:
-        return Finding("config", UNSUPPORTED.format(name), _REFUSED_NAMES[name])
-    wanted = OTHER_NAMES.get(name) or "the one of its family, such as LlamaForCausalLMEagle3"
-    return Finding("config", UNSUPPORTED.format(name), f"set architectures to {wanted}")
+    if _OF_MTP.search(name) and _REWRITTEN.fullmatch(str(model_type)):
+        return None
+    return Finding("config", UNSUPPORTED.format(name), "")
+
+
+def _of_eagle_config(config: Mapping[str, Any]) -> Finding:
+    nested = nested_eagle_keys(config)
+    if nested is None:
+        text = "Assertion failed, model should not be None when method is eagle"
+        return Finding("config", INVALID.format(text), OF_LAYERS)
+    name = declared_architecture(nested)
+    return Finding("config", UNSUPPORTED.format(f"Eagle{name}") if name else NO_NAME, "")
 
 
 def biases(question: Question) -> Biases:

@@ -6,12 +6,13 @@ error, never a guess. This package knows JSON, but no tensors and no layouts.
 
 import dataclasses
 
+from ...drafts.unsupported import packed_by_mlx
 from ...errors import DeclarationError
 from ...files.checkpoint import Checkpoint
 from ..layouts import HF_QUANT_CONFIG, READ_LAYOUTS, DeclaredScheme, StoredLayout, Strictness
 from ..layouts.name_matching import check_patterns
 from ..layouts.reader import ObjectReader
-from ..layouts.unread import UNREAD_METHODS
+from ..layouts.unread import OTHER_WAY, UNREAD_METHODS
 from .raw import Form, RawDeclaration, raw_declaration
 
 __all__ = [
@@ -39,8 +40,11 @@ def declared_scheme(
             declarations of one folder disagree.
         CheckpointError: hf_quant_config.json is not readable as JSON.
     """
+    packed = packed_by_mlx(checkpoint.tensors)
+    if packed is not None:
+        raise DeclarationError(checkpoint.folder, packed.what, fix=packed.fix)
     raw = raw_declaration(checkpoint)
-    return None if raw is None else read_scheme(raw, strictness=strictness)
+    return None if raw is None or raw.of_mlx else read_scheme(raw, strictness=strictness)
 
 
 def read_scheme(
@@ -78,5 +82,5 @@ def _check_not_refused(raw: RawDeclaration) -> None:
         raise DeclarationError(
             raw.where,
             f"{raw.key}.quant_method: {method} is not read: {why}",
-            fix=f"dequantize it with {method}'s own library, or quantize the BF16 draft again",
+            fix=OTHER_WAY.format(method),
         )

@@ -34,6 +34,12 @@ class RawDeclaration:
     form: Form
     has_method: bool
 
+    @property
+    def of_mlx(self) -> bool:
+        """MLX's {group_size, bits, mode}: where no tensor is packed, it says nothing of any."""
+        keys = {"group_size", "bits"}
+        return not self.has_method and isinstance(self.value, dict) and keys <= self.value.keys()
+
 
 def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
     """What a folder declares; None = nothing.

@@ -19,6 +19,7 @@ UNREAD_METHODS: Mapping[str, str] = {
     "vptq": _OWN_CODES,
 }
 """By quant_method."""
+OTHER_WAY = "dequantize it with {}'s own library, or quantize the BF16 draft again"
 
 _BF16 = "quantize the BF16 draft with draftquant"
 _ROTATED = (

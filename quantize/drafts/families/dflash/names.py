@@ -99,9 +99,7 @@ class DFlash(Family):
     }
     relatives: Mapping[str, str] = {
         "aux_hidden_norms.": "Laguna DFlash",
-        "g_proj": "Laguna DFlash",
         "qkv_proj": "Laguna DFlash",
-        "attention_sink": "DFlash with attention sinks",
         "mask_hidden": "P-EAGLE",
     }
 
@@ -134,7 +132,7 @@ class DFlash(Family):
         with_rope = options
         for section in ("rope_scaling", "rope_parameters"):
             with_rope = _over(with_rope, with_rope.section(section))
-        with_rope.refuse_others(self.served)
+        ConfigReader(with_rope.config, where).refuse_others(self.served)
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)

@@ -65,7 +65,6 @@ class LanguageModel(Family):
         "medusa": "Medusa",
         "eh_proj": "an MTP layer",
         "mtp.": "an MTP layer",
-        ".experts.": "a mixture of experts",
     }
 
     def recognises(self, canonical_names: Collection[str]) -> bool:

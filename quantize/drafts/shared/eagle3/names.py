@@ -58,7 +58,6 @@ class Eagle3(Family):
     }
     relatives: Mapping[str, str] = {
         "mask_hidden": "P-EAGLE",
-        ".experts.": "EAGLE-3 with a mixture of experts",
         "enorm.": "EAGLE-3 with TensorRT-LLM's eh_proj",
         "parallel_draft_heads.": "EAGLE-3 with ModelOpt's parallel heads",
     }

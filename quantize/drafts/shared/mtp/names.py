@@ -25,6 +25,7 @@ from ....errors import CheckpointError
 from ...config_reader import ConfigReader
 from ...family import Dim, Family, TensorSpec
 from ...rope import read_rope
+from ...unsupported import MARKS
 from ..attention.names import (
     Shapes,
     grouped_shapes,
@@ -74,6 +75,7 @@ class Mtp(Family):
     """Norms multiply by 1 + weight."""
 
     inside_target = True
+    own_marks = tuple(MARKS)
     layer_keys = "num_nextn_predict_layers"
     prefixes = ()
     whole_vocabulary = "it is a layer of its target, which engines give the target's whole head"
