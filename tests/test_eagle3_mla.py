@@ -287,7 +287,7 @@ def test_tensors_of_another_family_than_the_config(draft: Path, tmp_path: Path) 
     refused(
         draft,
         "declares eagle3-llama, but the tensors are those of eagle3-mla",
-        "use the",
+        "set architectures to Eagle3DeepseekV2ForCausalLM, whose tensors these are",
     )
     llama = tiny_eagle3_llama(tmp_path / "llama")
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))

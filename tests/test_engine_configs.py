@@ -65,7 +65,7 @@ def test_vllm_excludes_qkv_proj_of_qwen3_under_a_name_without_self_attn(make: Ma
         ("Eagle3LlamaForCausalLM", "sglang", "set architectures to LlamaForCausalLMEagle3"),
         ("Eagle3Qwen3ForCausalLM", "sglang", "set architectures to LlamaForCausalLMEagle3"),
         ("PeagleLlamaForCausalLM", "vllm", "set architectures to LlamaForCausalLMEagle3"),
-        ("LlamaForCausalLMEagle", "sglang", "if it is LlamaForCausalLMEagle3"),
+        ("LlamaForCausalLMEagle", "sglang", "set architectures to LlamaForCausalLMEagle3"),
     ],
 )
 def test_a_name_that_an_engine_has_not(name: str, engine: str, remedy: str, make: Maker) -> None:

@@ -166,9 +166,9 @@ def other_kind(checkpoint: Checkpoint) -> Kind | None:
     kind = kind_by_name(name, checkpoint.tensors)
     if kind is None or kind.fix:
         return kind
-    fitting = fitting_name(checkpoint)
-    meant = f"; if it is {fitting}, whose tensors these are, set architectures to that"
-    return kind._replace(fix=SUPPORTED + (meant if fitting else ""))
+    renaming = _renaming(checkpoint)
+    meant = f"; or {renaming}, if it was trained as that" if renaming else ""
+    return kind._replace(fix=SUPPORTED + meant)
 
 
 def refuse_other_kinds(checkpoint: Checkpoint) -> None:
@@ -345,8 +345,8 @@ def _unknown(
         checkpoint.folder,
         f"{name}: no tensor of {family.name} has this name; nearest: {', '.join(near) or 'none'}",
         fix=_renaming(checkpoint)
-        or f"correct {family.layer_keys} or architectures in config.json, or export the draft"
-        " without the tensor, if it was trained without",
+        or f"correct {family.layer_keys} or architectures in config.json; remove the tensor only if"
+        " the draft was trained without it",
     )
 
 

@@ -172,7 +172,7 @@ def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator
 def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
     """A tensor for which there may be no parameter; no engine minds a bias."""
     name = tensor.name
-    remedy = f"export the draft without {name} if it was trained without, else it is another draft"
+    remedy = f"remove {name} only if the draft was trained without it"
     if name.rpartition(".")[2] in _BESIDE_CODES:
         remedy = "quantize the draft again, by a built-in recipe: these are parts of its codes"
     if name.endswith(_COMPUTED):
