@@ -93,13 +93,22 @@ REFUSED: Mapping[str, EngineName] = {"MTP": "vllm", "MLA": "vllm", "DFlare": "sg
 OF_TENSORS = re.compile("remove|declare |set architectures|add |correct|export|incomplete|--fix")
 
 
-@pytest.mark.filterwarnings("ignore:lints")
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target, and a draft that is quantized."""
+    at = tmp_path_factory.mktemp("others")
+    draft = tiny_dflash(at / "draft", num_layers=1, config={"dtype": "bfloat16"})
+    dq.quantize(draft, recipe="fp8-ptpc", out=at / "quantized")
+    return tiny_target(at / "target", "glm"), at / "quantized"
+
+
+@pytest.mark.some(4)
 @pytest.mark.parametrize("case", KINDS)
-def test_what_a_draft_is_replaces_every_remedy(case: str, tmp_path: Path) -> None:
-    build, kind = KINDS[case]
-    draft, target = build(tmp_path / "draft"), tiny_target(tmp_path / "target", "glm")
-    quantized, out = tmp_path / "quantized", tmp_path / "out"
-    dq.quantize(tiny_dflash(tmp_path / "other"), recipe="fp8-ptpc", out=quantized)
+def test_what_a_draft_is_replaces_every_remedy(
+    case: str, others: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (build, kind), (target, quantized), out = KINDS[case], others, tmp_path / "out"
+    draft = build(tmp_path / "draft")
     verbs: Mapping[str, Callable[[], Any]] = {
         "inspect": lambda: dq.inspect(draft),
         "plan": lambda: dq.plan(draft, recipe="fp8-ptpc"),
@@ -177,6 +186,7 @@ MISTAKES: Mapping[str, Build] = {
 }  # fmt: skip
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("first", ENGINE_NAMES[:2])
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_remedy_that_is_followed_helps(case: str, first: EngineName, tmp_path: Path) -> None:
