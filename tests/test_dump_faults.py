@@ -8,12 +8,13 @@ import random
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from draftquant.calibration.dumps import whole_texts
 from draftquant.calibration.dumps.dump_conventions import Declared
 from draftquant.calibration.dumps.dump_formats import samples_of
 from draftquant.calibration.dumps.import_dump import import_dump
@@ -31,6 +32,7 @@ from dumps import (
     make_texts,
     modelopt,
     modelopt_vllm,
+    specforge,
     specforge_dflash,
     speculators,
     torchspec,
@@ -145,6 +147,7 @@ def change(file: Path, **entries: Any) -> None:
     torch.save({key: value for key, value in saved.items() if value is not None}, file)
 
 
+ROW = torch.tensor([70])
 ODD: dict[str, tuple[Callable[[Path, Text], None], str]] = {
     "no such key": (
         lambda file, _: change(file, aux_hidden_states=None),
@@ -195,7 +198,11 @@ ODD: dict[str, tuple[Callable[[Path, Text], None], str]] = {
     ),
     "NaN": (
         lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2)) * float("nan")),
-        "NaN|none of the target's",
+        "conversation-0.pt: position 0: slot 0 of the aux hidden states: expected .* got nan",
+    ),
+    "infinity": (
+        lambda file, text: change(file, hidden_states=text.normed.index_fill(0, ROW, -torch.inf)),
+        "conversation-0.pt: position 70: the last hidden states: expected finite .* got -inf",
     ),
 }  # fmt: skip
 
@@ -325,6 +332,94 @@ def test_nothing_at_hand_to_settle_the_layers(
     message = "it is unknown which layers the dump holds: the target cannot be run here .*no draft"
     error = refused("modelopt", dump, tmp_path / "out", message, not_run)
     assert "--draft D" in error
+
+
+# ---- rows of other tokens: only whole texts show them
+
+
+def late(text: Text, at: range, layers: Sequence[int] = range(4), by: int = 1) -> Text:
+    """At some positions, the rows of some layers are those of earlier tokens, or 0 before them."""
+    rows = torch.arange(len(text.token_ids))
+    rows[at.start : at.stop] -= by
+    there = (rows >= 0)[:, None]
+    return dataclasses.replace(
+        text,
+        layers=tuple(
+            x[rows.clamp(min=0)] * there if i in layers else x for i, x in enumerate(text.layers)
+        ),
+    )
+
+
+def stale(texts: list[Text], place: int) -> list[Text]:
+    """A text has the layers of the one before, as a buffer that was not filled again."""
+    return [
+        dataclasses.replace(text, layers=texts[place - 1].layers) if i == place else text
+        for i, text in enumerate(texts)
+    ]
+
+
+OTHER_ROWS: dict[str, tuple[Callable[[list[Text]], list[Text]], str]] = {
+    "late in all texts": (
+        lambda texts: [late(text, range(60, 88)) for text in texts],
+        r"conversation-0.pt: at \d+ of 88 positions, \d+ to \d+, the hidden states of layers"
+        r" \[0, 1, 2\] .* but what it computes 1 position earlier; and in 7 of the 7 other texts",
+    ),
+    "a page of one text": (
+        lambda texts: [*texts[:6], late(texts[6], range(40, 52), by=2), texts[7]],
+        r"conversation-6.pt: at \d+ of 88 positions, 4\d to 51, the .* 2 positions earlier$",
+    ),
+    "one layer of one text": (
+        lambda texts: [*texts[:7], late(texts[7], range(30, 87), [1], by=-1)],
+        r"conversation-7.pt: at \d+ of 88 .* of layers \[1\] .* computes 1 position later$",
+    ),
+    "another text, which is looked at first": (
+        lambda texts: stale(texts, 1),
+        r"conversation-1.pt: at 8\d of 88 .* layers \[0, 1, 2\] .* but those of other tokens$",
+    ),
+    "zeros": (
+        lambda texts: [*texts[:7], late(texts[7], range(80, 88), [2], by=1000)],
+        r"conversation-7.pt: at 8 of 88 positions, 80 to 87, .* of layers \[2\] .* but zeros$",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ROWS)
+def test_rows_of_other_tokens(case: str, texts: list[Text], tmp_path: Path) -> None:
+    edit, message = OTHER_ROWS[case]
+    refused(
+        "modelopt", modelopt(edit(texts), tmp_path / "dump"), tmp_path / "out", f"(?m){message}"
+    )
+
+
+def test_rows_of_other_tokens_where_the_target_is_not_run(
+    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+) -> None:
+    """The tokens alone show them: rows of other tokens are not like theirs elsewhere."""
+    dump = modelopt(stale([*texts, *texts], 5), tmp_path / "dump")
+    message = "in 1 of 16 texts the recorded features do not belong .*: 'conversation-5' at pos"
+    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
+
+
+def test_one_text_in_so_many_is_recomputed_where_all_would_take_too_long(
+    texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = sum(path.stat().st_size for path in TARGET.glob("*.safetensors"))
+    monkeypatch.setattr(whole_texts, "MAX_WORK", weights * sum(len(t.token_ids) for t in texts) / 3)
+    dump = modelopt(texts, tmp_path / "dump")
+    found = import_dump("modelopt", dump, TARGET, tmp_path / "out").layout
+    said = "3 of 8 texts were recomputed whole: 0 of their 264 positions hold other rows"
+    assert said in found.sentences()
+    refused("modelopt", modelopt(stale(texts, 6), tmp_path / "stale"), tmp_path / "o", "-6.pt: at")
+
+
+def test_what_is_behind_the_answers_may_be_anything(texts: list[Text], tmp_path: Path) -> None:
+    """Padding, whose rows no trace takes."""
+    dump = specforge(texts[:2], tmp_path / "dump")
+    file = dump / "rows_0-2000" / "data_0.ckpt"
+    states = torch.load(file)["aux_hidden_state"].clone()
+    states[:, len(texts[0].token_ids) :] = torch.nan
+    change(file, aux_hidden_state=states)
+    assert len(import_dump("specforge", dump, TARGET, tmp_path / "out").traces) == 2
 
 
 # ---- text

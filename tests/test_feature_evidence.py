@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draftquant.calibration.traces import feature_evidence
 from draftquant.calibration.traces.feature_evidence import FeatureEvidence, FeatureTally
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from torch import Tensor
 
-VOCAB, WIDTH, PROMPTS, TOKENS = 40, 96, 6, 150
+VOCAB, WIDTH, PROMPTS, TOKENS = 40, 96, 6, 200
 
 
 def traces() -> list[PromptTrace]:
@@ -55,6 +56,10 @@ def test_features_of_their_own_tokens() -> None:
     assert found.repeats == PROMPTS * (TOKENS - 1 - 4) - VOCAB
 
 
+def late(features: Tensor, start: int) -> Tensor:
+    return torch.cat([features[:start], features[start - 1 : -1]])
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -64,8 +69,24 @@ def test_features_of_their_own_tokens() -> None:
         (lambda _, f: f.flip(0), "do not belong to the tokens"),
         (lambda _, f: f.roll(1, 0), r"shifted by -1 against their tokens"),
         (lambda _, f: f.roll(-2, 0), r"shifted by \+2 against their tokens"),
+        (lambda _, f: late(f, 140), "at positions 128 to 191 the .* are shifted by -1"),
+        (
+            lambda i, f: late(f, 120) if i == 3 else f,
+            "in 1 of 6 .* 'p3' at positions 1[12]. to 198",
+        ),
+        (lambda i, f: f.flip(0) if i in (1, 4) else f, "in 2 of 6 texts .*'p1' .* 'p4' at pos"),
     ],
-    ids=["zero", "constant", "another prompt", "reversed", "one late", "two early"],
+    ids=[
+        "zero",
+        "constant",
+        "another prompt",
+        "reversed",
+        "one late",
+        "two early",
+        "late in all",
+        "late in one",
+        "two of six",
+    ],
 )
 def test_others_are_named(change: Callable[[int, Tensor], Tensor], problem: str) -> None:
     found = evidence(change).fault()
@@ -80,11 +101,19 @@ def test_a_constant_within_each_prompt_is_not_constant() -> None:
 
 
 def test_too_little_text_says_nothing() -> None:
-    found = evidence(lambda _, f: f.flip(0), count=3)
+    found = evidence(lambda _, f: f.flip(0), count=2)
     assert found.repeats < 500
     assert (found.checked, found.fault()) == (False, None)
     nothing = FeatureTally().evidence()
     assert nothing.repeats == 0
+
+
+def test_of_many_prompts_some_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second one of 6, then of these every second: 0 and 4."""
+    monkeypatch.setattr(feature_evidence, "MOST_ROWS", 2 * (TOKENS - 1))
+    found = evidence(lambda i, f: f if i in (0, 4) else f.flip(0))
+    assert found.repeats < 500
+    assert found.share[0] == pytest.approx(1 / 2.25, abs=0.1)
 
 
 def test_elements_that_never_vary_do_not_count() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ...quantize.stored.loading import LoadedDraft
@@ -82,6 +83,8 @@ def settle(
     for answer in looked:
         check_sample(answer.sample, target, looked[0].sample)
     expected = said.expected_layers(target)
+    for answer in looked:
+        check_finite(answer.sample, answer.stop, target.width, expected or ())
     slots = looked[0].sample.aux.shape[1] // target.width
     stacked = looked[0].sample.last is None and expected is not None
     last_in_aux = stacked and expected is not None and slots == len(expected) + 1
@@ -160,6 +163,33 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
             sample.file,
             f"its aux features {_said(*shape)}, but those of {first.file.name} {_said(*expected)}",
             fix="import dumps of different runs one by one",
+        )
+
+
+def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]) -> None:
+    """Check that the states of the tokens before `stop` are numbers.
+
+    Args:
+        sample: to check.
+        stop: behind it lie tokens that are not used, or padding.
+        width: W, of a slot.
+        layer_ids: of the slots, as far as they are known.
+
+    Raises:
+        TraceError: names the first that is none, with its position and its layer.
+    """
+    for what, states in (("aux", sample.aux), ("last", sample.last)):
+        if states is None or bool(torch.isfinite(states[:stop]).all()):
+            continue
+        place, column = (~torch.isfinite(states[:stop])).nonzero()[0].tolist()
+        slot = column // width
+        of = f"slot {slot} of the aux" if what == "aux" else "the last"
+        layer = f" (layer {layer_ids[slot]})" if what == "aux" and slot < len(layer_ids) else ""
+        raise TraceError(
+            sample.file,
+            f"position {place}: {of} hidden states{layer}: expected finite numbers, got"
+            f" {float(states[place, column])}",
+            fix="dump this text again, in BF16 if F16 overflows, or leave its file out",
         )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -17,11 +18,20 @@ from ..traces.target_tables import TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.writer import trace_output
 from .dump_answers import Answer, Answers
-from .dump_conventions import Declared, check_sample, feature_dtype, last_states, settle, split_last
+from .dump_conventions import (
+    Declared,
+    check_finite,
+    check_sample,
+    feature_dtype,
+    last_states,
+    settle,
+    split_last,
+)
 from .dump_formats import DumpFormat, samples_of
 from .dump_target import TargetFacts, read_target
 from .head import TargetHead
 from .import_findings import ImportReport, Layout
+from .whole_texts import recomputing
 
 
 def import_dump(
@@ -75,33 +85,44 @@ def import_dump(
     answers = Answers(facts.ends, prompts)
     evidence = FeatureTally()
     without_answer = 0
-    with trace_output(
-        out,
-        layout.recomputed.target if layout.recomputed else facts.identity,
-        spec,
-        recorded_by=f"dump of {written_by}",
-        tables=_tables(facts, table_ids),
-        table_ids=table_ids or (),
-    ) as writer:
+    run = layout.recomputed
+    with (
+        trace_output(
+            out,
+            run.target if run else facts.identity,
+            spec,
+            recorded_by=f"dump of {written_by}",
+            tables=_tables(facts, table_ids),
+            table_ids=table_ids or (),
+        ) as writer,
+        recomputing(target, run, pendings, first) if run else nullcontext() as whole_texts,
+    ):
         kept = 0
         for done, pending in enumerate(pendings, start=1):
             sample = pending.read()
             check_sample(sample, facts, first)
+            if layout.last_in_aux:
+                sample = split_last(sample, facts.width)
             found = list(answers.of(sample))
             without_answer += not found
+            if found:
+                check_finite(sample, found[-1].stop, facts.width, layout.layer_ids)
+                if whole_texts:
+                    whole_texts.add(sample, found[-1].stop)
             for trace in filter(None, map(conversion.trace, found)):
                 evidence.add(trace)
                 writer.add(trace, position=kept)
                 kept += 1
             on_progress(done, len(pendings))
+        rows = whole_texts.counts() if whole_texts else None
         conversion.check(dump, kept, leave_out_off_policy=leave_out_off_policy)
-        if problem := evidence.evidence().problem():
+        if problem := evidence.evidence().fault():
             raise TraceError(
                 dump, problem, fix="dump the tokens and the hidden states of the same texts"
             )
     return ImportReport(
         traces=TraceFolder.open(out),
-        layout=layout,
+        layout=dataclasses.replace(layout, rows=rows),
         num_samples=len(pendings),
         num_without_answer=without_answer,
         num_off_policy=conversion.num_off_policy,
@@ -119,9 +140,6 @@ class _Conversion:
 
     def trace(self, answer: Answer) -> PromptTrace | None:
         """The trace of an answer; None where the target would not have given it."""
-        if self._layout.last_in_aux:
-            split = split_last(answer.sample, self._target.width)
-            answer = dataclasses.replace(answer, sample=split)
         if not self._is_own(answer):
             self.num_off_policy += 1
             return None

@@ -10,6 +10,7 @@ from ..traces.trace_folder import TraceFolder
 from .draft_steps import DraftFinding
 from .head import HeadFinding
 from .recomputed import RecomputedFinding
+from .whole_texts import RowCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class Layout:
         shift: row i belongs to token i + shift: 0 or -1.
         last_in_aux: the last slot of what the dump stores as aux is the last state, and no aux one.
         recomputed, draft: which of the two settled the layers; the other is None.
+        rows: what whole texts showed; None before they were read, or where the target was not run.
         not_recomputed: why the target was not run; None where it was.
         head: None where the dump has no last state, or the head is not at hand.
     """
@@ -32,6 +34,7 @@ class Layout:
     draft: DraftFinding | None
     not_recomputed: str | None
     head: HeadFinding | None
+    rows: RowCounts | None = None
 
     def sentences(self) -> Iterator[str]:
         """What was found and why, a sentence each, without a full stop."""
@@ -39,8 +42,13 @@ class Layout:
         if self.recomputed:
             yield (
                 f"the dump holds layers {ids}, counted after the layer: recomputed by the"
-                f" target, they differ by at most {self.recomputed.difference:.1%}"
+                f" target, they differ by at most {self.recomputed.difference:.1%} in the median"
             )
+            if rows := self.rows:
+                yield (
+                    f"{rows.num_texts:,} of {rows.num_seen:,} texts were recomputed whole:"
+                    f" {rows.num_other:,} of their {rows.num_positions:,} positions hold other rows"
+                )
             if self.recomputed.own is not None:
                 yield f"{self.recomputed.own:.1%} of the checked tokens are the target's argmax"
         if self.draft:

@@ -34,7 +34,7 @@ class RecomputedFinding:
     """What recomputing showed.
 
     Attributes:
-        target: with the hash of its weights.
+        target: with the hash of its weights. dtype: that it computed in.
         layer_ids: of each slot, 0-based, outputs.
         shift: row i belongs to token i + shift.
         difference: largest of the slots, relative, median over positions.
@@ -43,6 +43,7 @@ class RecomputedFinding:
     """
 
     target: TargetIdentity
+    dtype: FeatureDtype
     layer_ids: tuple[int, ...]
     shift: int
     difference: float
@@ -80,13 +81,10 @@ def recompute(
             dtype=dtype,
         )
         recorded = list(traces)
+    pairs = list(zip(answers, recorded, strict=True))
     apart = {
-        shift: torch.stack(
-            [
-                _apart(answer, trace, shift, width)
-                for answer, trace in zip(answers, recorded, strict=True)
-            ]
-        ).mean(dim=0)
+        # The median, as one text with the rows of another must not hide the layers of the rest.
+        shift: torch.stack([_apart(*both, shift, width) for both in pairs]).median(dim=0).values
         for shift in SHIFTS
     }
     shift = min(apart, key=lambda s: float(apart[s].min(dim=1).values.mean()))
@@ -94,6 +92,7 @@ def recompute(
     _check_clear(answers[0].sample.file.parent, apart[shift])
     return RecomputedFinding(
         target=traces.manifest.target,
+        dtype=dtype,
         layer_ids=tuple(layer_ids.tolist()),
         shift=shift,
         difference=float(nearest.max()),
@@ -109,8 +108,8 @@ def _beginning(answer: Answer) -> Tensor:
 def _apart(answer: Answer, trace: PromptTrace, shift: int, width: int) -> Tensor:
     """[m, layers]: relative difference of each slot and each layer, median over positions."""
     count = trace.prompt_length - abs(shift)
-    slots = _slots(answer.sample.aux, width)[max(-shift, 0) :][:count].float()
-    layers = _slots(trace.features, width)[max(shift, 0) :][:count].float()
+    slots = slots_of(answer.sample.aux, width)[max(-shift, 0) :][:count].float()
+    layers = slots_of(trace.features, width)[max(shift, 0) :][:count].float()
     differences = [
         (slot[:, None] - layers).norm(dim=2) / layers.norm(dim=2).clamp(min=1e-9)
         for slot in slots.unbind(1)
@@ -118,7 +117,7 @@ def _apart(answer: Answer, trace: PromptTrace, shift: int, width: int) -> Tensor
     return torch.stack(differences).median(dim=1).values
 
 
-def _slots(features: Tensor, width: int) -> Tensor:
+def slots_of(features: Tensor, width: int) -> Tensor:
     """[N, m, W] of [N, m * W]."""
     return features.reshape(len(features), -1, width)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import TraceError
 
 AGAIN = "dump again, or give the dump of another trainer its own name: --from"
+TEXT_AGAIN = "dump this text again, with prefix caching and chunked prefill off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,7 +92,7 @@ def make_sample(
                 file,
                 f"the text has {len(ids)} tokens, but {what} have {len(rows)} rows: the file"
                 " is cut off, or they belong to another text",
-                fix="dump this text again, with prefix caching and chunked prefill off",
+                fix=TEXT_AGAIN,
             )
     return sample
 

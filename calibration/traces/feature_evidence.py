@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from ...quantize.files.mapped_rows import row_blocks
+from .misplaced_rows import SHIFTS, HeldText, explained, misplaced_rows
 from .prompt_trace import PromptTrace
 
-SHIFTS = (-2, -1, 0, 1, 2)
 MIN_SHARE = 0.05
 MIN_REPEATS = 500
+MOST_ROWS = 2**19
+"""That are held, 128 MB of them; of more, every second text is looked at, or every fourth, ..."""
 
-_ELEMENTS = 64  # of a feature: evenly spaced ones, so that a vocabulary of sums stays small
+_ELEMENTS = 64  # of a feature: evenly spaced ones, so that those of many prompts can be held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +37,14 @@ class FeatureEvidence:
         constant: all features are equal.
         share: shift s -> share of the variance of the features at position i that the token at
             i + s explains, adjusted, at most 1, about 0 by chance.
+        misplaced: where features do not belong to the tokens beside them, though most do; empty if
+            nowhere.
     """
 
     repeats: int
     constant: bool
     share: Mapping[int, float]
+    misplaced: str = ""
 
     @property
     def checked(self) -> bool:
@@ -71,7 +76,7 @@ class FeatureEvidence:
                 f" there explains {self.share[best]:.1%} of their variance, the one beside them"
                 f" {own:.1%})"
             )
-        return None
+        return self.misplaced or None
 
 
 def feature_evidence(traces: Iterable[PromptTrace]) -> FeatureEvidence:
@@ -83,10 +88,11 @@ def feature_evidence(traces: Iterable[PromptTrace]) -> FeatureEvidence:
 
 
 class FeatureTally:
-    """Sums over the traces that go by; `evidence` says what they come to."""
+    """Holds some elements of the features that go by; `evidence` says what they come to."""
 
     def __init__(self) -> None:
-        self._sums = {shift: _TokenSums() for shift in SHIFTS}
+        self._texts: list[HeldText] = []
+        self._num_held, self._num_seen, self._every = 0, 0, 1
         self._first: Tensor | None = None
         self._constant = True
 
@@ -100,71 +106,29 @@ class FeatureTally:
         if self._first is None:
             self._first = features[0]
         self._constant = self._constant and torch.equal(features[0], self._first)
-        reach = SHIFTS[-1]
-        inside = torch.arange(reach, max(reach, features.shape[0] - reach))
-        for shift, sums in self._sums.items():
-            for rows in row_blocks(inside):
-                sums.add(trace.token_ids[rows + shift], features[rows])
+        if self._num_seen % self._every == 0:
+            self._texts.append(HeldText(trace.id, trace.token_ids, features))
+            self._num_held += len(features)
+        self._num_seen += 1
+        while self._num_held > MOST_ROWS and len(self._texts) > 1:
+            self._texts, self._every = self._texts[::2], 2 * self._every
+            self._num_held = sum(len(text.features) for text in self._texts)
 
     def evidence(self) -> FeatureEvidence:
         """Of all that was added."""
+        found = {shift: explained(self._texts, shift) for shift in SHIFTS if self._texts}
+        repeats = found[0][0] if found else 0
+        judged = repeats >= MIN_REPEATS and not self._constant
         return FeatureEvidence(
-            repeats=self._sums[0].repeats,
+            repeats=repeats,
             constant=self._constant,
-            share={shift: sums.share() for shift, sums in self._sums.items()},
+            share={shift: share for shift, (_, share) in found.items()},
+            misplaced=misplaced_rows(self._texts) if judged else "",
         )
 
 
-class _TokenSums:
-    """Per token: how often, sum and sum of squares of the features beside it, float64."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, int] = {}
-        self._count = torch.zeros(0, dtype=torch.float64)
-        self._sum = torch.zeros(0, 0, dtype=torch.float64)
-        self._square = torch.zeros(0, 0, dtype=torch.float64)
-
-    def add(self, token_ids: Tensor, features: Tensor) -> None:
-        rows = torch.tensor([self._rows.setdefault(t, len(self._rows)) for t in token_ids.tolist()])
-        if not len(rows):
-            return
-        self._grow(len(self._rows), features.shape[1])
-        self._count.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64))
-        self._sum.index_add_(0, rows, features)
-        self._square.index_add_(0, rows, features**2)
-
-    @property
-    def repeats(self) -> int:
-        often = self._count[self._count > 1]
-        return int(often.sum()) - len(often)
-
-    def share(self) -> float:
-        """Adjusted R squared, averaged over the elements that vary; 0 where nothing repeats."""
-        often = self._count > 1
-        if self.repeats < 1:
-            return 0.0
-        count, total_count = self._count[often, None], float(self._count[often].sum())
-        mean = self._sum[often].sum(0) / total_count
-        total = self._square[often].sum(0) - total_count * mean**2
-        between = (self._sum[often] ** 2 / count).sum(0) - total_count * mean**2
-        varying = total > 1e-9 * self._square[often].sum(0)
-        if not bool(varying.any()):
-            return 0.0
-        unexplained = (1 - between / total)[varying].mean()
-        return float(1 - unexplained * (total_count - 1) / self.repeats)
-
-    def _grow(self, rows: int, width: int) -> None:
-        held = self._count.shape[0]
-        if rows > held:  # by half as much again, so that growing stays linear
-            more = max(rows - held, held // 2)
-            zeros = torch.zeros(more, width, dtype=torch.float64)
-            self._count = torch.cat([self._count, zeros[:, 0]])
-            self._sum = torch.cat([self._sum.reshape(held, width), zeros])
-            self._square = torch.cat([self._square.reshape(held, width), zeros])
-
-
 def _some_elements(features: Tensor) -> Tensor:
-    """[N - 1, at most 64] float64."""
+    """[N - 1, at most 64], float32 or wider."""
     width = features.shape[1]
     columns = torch.arange(0, width, max(1, width // _ELEMENTS))[:_ELEMENTS]
-    return features[:, columns].double()
+    return features[:, columns].to(torch.promote_types(features.dtype, torch.float32))

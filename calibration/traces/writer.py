@@ -59,6 +59,7 @@ class TraceWriter:
 
     def __init__(
         self,
+        out: Path,
         staging: Path,
         head: TraceManifest,
         shard_bytes: int,
@@ -67,6 +68,7 @@ class TraceWriter:
         carried: CarriedTables | None,
     ) -> None:
         self.staging = staging
+        self._out = out  # for errors: nobody knows the staging folder
         self._head = head
         self._shard_bytes = shard_bytes
         self._tables = tables
@@ -90,7 +92,7 @@ class TraceWriter:
             taken_by = self._entries[position].id
             raise TraceError(trace.id, f"position {position} is taken by {taken_by}",
                              fix="number the prompts")  # fmt: skip
-        check_trace(trace, self._head, self.staging.name)
+        check_trace(trace, self._head, self._out)
         tensors = {f"{trace.id}.{name}": tensor for name, tensor in self._stored(trace).items()}
         if self._pending and _nbytes(self._pending) + _nbytes(tensors) > self._shard_bytes:
             self._flush()
@@ -123,7 +125,7 @@ class TraceWriter:
             shards=tuple(self._shards),
             tables=self._write_tables(),
         )
-        check_manifest(manifest, self.staging / MANIFEST_FILE)
+        check_manifest(manifest, self._out / MANIFEST_FILE)
         write_text(self.staging / f"{MANIFEST_FILE}{UNVERIFIED}", manifest_text(manifest))
 
     def _stored(self, trace: PromptTrace) -> dict[str, Tensor]:
@@ -238,7 +240,7 @@ def trace_output(
         shards=(),
     )
     with staged_output(out, last=MANIFEST_FILE) as staging:
-        writer = TraceWriter(staging, head, shard_bytes, tables, table_ids, carried)
+        writer = TraceWriter(out, staging, head, shard_bytes, tables, table_ids, carried)
         yield writer
         writer.finish()
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ...recipes.decode import encode
 from ..console import megabytes, print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _mapping(info: "TraceInfo") -> dict[str, Any]:
         "tables": dataclasses.asdict(manifest.tables) if manifest.tables else None,
         "categories": [dataclasses.asdict(one) for one in info.categories],
         **{name: getattr(info, name) for name in kept},
-        "feature_evidence": dataclasses.asdict(info.features),
+        "feature_evidence": encode(info.features),
         "feature_problem": info.features.fault(),
     }
 

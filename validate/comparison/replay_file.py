@@ -136,7 +136,9 @@ class ReplayedDraft(DraftFigures):
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; a prompt says its cluster where it has one."""
-        return dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
+        plain = dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
+        plain["traces"]["features"] = encode(self.traces.features)
+        return plain
 
     @property
     def counted(self) -> list[PromptCounts]:

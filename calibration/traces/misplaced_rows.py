@@ -1,0 +1,166 @@
+"""Rows of features that belong to other tokens than those beside them, though most rows do not.
+
+Two signs tell them. Where all texts are late from some position on, the token one position off
+explains the rows of that stretch best. And in a text with the rows of another one, a row is no
+nearer to the mean of its own token, over all other texts, than to those of tokens one or two
+positions off. On 53 pieces of code and prose under Gemma 3 270M (layers 2, 9 and 15), the own token
+explains 0.48 to 0.53 of any stretch and others at most 0.25; of 48 rows at least 28 are nearest to
+their own token, of another text's rows at most 16, of 12 texts or more.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SHIFTS = (-2, -1, 0, 1, 2)
+REACH = max(SHIFTS)
+_OWN = SHIFTS.index(0)
+
+_BLOCK = 64  # positions that are judged together, over all texts
+_FEW_REPEATS = 200
+_CLEARLY = 0.05
+"""Share that another token explains beyond the own one."""
+_STRETCH = 48  # rows of one text that are judged together
+_USUAL = 0.8
+"""Share that is nearest to one and the same shift, in half of the stretches: else the features say
+too little of their tokens."""
+_TOO_FEW = 0.4
+"""Share that is nearest to the own token."""
+
+
+class HeldText(NamedTuple):
+    """Tokens [N] int64 of a prompt, and some elements of its features [N - 1, e] float32."""
+
+    id: str
+    token_ids: Tensor
+    features: Tensor
+
+
+def explained(
+    texts: Sequence[HeldText], shift: int, start: int = 0, stop: int = sys.maxsize
+) -> tuple[int, float]:
+    """How much of the rows at positions i the tokens at i + shift explain.
+
+    Args:
+        texts: at least one. Their ends are left out: tokens `REACH` positions off must be there.
+        shift: see `SHIFTS`.
+        start: first i.
+        stop: behind the last i.
+
+    Returns:
+        Rows whose token occurs elsewhere too, less one for each such token; and the adjusted R
+        squared of these, averaged over the elements that vary, 0 where nothing repeats.
+    """
+    tokens, rows = [], []
+    for text in texts:
+        first = max(start, REACH)
+        last = max(first, min(stop, len(text.features) - REACH))
+        tokens.append(text.token_ids[first + shift : last + shift])
+        rows.append(text.features[first:last])
+    _, groups, counts = torch.cat(tokens).unique(return_inverse=True, return_counts=True)
+    sums, squares = torch.zeros(2, len(counts), rows[0].shape[1], dtype=torch.float64)
+    for some, block in zip(groups.split([len(one) for one in rows]), rows, strict=True):
+        sums.index_add_(0, some, block.double())
+        squares.index_add_(0, some, block.double() ** 2)
+    often = counts > 1
+    repeats = int(counts[often].sum()) - int(often.sum())
+    if repeats < 1:
+        return 0, 0.0
+    count, total_count = counts[often, None], float(counts[often].sum())
+    mean = sums[often].sum(0) / total_count
+    total = squares[often].sum(0) - total_count * mean**2
+    between = (sums[often] ** 2 / count).sum(0) - total_count * mean**2
+    varying = total > 1e-9 * squares[often].sum(0)
+    if not bool(varying.any()):
+        return repeats, 0.0
+    unexplained = (1 - between / total)[varying].mean()
+    return repeats, float(1 - unexplained * (total_count - 1) / repeats)
+
+
+def misplaced_rows(texts: Sequence[HeldText]) -> str:
+    """Where rows belong to other tokens, in words; empty if nowhere, or nothing can be said."""
+    return _late_in_all(texts) or _of_other_texts(texts)
+
+
+def _late_in_all(texts: Sequence[HeldText]) -> str:
+    for start in range(0, max(len(text.features) for text in texts), _BLOCK):
+        found = {shift: explained(texts, shift, start, start + _BLOCK) for shift in SHIFTS}
+        best = max(SHIFTS, key=lambda shift: found[shift][1])
+        if found[0][0] >= _FEW_REPEATS and found[best][1] > found[0][1] + _CLEARLY:
+            return (
+                f"at positions {start} to {start + _BLOCK - 1} the recorded features are shifted by"
+                f" {best:+d} against their tokens (the token there explains {found[best][1]:.0%} of"
+                f" their variance, the one beside them {found[0][1]:.0%})"
+            )
+    return ""
+
+
+def _of_other_texts(texts: Sequence[HeldText]) -> str:
+    votes = list(_votes(texts))
+    stretches = [_stretches(nearest) for _, nearest in votes]
+    every = torch.cat(stretches)
+    if not len(every) or float(every.max(dim=1).values.median()) < _USUAL:
+        return ""
+    found = []
+    for text, (places, nearest), shares in zip(texts, votes, stretches, strict=True):
+        few = (shares[:, _OWN] < _TOO_FEW).nonzero()[:, 0]
+        if len(few):
+            inside = slice(int(few[0]), int(few[-1]) + _STRETCH)
+            wrong = places[inside][nearest[inside] != _OWN]
+            found.append(f"{text.id!r} at positions {int(wrong[0])} to {int(wrong[-1])}")
+    if not found:
+        return ""
+    more = ", ..." if len(found) > 3 else ""
+    return (
+        f"in {len(found)} of {len(texts)} texts the recorded features do not belong to the tokens"
+        f" beside them: {', '.join(found[:3])}{more}"
+    )
+
+
+def _votes(texts: Sequence[HeldText]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each text the positions that can be told apart, and which of `SHIFTS` each is nearest."""
+    rows = torch.cat([text.features for text in texts]).double()
+    center, scale = rows.mean(dim=0), rows.std(dim=0).clamp(min=1e-9)
+    ids = torch.cat([text.token_ids for text in texts]).unique()
+    count = torch.zeros(len(ids), dtype=torch.float64)
+    total = torch.zeros(len(ids), rows.shape[1], dtype=torch.float64)
+    known = [
+        (torch.searchsorted(ids, text.token_ids), (text.features.double() - center) / scale)
+        for text in texts
+    ]
+
+    def tell(tokens: Tensor, features: Tensor, sign: float) -> None:
+        own = tokens[: len(features)]
+        count.index_add_(0, own, torch.full((len(own),), sign, dtype=torch.float64))
+        total.index_add_(0, own, sign * features)
+
+    for tokens, features in known:
+        tell(tokens, features, 1.0)
+    for tokens, features in known:
+        tell(tokens, features, -1.0)  # a text says nothing of itself
+        own, places = tokens[: len(features)], torch.arange(len(features))
+        distances = torch.full((len(own), len(SHIFTS)), torch.inf, dtype=torch.float64)
+        for column, shift in enumerate(SHIFTS):
+            there = places + shift
+            inside = (there >= 0) & (there < len(tokens))
+            other = tokens[there.clamp(0, len(tokens) - 1)]
+            seen = count[other]
+            mean = total[other] / seen.clamp(min=1)[:, None]
+            # The mean of n rows is itself off by the variance of a row / n.
+            distance = ((features - mean) ** 2).sum(dim=1) * seen / (seen + 1)
+            use = inside & (seen > 0) & ((other != own) | (shift == 0))
+            distances[use, column] = distance[use]
+        finite = distances.isfinite()
+        apart = finite[:, _OWN] & (finite.sum(dim=1) > 1)
+        yield places[apart], distances[apart].argmin(dim=1)
+        tell(tokens, features, 1.0)
+
+
+def _stretches(nearest: Tensor) -> Tensor:
+    """[stretches, shifts]: of each stretch the share of its rows that is nearest to each shift."""
+    hits = torch.nn.functional.one_hot(nearest, len(SHIFTS)).double()
+    sums = torch.cat([hits.new_zeros(1, len(SHIFTS)), hits.cumsum(dim=0)])
+    return (sums[_STRETCH:] - sums[:-_STRETCH]) / _STRETCH
