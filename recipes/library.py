@@ -100,32 +100,25 @@ def load_recipe(reference: str | Path) -> Recipe:
 def recipe_file(recipe: Recipe) -> str:
     """The shortest file that is this recipe: what it changes of a built-in one, or all of it."""
     own = to_mapping(recipe)
-    roots = [name for name in built_in_recipes() if _is_root(name)]
-    changed = {name: _changed(to_mapping(load_recipe(name)), own) for name in roots}
-    files = [{"extends": name, **keys} for name, keys in changed.items() if keys is not None]
-    texts = (yaml.safe_dump(each, sort_keys=False, width=10**6, default_flow_style=None)
-             for each in (own, *files))  # fmt: skip
-    return min(texts, key=len)
+    files = [own]
+    for name in built_in_recipes():
+        base = to_mapping(load_recipe(name))
+        changed = {key: value for key, value in own.items() if base.get(key, ...) != value}
+        extends_none = _find(_compose(_FOLDER / f"{name}.yaml"), "extends")[0] is None
+        if extends_none and merged(base, changed) == own:
+            files.append({"extends": name, **changed})
+    return min((yaml.safe_dump(each, sort_keys=False, width=10**6, default_flow_style=None)
+                for each in files), key=len)  # fmt: skip
 
 
-def _is_root(name: str) -> bool:
-    return _find(_compose(_FOLDER / f"{name}.yaml"), "extends")[0] is None
-
-
-def _changed(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Keys with which `own` extends `base`; None where it lacks one, which nothing takes away."""
-    if base.keys() - own.keys():
-        return None
-    changed: dict[str, Any] = {}
-    for key, value in own.items():
-        before = base.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            if (inner := _changed(before, value)) is None:
-                return None
-            changed |= {key: inner} if inner else {}
-        elif key not in base or value != before:
-            changed[key] = value
-    return changed
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `over` replace those of `base`; mappings merge, lists do not: as files extend."""
+    both = {
+        key: merged(base[key], value)
+        for key, value in over.items()
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+    }
+    return {**base, **over, **both}
 
 
 def _compose(path: Path) -> MappingNode:

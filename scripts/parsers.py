@@ -6,7 +6,6 @@ They know arguments, not what commands do.
 import argparse
 import collections.abc
 import dataclasses
-import difflib
 import os
 import re
 import shutil
@@ -243,10 +242,10 @@ class CommandParser(argparse.ArgumentParser):
         self._refuse_command(str(value))
 
     def _refuse_command(self, name: str) -> NoReturn:
-        meant = _close(name, list(self.commands))
+        near = meant(name, list(self.commands))
         program, *verb = self.prog.split()
         listing = " ".join((program, "help", *verb))
-        fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{listing}'"
+        fix = f"did you mean '{self.prog} {near}'?" if near else f"see '{listing}'"
         self._fail(self.prog, f"has no command {short(name)}", fix)
 
 
@@ -294,11 +293,6 @@ def _offered(kinds: Sequence[Any]) -> tuple[object, ...] | type[Path] | None:
 def sentence(summary: str) -> str:
     """A summary as the first line of a help text; names keep their capital letters."""
     return f"{summary[:1].upper()}{summary[1:]}"
-
-
-def _close(name: str, known: Sequence[str]) -> str | None:
-    """What was probably meant."""
-    return next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
 
 
 class _Version(argparse._VersionAction):

@@ -81,7 +81,3 @@ def test_the_recipe_that_the_error_prints_works(
         quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))
         assert not verify(tmp_path / "out", folder).faults
         assert check_draft(tmp_path / "out", engine="vllm", arch="sm90").verdict == "LOADS"
-
-
-def test_a_format_per_channel_needs_no_groups(tmp_path: Path) -> None:
-    assert make_plan(load_recipe("fp8-ptpc"), draft_of(tmp_path / "draft", 72)).quantized

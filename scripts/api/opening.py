@@ -13,7 +13,7 @@ from ...recipes.decode import walk
 from ...recipes.errors import RecipeError
 from ...recipes.formats import FP8_CACHE
 from ...recipes.kv_cache import KvCacheFormat, KvCacheScales
-from ...recipes.library import calibrated
+from ...recipes.library import calibrated, merged
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import BackendName
 from .given import of_value
@@ -124,7 +124,7 @@ def recipe_of_keys(keys: Mapping[str, Any]) -> Recipe:
     own = dict(keys)
     if "extends" in own:
         base = to_mapping(load_recipe(str(own.pop("extends"))))
-        own = _merged({key: base[key] for key in base if key != "name"}, own)
+        own = merged({key: base[key] for key in base if key != "name"}, own)
     recipe, misfits = walk(Recipe, of_value(own))
     if misfits:
         said = [(f"recipe, {one.key or 'as a whole'}", one.what, one.fix) for one in misfits]
@@ -136,16 +136,6 @@ def recipe_of_keys(keys: Mapping[str, Any]) -> Recipe:
         where = f"recipe, algorithm: backend {recipe.backend}, {recipe.algorithm}"
         raise RecipeError(where, refused.reason, fix=refused.fix)
     return typing.cast(Recipe, recipe)
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `over` replace those of `base`; mappings merge, lists do not: as files extend."""
-    both = {
-        key: _merged(base[key], value)
-        for key, value in over.items()
-        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
-    }
-    return {**base, **over, **both}
 
 
 def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") -> Recipe:

@@ -46,13 +46,15 @@ def forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
         key: see `Drawing`.
         drawn: comparisons that have a change, under their titles; several are drawn as series.
     """
-    titles = [title for title, _ in drawn]
-    series = tuple(titles) if len(titles) > 1 else ()
-    rows = [[replace(row, series=i) for row in intervals(f)] for i, (_, f) in enumerate(drawn)]
-    labels = dict.fromkeys(row.label for some in rows for row in some)
-    ordered = [[row for some in rows for row in some if row.label == label] for label in labels]
+    rows = [
+        replace(row, series=i) for i, (_, found) in enumerate(drawn) for row in intervals(found)
+    ]
+    labels = list(dict.fromkeys(row.label for row in rows))
+    rows.sort(key=lambda row: labels.index(row.label))
+    before = [None, *(row.label for row in rows)]
     named = [
-        replace(row, label="" if i else row.label) for of in ordered for i, row in enumerate(of)
+        replace(row, label="") if row.label == last else row
+        for row, last in zip(rows, before, strict=False)
     ]
     first = drawn[0][1]
     assert first.change is not None
@@ -62,7 +64,7 @@ def forest_of(key: str, drawn: Sequence[tuple[str, GateReport]]) -> str:
         title="Change of the acceptance length with its bounds, by category",
         bounds=f"one-sided {in_percent(first.change.confidence)} bounds"
         f"{', those of parts together' if first.parts.bounds_hold_together else ''}",
-        series=series,
+        series=[title for title, _ in drawn] if len(drawn) > 1 else (),
     )
 
 
