@@ -29,10 +29,16 @@ _ALIASES: Mapping[str, str] = {
 }
 """GPU -> the recipe to begin with there: engines load its result for every family, and nothing has
 to be recorded before; a test asks `loads_on`."""
-_OTHER_GPUS = (
-    "a100", "l40s", "b300", "gb300", "gfx942", "gfx950", "sm80", "sm89", "sm90", "sm100", "sm103"
-)  # fmt: skip
+_OTHER_GPUS = ("a100", "gfx942", "gfx950", "sm80", "sm90", "sm100")
 """Of which none is the one to begin with."""
+_NEVER_EXECUTED = {
+    "b300": "b200",
+    "gb300": "gb200",
+    "sm103": "b200",
+    "l40s": "h100",
+    "sm89": "h100",
+}
+"""GPU on which no engine was executed -> one with the same number formats, of the table above."""
 _CALIBRATED = ("-learned", "-gptq")
 """How the names of built-in recipes end that round on calibration traces, the better one first."""
 _SUFFIXES = (".yaml", ".yml")
@@ -149,6 +155,8 @@ def _nearest_recipe(name: str) -> str:
     """What was probably meant: a near scheme, a recipe that is spelled alike, or with the word."""
     if spelled(name) in DIFFERENT:
         return DIFFERENT[spelled(name)]
+    if near := _NEVER_EXECUTED.get(name.lower()):
+        return f"use '{_ALIASES[near]}', as on {near}: no engine was executed on {name}"
     if name.lower() in _OTHER_GPUS:
         return f"'draftquant recipes list --gpu {name}' lists the recipes that load there"
     names = *_ALIASES, *built_in_recipes()
