@@ -81,7 +81,7 @@ MISTAKES = {
         Mistake("quantize draft --recipe learned --out o", "no built-in", "mi355-mxfp4-learned?"),
         Mistake("quantize draft --recipe NVFP4 --out o", "a static scale", "pass --traces"),
         Mistake("quantize draft --recipe a100 --out o", "no built-in", "list --gpu a100"),
-        Mistake("quantize draft --recipe B300 --out o", "no built-in", "'blackwell-fp8-mla', as on b200"),
+        Mistake("quantize draft --recipe B300 --out o", "no built-in", "fp8-mla', as on b200"),
         Mistake("quantize draft --recipe l40s --out o", "no built-in", "'fp8-ptpc', as on h100"),
         Mistake("quantize draft --recipe bare.yaml --out o", "bare.yaml:1: name: it is missing",
                 "add 'name: bare'"),
