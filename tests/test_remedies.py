@@ -150,9 +150,17 @@ def stripped(folder: Path, root: str) -> None:
 FOLLOWED: Mapping[str, Callable[..., None]] = {
     r"move the keys of 'model' to the top level": unnested,
     r"set architectures to (\w+)": renamed,
-    r"set model_type to .*?(\w+)$": lambda at, name: edit_json(at / "config.json", model_type=name),
+    r"set model_type to .*?(qwen3$|kimi_k2|llama)": lambda at, name: edit_json(
+        at / "config.json", model_type=name
+    ),
     r"remove (quantization_config)": lambda at, key: edit_json(at / "config.json", **{key: None}),
     r"strip '(.+?)' from the names": stripped,
+    r"correct num_hidden_layers: the tensors are those of (\d+)": lambda at, n: edit_json(
+        at / "config.json", num_hidden_layers=int(n)
+    ),
+    r"set tie_word_embeddings to false": lambda at: edit_json(
+        at / "config.json", tie_word_embeddings=False
+    ),
 }
 """A remedy, and what whoever follows it does."""
 LLAMA, DFLASH = tiny_eagle3_llama, tiny_dflash
@@ -181,6 +189,9 @@ MISTAKES: Mapping[str, Build] = {
     "eagle": made(LLAMA, model_type="eagle"),
     "MLX, and nothing packed": made(DFLASH, quantization_config=MLX),
     "MLX of no bits": made(DFLASH, quantization_config={"group_size": 64, "bits": None}),
+    "the target's layers": made(LLAMA, num_hidden_layers=61),
+    "no model_type": made(LLAMA, model_type=None),
+    "a tied head": made(LLAMA, tie_word_embeddings=True),
     "a root": lambda at: LLAMA(at, prefix="model.layers.0."),
     "a stranger": made(LLAMA, "midlayer.self_attn.q_proj.bias"),
 }  # fmt: skip

@@ -9,14 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 from draftquant.recipes.errors import visible
-from draftquant.validate.errors import GateError
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.report import words
 from draftquant.validate.report.html_report import page
 from draftquant.validate.report.judged_again import Judgement
 from draftquant.validate.report.junit_report import junit
 from draftquant.validate.report.markdown_report import MOST_ROWS, code, escaped, markdown
-from draftquant.validate.report.recipe_pictures import bytes_by_recipe, changes_by_recipe
 from draftquant.validate.report.words import NONE
 from draftquant.validate.served.served_gate import judge_measured
 from handmade_measurements import alternating, measurement
@@ -369,34 +367,6 @@ def test_hostile_text_is_text_in_junit() -> None:
     assert "\x1b" not in text
     names = [case.get("name") for case in ElementTree.fromstring(text).iter("testcase")]
     assert names == ["verdict"]  # its categories have too few prompts
-
-
-# ---- pictures of several reports
-
-
-def test_a_picture_of_changes_has_a_row_for_each_recipe() -> None:
-    text = changes_by_recipe([document(comparison("PASS")), document(comparison("FAIL"))])
-    root = ElementTree.fromstring(text)
-    said = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert said.count("int4-channel") == 2
-    assert "limit" in said
-    assert "prefers-color-scheme" in text
-
-
-def test_a_picture_is_of_one_baseline() -> None:
-    judged: Any = comparison()
-    background = dataclasses.replace(judged.background, baseline_sha256="9" * 64)
-    other = dataclasses.replace(judged, background=background)
-    with pytest.raises(GateError, match="int4: was judged against another baseline"):
-        changes_by_recipe([document(judged), document(other)])
-    with pytest.raises(GateError, match="expected one at least, got none"):
-        changes_by_recipe([])
-
-
-def test_a_picture_of_bytes_says_what_is_saved() -> None:
-    text = bytes_by_recipe([("BF16", 6_356_525_056), ("int4-channel", 5_343_727_616)])
-    assert "6.36 GB<" in text
-    assert "5.34 GB, 15.9% less<" in text
 
 
 def test_of_many_categories_the_largest_are_drawn() -> None:

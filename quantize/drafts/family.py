@@ -121,7 +121,7 @@ class Family(ABC):
     own_marks: Collection[str] = ()
     """Those of `MARKS` that tensors of its own have."""
     relatives: Mapping[str, str] = MappingProxyType({})
-    """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
+    """Part of a tensor name, a regular expression -> the other kind of draft whose mark it is."""
 
     def foreign_marks(self) -> Mapping[str, str]:
         """Part of a tensor name -> what a draft with it is, which this family does not read."""

@@ -139,7 +139,7 @@ def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, 
             f"{by_config[0].layer_keys}: {geometry.num_layers} layers, but"
             f" {len(checkpoint.tensors)} tensors in all",
             fix=f"correct {by_config[0].layer_keys!r}: the tensors are those of"
-            f" {_stored_layers(checkpoint, by_config[0])} layer(s)",
+            f" {stored_layers(checkpoint, by_config[0])} layer(s)",
         )
     return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
 
@@ -272,7 +272,7 @@ def layers_of_one(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_hidden_layers": 1, **one}
 
 
-def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
+def stored_layers(checkpoint: Checkpoint, family: Family) -> int:
     """How many decoder layers have tensors."""
     names = map(family.canonical_name, checkpoint.tensors)
     return len({found[0] for name in names if (found := _LAYER.match(name))})

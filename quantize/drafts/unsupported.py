@@ -18,19 +18,17 @@ from ..files.safetensors_header import TensorInfo
 from .architectures import declared_architecture, projector_type
 
 MARKS: Mapping[str, str] = {
-    ".experts.": "a mixture of experts",
-    ".switch_mlp.": "a mixture of experts",
-    "kv_a_proj": "latent attention (MLA)",
-    "kv_b_proj": "latent attention (MLA)",
-    "attn.g_proj": "gates on its attention, as Laguna's",
-    "attn.gate": "gates on its attention",
-    "attn.sinks": "attention sinks",
-    "attention_sink": "attention sinks",
-    "linear_attn.": "linear attention",
-    ".mixer.": "layers of Mamba",
+    r"\.(experts|switch_mlp)\.": "a mixture of experts",
+    r"kv_[ab]_proj": "latent attention (MLA)",
+    r"attn\.g_proj": "gates on its attention, as Laguna's",
+    r"attn\.\w*gate|attn_gate": "gates on its attention",
+    r"attn\.sinks|attention_sink": "attention sinks",
+    r"linear_attn\.": "linear attention",
+    r"\.mixer\.": "layers of Mamba",
     "pre_feedforward_layernorm": "layers of Gemma",
 }
-"""Part of a tensor's name -> what its layers are, of which most families have none."""
+"""Part of a tensor's name, a regular expression -> what its layers are, of which most families have
+none."""
 SUPPORTED = (
     "give a draft of a supported architecture (docs/families.md lists them), or serve this one with"
     " the software that it was trained for"
@@ -156,7 +154,7 @@ def kind_by_name(architecture: str, tensors: Collection[str]) -> Kind | None:
     told = [kind for part, kind in _BY_TENSORS if any(re.search(part, t) for t in tensors)]
     if not named and not told:
         return None
-    layers = (kind for mark, kind in MARKS.items() if any(mark in name for name in tensors))
+    layers = (k for mark, k in MARKS.items() if any(re.search(mark, name) for name in tensors))
     name = [*named, *told][0].format(next(layers, "layers of another kind"))
     what = f"no supported draft family has {architecture!r}: it is {name}, which is not supported"
     return Kind(name, f"architectures: {what}", SUPPORTED if named else "", in_config=True)
@@ -166,8 +164,8 @@ def kind_by_marks(family: str, relatives: Mapping[str, str], tensors: Iterable[s
     """What a draft is whose tensors have the mark of another kind than its family's."""
     for name in tensors:
         for mark, kind in relatives.items():
-            if mark in name:
-                what = f"{name}: no tensor of {family}; {mark!r} is the mark of {kind}"
+            if found := re.search(mark, name):
+                what = f"{name}: no tensor of {family}; {found[0]!r} is the mark of {kind}"
                 return Kind(kind, what, SUPPORTED)
     return None
 

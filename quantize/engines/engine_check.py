@@ -10,7 +10,7 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
-from ..drafts.recognition import fitting_name, missing_name, other_kind
+from ..drafts.recognition import fitting_name, missing_name, other_kind, stored_layers
 from ..drafts.runtime_names import known_target_layers
 from ..drafts.unsupported import SUPPORTED, Kind, nested_eagle_keys, refuse_earlier_kinds
 from ..errors import CheckpointError
@@ -262,6 +262,11 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         specs=family.tensor_specs(geometry),
     )
     layers, findings = walk.layers_and_findings()
+    found = stored_layers(checkpoint, family)
+    if findings and found < geometry.num_layers and not family.inside_target:
+        first = min(findings, key=lambda finding: STAGES.index(finding.stage))
+        again = f"correct {family.layer_keys}: the tensors are those of {found} layer(s)"
+        findings = [first._replace(remedy=again)]
     captures = engine.config.captures(question) if question.fuses else ()
     misread = [misread_layers(each, geometry.aux_layer_ids, place.first_layer) for each in captures]
     layers_remedy = remedy_of_layers(config, geometry.aux_layer_ids)

@@ -64,7 +64,8 @@ def folder_findings(
         text = f"Loading a tensor called {name} was never executed"
         yield Finding("unknown", text, "use the names of the published drafts")
     for module, tensors in stored.items():
-        if question.inside_target and ROUTED in module:
+        declared = question.traits.is_mtp and question.declaration is not None
+        if ROUTED in module and (question.inside_target or declared):
             continue  # see `mtp`
         for suffix, tensor in tensors.items():
             plain = f"{module}.{suffix}".lstrip(".") in specs
@@ -174,7 +175,7 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
     name = tensor.name
     remedy = f"remove {name} only if the draft was trained without it"
     if name.rpartition(".")[2] in _BESIDE_CODES:
-        remedy = "quantize the draft again, by a built-in recipe: these are parts of its codes"
+        remedy = f"quantize the BF16 draft in a format that {engine.title} reads"
     if name.endswith(_COMPUTED):
         return
     if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):

@@ -151,34 +151,6 @@ def staged_source(out: Path) -> Iterator[Path]:
         yield folder
 
 
-@contextmanager
-def staged_file(out: Path) -> Iterator[Path]:
-    """Give the path of a file to create; leaving the block without an exception publishes it.
-
-    It stands in a staging folder beside `out`, is flushed here, and never replaces anything.
-
-    Args:
-        out: file to create.
-
-    Raises:
-        OutputError: `out` exists, appeared meanwhile, or writing failed.
-    """
-    check_output(out)
-    try:
-        with _hidden_folder(out, of=out.name) as staging:
-            yield staging / out.name
-            sync(staging / out.name)
-            check_output(out)
-            (staging / out.name).rename(out)
-            sync(out.parent)
-    except OSError as exc:
-        raise OutputError(
-            out,
-            f"cannot be written: {exc.strerror or exc}",
-            fix="free some space or choose another place; nothing was kept",
-        ) from exc
-
-
 def sync(path: Path) -> None:
     """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

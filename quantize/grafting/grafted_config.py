@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..drafts.config_reader import with_text_config
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, read_json_object
 from ..files.side_files import json_texts
@@ -13,7 +12,6 @@ from .conventions import Merged
 _COUNT = "num_nextn_predict_layers"
 _COUNT_OF_QWEN = "mtp_num_hidden_layers"
 _DECLARATION, _NESTED, _TEXT = "quantization_config", "quantization", "text_config"
-_OUTER = ("producer", "quant_method")
 _ELSEWHERE = "compression_config"
 
 
@@ -29,12 +27,6 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
     if _COUNT_OF_QWEN in config:
         return {**config, _COUNT_OF_QWEN: count}
     return {**config, _COUNT: count}
-
-
-def count_of(config: Mapping[str, Any]) -> object:
-    """How many a config.json says there are; None = it does not say."""
-    keys = with_text_config(config)
-    return keys.get(_COUNT, keys.get(_COUNT_OF_QWEN))
 
 
 def check_one_declaration(target: Checkpoint) -> None:

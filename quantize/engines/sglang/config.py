@@ -10,6 +10,7 @@ from typing import Any
 
 from ...drafts.architectures import OTHER_NAMES, declared_architecture
 from ...drafts.engine_traits import Biases, Finding, Stage
+from ...drafts.speculators_layout import is_speculators
 from ...drafts.unsupported import nested_eagle_keys
 from ..config_rules import NO_NAME, OF_LAYERS, transformers_problem
 from ..contract import Question
@@ -51,7 +52,8 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     model_type = config.get("model_type")
     if model_type is None:
         text = "ValueError: Unrecognized model in DRAFT. Should have a `model_type` key in its"
-        return Finding("config", f"{text} config.json.", _PLAIN)
+        remedy = _PLAIN if is_speculators(config) else OF_LAYERS
+        return Finding("config", f"{text} config.json.", remedy)
     if str(model_type).startswith("speculator") or model_type == "eagle":
         text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
         remedy = _PLAIN

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...drafts.engine_traits import INVALID, Finding
 from ...drafts.speculators_layout import LAYER_CONFIG
-from ..config_rules import transformers_problem
+from ..config_rules import OF_LAYERS, transformers_problem
 from ..engine import TRAITS
 
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
@@ -31,7 +31,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         text = INVALID.format(
             "Unrecognized model in DRAFT. Should have a `model_type` key in its config.json."
         )
-        return Finding("config", text, "add model_type, or speculators_config")
+        return Finding("config", text, f"{OF_LAYERS}; or add speculators_config")
     if model_type not in (None, "speculators"):
         return transformers_problem(config, INVALID) or config
     kind = config.get("speculators_model_type")

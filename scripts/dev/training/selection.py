@@ -15,9 +15,6 @@ from .acceptance import repeated_ngram_share
 from .corpus import Prompt
 from .target import greedy_continuations
 
-_TOGETHER = 64
-"""Candidates that are continued together."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedPrompts:
@@ -72,31 +69,6 @@ def select_prompts(
         num_candidates=len(candidates),
         candidates_repeated_8gram_share=repeated_ngram_share(continuations),
     )
-
-
-def first_prompts(
-    target: PreTrainedModel,
-    candidates: Sequence[Prompt],
-    *,
-    count: int,
-    num_new_tokens: int,
-    max_repeated_8gram_share: float,
-) -> tuple[Prompt, ...]:
-    """The prompts of `select_prompts`; no more candidates are continued than that takes.
-
-    Raises:
-        ValueError: too few candidates stay under the limit.
-    """
-    found: list[Prompt] = []
-    for start in range(0, len(candidates), _TOGETHER):
-        some = candidates[start : start + _TOGETHER]
-        asked = torch.tensor([prompt.token_ids for prompt in some])
-        token_ids = greedy_continuations(target, asked, num_new_tokens=num_new_tokens)
-        kept = _unlooped(token_ids[:, asked.shape[1] :], max_repeated_8gram_share)
-        found += [some[index] for index in kept]
-        if len(found) >= count:
-            return tuple(found[:count])
-    raise _too_few(count, len(found), len(candidates), max_repeated_8gram_share)
 
 
 def _unlooped(continuations: Tensor, limit: float) -> list[int]:

@@ -31,7 +31,7 @@ class Eagle3Mla(Eagle3):
     name = "eagle3-mla"
     engine_traits = ENGINE_TRAITS
     architectures = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
-    own_marks = ("kv_a_proj", "kv_b_proj")
+    own_marks = (r"kv_[ab]_proj",)
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """A hidden_norm and the latent down-projection in layer 0."""
