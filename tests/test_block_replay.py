@@ -52,7 +52,6 @@ from reference_dflash2 import ReferenceDFlash2
 from reference_draft import transformers_in_float64
 from reference_dspark import ReferenceDSpark
 from replay_proof import RoundInput, fp8_per_token, fp8_rounded, unrounded
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -364,11 +363,8 @@ def test_a_loaded_draft_can_be_differentiated_along_recorded_traces(
 
 
 def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> None:
-    broken = save_draft(tmp_path / "broken", folder / "target", traces)
-    tensors = load_file(broken / "model.safetensors")
-    tensors[f"{FITTED}.weight"][0, 0] = torch.nan
-    save_file(tensors, broken / "model.safetensors")
-    draft = loaded(broken, folder / "target")
+    draft = loaded(save_draft(tmp_path / "draft", folder / "target", traces), folder / "target")
+    draft.weights[f"{FITTED}.weight"][0, 0] = torch.nan  # no folder with it is loaded
     with pytest.raises(ForwardError, match=r"draft blocks at positions 1 to 32: hidden st"):
         replay_drafts([draft], traces, num_draft_tokens=K)
     with pytest.raises(ForwardError, match="hidden states are NaN or infinite"):

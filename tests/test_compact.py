@@ -142,7 +142,7 @@ def test_one_bit_makes_another_tensor(tmp_path: Path) -> None:
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     tensors["fc.weight"][-1, -1] *= -1
-    tensors["lm_head.weight"][0, 0] = torch.nan  # equal to nothing, the same bits all the same
+    tensors["lm_head.weight"][0, 0] = 0.0
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     other = load_draft(folder, compact=True, like=first)
     assert other.weights["fc.weight"] is not first.weights["fc.weight"]
@@ -150,6 +150,10 @@ def test_one_bit_makes_another_tensor(tmp_path: Path) -> None:
     assert other.weights["embed_tokens.weight"] is first.weights["embed_tokens.weight"]
     again = load_draft(folder, compact=True, like=other)
     assert all(weight is other.weights[name] for name, weight in again.weights.items())
+    tensors["lm_head.weight"][0, 0] = -0.0  # equal, but of other bits
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    again = load_draft(folder, compact=True, like=other)
+    assert again.weights["lm_head.weight"] is not other.weights["lm_head.weight"]
 
 
 def test_a_quantized_embedding_is_refused_before_it_is_read(

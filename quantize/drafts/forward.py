@@ -241,5 +241,6 @@ def not_finite(where: str, what: str) -> ForwardError:
     return ForwardError(
         where,
         f"{what} are NaN or infinite",
-        fix="check the draft's weights and scales for NaN and infinity",
+        fix="its weights are finite, so one is far too large, or an input is: compare norms and"
+        " scales with those that it was exported from",
     )

@@ -130,5 +130,5 @@ def _slices(rows: int, nbytes: int) -> Iterator[slice]:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Also of NaN, and of the sign of zero."""
+    """Also of the sign of zero."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
