@@ -152,12 +152,10 @@ def test_no_data_or_broken_data(
         measure_input_scales(draft, traces, num_draft_tokens=0)
     with pytest.raises(CalibrationError, match="do not reach this linear: no continuation is"):
         measure_input_scales(draft, traces, num_draft_tokens=40)
-    broken = save_draft(tmp_path / "draft", folder / "target")
-    tensors = load_file(broken / "model.safetensors")
-    tensors["midlayer.mlp.up_proj.weight"][0, 0] = torch.nan
-    save_file(tensors, broken / "model.safetensors")
+    broken = load_draft(save_draft(tmp_path / "draft", folder / "target"))
+    broken.weights["layers.0.mlp.up_proj.weight"][0, 0] = torch.nan  # no folder with it is loaded
     with pytest.raises(ForwardError, match="NaN or infinite"):
-        measure_input_scales(load_draft(broken), traces, num_draft_tokens=2)
+        measure_input_scales(broken, traces, num_draft_tokens=2)
     other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     shifted = load_draft(save_draft(tmp_path / "ids", folder / "target", eagle_config=other))
     with pytest.raises(TraceError, match="cannot use them"):
