@@ -172,6 +172,9 @@ def together() -> Mapping[str, Scenario]:
         ),
         **{f"{name}, each as one": _plain(*of, group=5) for name, of in groups.items()},
         **{f"{name}, as groups": _grouped(*of) for name, of in groups.items()},
+        "100 prompts in pairs that were chosen by the counts, -1.0%": _once(
+            lambda g: record(g, 100, LIMIT).paired_by_counts(), LIMIT
+        ),
     }
 
 

@@ -70,7 +70,8 @@ class Recorded:
 
     Attributes:
         baseline, candidate: [N, K + 1] rounds by number of accepted tokens.
-        prompts: [N] equal numbers are copies of one prompt, or belong together. categories: [N].
+        prompts: [N] equal numbers are copies of one prompt. categories: [N].
+        declared: [N] cluster that the prompt file names; none where it names none.
         contexts: [N] of each prompt the rounds of its context bins under both drafts, baseline
             first, each [bins, K + 1]; none where all rounds lie in the first bin.
     """
@@ -80,6 +81,7 @@ class Recorded:
     prompts: Sequence[int]
     categories: Sequence[str]
     contexts: Sequence[tuple[Ints, Ints]] = ()
+    declared: Sequence[str] = ()
 
     def __add__(self, more: "Recorded") -> "Recorded":
         """Further prompts, which are others."""
@@ -113,8 +115,22 @@ class Recorded:
         )
 
     def as_groups(self, size: int) -> "Recorded":
-        """The same counts, of which so many belong together, one after the other."""
-        return dataclasses.replace(self, prompts=[i // size for i in range(len(self.prompts))])
+        """Other prompts with the same counts, so many declared as a cluster, one after the other."""
+        count = len(self.prompts)
+        return dataclasses.replace(
+            self, prompts=range(count), declared=[str(i // size) for i in range(count)]
+        )
+
+    def paired_by_counts(self) -> "Recorded":
+        """Clusters of two that hide the spread: who lost most with who gained most."""
+        tokens = np.arange(1, NUM_DRAFT_TOKENS + 2)
+        before, after = (
+            one @ tokens / one.sum(axis=1) for one in (self.baseline, self.candidate)
+        )
+        rank = (after - before).argsort().argsort()
+        return dataclasses.replace(
+            self, declared=[str(one) for one in np.minimum(rank, len(rank) - 1 - rank)]
+        )
 
 
 def record(
@@ -265,9 +281,17 @@ def _replay(name: str, recorded: Recorded, histograms: Ints, by_bin: Sequence[In
             counts=own,
             every_position=own,
             contexts=bins,
+            cluster=cluster,
         )
-        for number, (prompt, category, own, bins) in enumerate(
-            zip(recorded.prompts, recorded.categories, counts, contexts, strict=True)
+        for number, (prompt, category, own, bins, cluster) in enumerate(
+            zip(
+                recorded.prompts,
+                recorded.categories,
+                counts,
+                contexts,
+                recorded.declared or [""] * len(counts),
+                strict=True,
+            )
         )
     )
     return DraftReplay(

@@ -24,9 +24,26 @@ def test_pass_when_the_lower_bound_clears_the_limit() -> None:
     assert report.change is not None
     assert report.change.relative_change == pytest.approx(-0.003 / 1.602)
     assert report.reason.startswith(
-        "With 95% confidence the drop is smaller than the limit of 1.00%: the mean acceptance"
-        " length"
+        "With 95% confidence the drop is smaller than the limit of 1.00%, but 40 distinct prompts"
+        " (effective sample size 40.0) do not exclude a loss that is confined to few prompts: the"
+        " mean acceptance length"
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "long", "warned"),
+    [(99, 1, True), (100, 1, False), (400, 1, False), (200, 8, True), (200, 2, False)],
+)
+def test_a_pass_says_that_few_prompts_hide_a_rare_loss(count: int, long: int, warned: bool) -> None:
+    """By effective sample size too: of 200 prompts, one in ten of eight times the others' steps."""
+    sizes = [1 if i % 10 else long for i in range(count)]
+    baseline, candidate = (
+        replay([(a * n, b * n) for (a, b), n in zip(histograms, sizes, strict=True)])
+        for histograms in (spread(600, count), noisy(3, 4, count))
+    )
+    report = judge(baseline, candidate, RELEASE)
+    assert report.verdict == "PASS"
+    assert ("do not exclude a loss that is confined" in report.reason) == warned
 
 
 def test_fail_when_the_upper_bound_is_beyond_the_limit() -> None:
@@ -161,6 +178,22 @@ def test_no_number_is_advised_that_nobody_records() -> None:
         " 10,000 would be needed."
     )
     assert ways[0] == "Use a wider format."
+
+
+@pytest.mark.parametrize("drop", [17, 16])
+def test_too_few_prompts_are_never_told_that_more_will_not_help(drop: int) -> None:
+    """Beyond the limit by what 28 prompts show, or too near it for ten thousand."""
+    report = judge(replay(spread(600, 28)), replay(noisy(drop, 60, 28)), RELEASE)
+    assert report.reason.startswith("There are too few prompts: 28 distinct prompts have an")
+    needed = report.required_num_prompts
+    assert needed is not None
+    assert needed.as_measured is None or needed.as_measured > 10_000
+    first, *ways = (report.action or "").splitlines()
+    assert first.startswith(
+        "Record 30 fresh prompts or more (with about 91, a draft that lost nothing passes):"
+        " draftquant record "
+    )
+    assert ways[2] == "Or use a wider format."
 
 
 def test_a_prompt_that_is_left_out_is_said() -> None:

@@ -222,6 +222,7 @@ def test_copies_and_near_duplicates_reach_the_gate(tmp_path: Path) -> None:
     assert clusters[:4] == ["", "", "", ""]
     assert len(set(clusters[4:7])) == len(set(clusters[7:9])) == 1
     assert clusters[9] == "" not in clusters[4:9]
+    assert [one.alike for one in report.prompts] == [*[None] * 7, "p7", "p8", None]
     assert report.verdict == "INCONCLUSIVE"
 
 

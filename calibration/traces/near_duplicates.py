@@ -1,7 +1,7 @@
 """Prompts that are not equal but hardly differ: many of them say less than they count."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from .prompt_trace import PromptTrace
@@ -82,6 +82,11 @@ def independent_groups(texts: Sequence[PromptText]) -> list[list[int]]:
     for position, text in enumerate(texts):
         positions.setdefault(place[text.prompt], []).append(position)
     return list(positions.values())
+
+
+def alike_groups(texts: Sequence[PromptText]) -> list[list[int]]:
+    """As `independent_groups`, by the texts alone: conversations and clusters are only claimed."""
+    return independent_groups([replace(text, cluster=None, declared=None) for text in texts])
 
 
 def _united(

@@ -137,13 +137,24 @@ class DraftReplay(Brief):
 
 
 def clustered(
-    prompts: Sequence[PromptReplay], groups: Sequence[Sequence[int]]
+    prompts: Sequence[PromptReplay],
+    groups: Sequence[Sequence[int]],
+    alike: Sequence[Sequence[int]],
 ) -> tuple[PromptReplay, ...]:
-    """Prompts with what they belong together with: that of the first one's hash."""
+    """Prompts with what they belong together with: that of the first one's hash.
+
+    Args:
+        prompts: of one draft.
+        groups: positions of those that belong together. alike: the same by the texts alone.
+    """
     found = list(prompts)
     for group in groups:
         if len({prompts[position].prompt_sha256 for position in group}) > 1:
             first = prompts[group[0]].prompt_sha256
             for position in group:
                 found[position] = replace(prompts[position], cluster=first)
+    for group in alike:
+        for position in group:
+            name = found[position].cluster if group in groups else prompts[group[0]].id
+            found[position] = replace(found[position], alike=name)
     return tuple(found)

@@ -6,7 +6,7 @@ no random number.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -64,6 +64,25 @@ class PairedChange:
     def relative_bounds(self) -> tuple[float, float]:
         """Both bounds as shares."""
         return math.expm1(self.lower), math.expm1(self.upper)
+
+    def num_prompts_for(self, effective: int) -> int:
+        """Prompts like these that have such an effective sample size."""
+        return math.ceil(effective * self.num_prompts / self.effective_num_prompts)
+
+    def widened(self, other: "PairedChange") -> "PairedChange":
+        """With the wider of each bound, and the larger error; `other` is of the same counts.
+
+        So declared clusters, which may have been chosen by the counts, never narrow a bound.
+        """
+        error = max(self.standard_error, other.standard_error)
+        return replace(
+            self,
+            standard_deviation=error * math.sqrt(self.num_prompts),
+            standard_error=error,
+            lower=min(self.lower, other.lower),
+            upper=max(self.upper, other.upper),
+            confidence=max(self.confidence, other.confidence),
+        )
 
     @property
     def has_spread(self) -> bool:
@@ -201,7 +220,7 @@ def required_prompts(
     known better (+-11 % at 30 prompts) and taken as it is.
     """
     z = float(stats.norm.ppf(change.confidence) + stats.norm.ppf(power))
-    least = math.ceil(min_prompts * change.num_prompts / change.effective_num_prompts)
+    least = change.num_prompts_for(min_prompts)
 
     def number(log_ratio: float) -> int | None:
         slack = log_ratio - math.log1p(-max_relative_drop)

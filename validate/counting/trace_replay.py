@@ -26,6 +26,7 @@ from ...calibration.passes.predictions import Proposals, num_draft_tokens_fault
 from ...calibration.traces.feature_evidence import FeatureTally
 from ...calibration.traces.near_duplicates import (
     PromptText,
+    alike_groups,
     independent_groups,
     num_near_duplicates,
     prompt_text,
@@ -154,7 +155,7 @@ def replay_drafts(
     if kept_in is not None and recalled is None:
         kept_in.keep(asked, [own for _, own in sorted(reference.items())])
     texts = [text for _, text in sorted(by_position.items())]
-    groups = independent_groups(texts)
+    groups = independent_groups(texts), alike_groups(texts)
     figures = TraceFigures(
         sha256=traces.sha256,
         target=traces.manifest.target,
@@ -166,7 +167,7 @@ def replay_drafts(
         features=features.evidence(),
     )
     return tuple(
-        tally.replay(traces.folder, figures, groups, num_draft_tokens, draft_sampling)
+        tally.replay(traces.folder, figures, *groups, num_draft_tokens, draft_sampling)
         for tally in tallies
     )
 
@@ -210,10 +211,11 @@ class _Tally:
         folder: Path,
         traces: TraceFigures,
         groups: Sequence[Sequence[int]],
+        alike: Sequence[Sequence[int]],
         num_draft_tokens: int,
         draft_sampling: DraftSampling,
     ) -> DraftReplay:
-        prompts = clustered([prompt for _, prompt in sorted(self._prompts.items())], groups)
+        prompts = clustered([prompt for _, prompt in sorted(self._prompts.items())], groups, alike)
         if not any(prompt.counts.num_steps for prompt in prompts):
             raise ReplayError(
                 folder,

@@ -56,6 +56,7 @@ class ForeignRequest:
             prompt_sha256=self.prompt_sha256,
             counts=self.counts,
             cluster=self.cluster,
+            alike=self.cluster,
         )
 
 

@@ -63,6 +63,7 @@ def lose_less(background: Background) -> tuple[str, ...]:
 def more_prompts(
     required: RequiredPrompts,
     *,
+    least: int | None,
     policy: Policy,
     look: Look | None,
     background: Background,
@@ -72,6 +73,7 @@ def more_prompts(
 
     Args:
         required: how many would.
+        least: that the policy asks for, whatever these show; None where they are enough.
         policy: of the verdict.
         look: which planned interim analysis this is; None for a single one.
         background: says how the candidate may lose less.
@@ -79,13 +81,13 @@ def more_prompts(
     """
     if look is not None and not look.is_last:
         return _next_look(look, wording)
-    if required.as_measured is None:
+    if required.as_measured is None and least is None:
         return lines(
             "More prompts will most likely not help: the measured change is itself beyond the"
             " limit.",
             *lose_less(background),
         )
-    if required.as_measured > MOST_PROMPTS:
+    if not _is_feasible(required.as_measured) and least is None:
         return lines(
             f"More prompts will hardly help: the measured change is so near the limit that more"
             f" than {MOST_PROMPTS:,} would be needed.",
@@ -93,7 +95,7 @@ def more_prompts(
         )
     once = 100 * (1 - policy.confidence)
     return lines(
-        f"{wording.take} {_number(required)}: {wording.count}",
+        f"{wording.take} {_number(required, least)}: {wording.count}",
         "Judge them alone and only once, because each further try adds up to"
         f" {once:.2g}% false passes: {wording.gate}",
         "If you want to judge several times while you add prompts, plan that before the first"
@@ -153,14 +155,22 @@ def _next_look(look: Look, wording: Wording) -> str:
     )
 
 
-def _number(required: RequiredPrompts) -> str:
+def _is_feasible(number: int | None) -> bool:
+    return number is not None and number <= MOST_PROMPTS
+
+
+def _number(required: RequiredPrompts, least: int | None) -> str:
     """About how many, and between which numbers; all are `MOST_PROMPTS` at most."""
+    if required.as_measured is None or not _is_feasible(required.as_measured):
+        assert least is not None  # else more prompts are not advised
+        number = min(required.if_unchanged, MOST_PROMPTS)
+        passes = f" (with about {number:,}, a draft that lost nothing passes)"
+        return f"{least:,} fresh prompts or more{passes if number > least else ''}"
     assert required.fewest is not None  # of a smaller loss than the measured one
-    assert required.as_measured is not None
     if required.fewest == required.most:
         return f"{required.fewest:,} fresh prompts or more"
     most = f"more than {MOST_PROMPTS:,}"
-    if required.most is not None and required.most <= MOST_PROMPTS:
+    if _is_feasible(required.most):
         most = f"{required.most:,}"
     return (
         f"about {required.as_measured:,} fresh prompts ({required.fewest:,} if the draft loses less"

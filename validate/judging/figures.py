@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.context_bins import ContextCounts
@@ -85,6 +85,7 @@ class PromptFigures:
 
     Attributes:
         prompt_sha256, cluster: see `PromptCounts`.
+        alike: the same; None = as `cluster`, and in reports that were judged without it.
         baseline, candidate: [K + 1] histograms, see `AcceptanceCounts`.
         baseline_context_bins, candidate_context_bins: [bins, K + 1] the same by context bin,
             without the empty bins at the end; none where the places of the verify steps are not
@@ -97,6 +98,7 @@ class PromptFigures:
     baseline: tuple[float, ...]
     candidate: tuple[float, ...]
     cluster: str = ""
+    alike: str | None = None
     baseline_context_bins: tuple[tuple[float, ...], ...] = ()
     candidate_context_bins: tuple[tuple[float, ...], ...] = ()
 
@@ -112,6 +114,7 @@ class PromptFigures:
             baseline=baseline.counts.histogram,
             candidate=candidate.counts.histogram,
             cluster=baseline.cluster,
+            alike=None if baseline.alike == baseline.cluster else baseline.alike,
             baseline_context_bins=bins[0],
             candidate_context_bins=bins[1],
         )
@@ -126,8 +129,16 @@ class PromptFigures:
             prompt_sha256=self.prompt_sha256,
             counts=AcceptanceCounts(histogram=histogram),
             cluster=self.cluster,
+            alike=self.cluster if self.alike is None else self.alike,
             contexts=ContextCounts.of_histograms(bins, len(histogram) - 1, context_edges),
         )
+
+
+def plain(judged: Any) -> dict[str, Any]:
+    """A judgement as plain data, where a prompt says `alike` if that is not its cluster."""
+    return dataclasses.asdict(
+        judged, dict_factory=lambda items: {k: v for k, v in items if (k, v) != ("alike", None)}
+    )
 
 
 def draft_figures(replay: DraftReplay) -> DraftFigures:

@@ -17,6 +17,7 @@ from ..counting.draft_counts import (
     RecordedPair,
     context_edges,
     distinct_prompts,
+    has_declared,
     recorded_pairs,
 )
 from ..counting.draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
@@ -27,7 +28,7 @@ from .anomalies import NO_BACKGROUND, Background, check_expected_baseline
 from .categories import CategoryFigures, ContextBinFigures, Parts, change_of, judge_parts
 from .contradictions import comparison_problem, exit_code_problem
 from .decision import Evidence, decide
-from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures
+from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures, plain
 from .interim_analysis import Look
 from .policy import Policy, looser_than_release
 from .published import Published
@@ -129,7 +130,7 @@ class GateReport(Published):
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON, finite numbers only."""
-        return dataclasses.asdict(self)
+        return plain(self)
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -245,7 +246,8 @@ def judge_counts(
         candidate=candidate,
         incomparable=incomparable,
         prompts=prompts,
-        change=change_of(prompts, confidence),
+        change=change_of(recorded, confidence),
+        declared=has_declared(recorded),
         parts=judge_parts(recorded, policy, confidence),
         policy=policy,
         look=look,

@@ -4,7 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from ...calibration.traces.suggested_clusters import suggested_clusters
 from ..counting.draft_counts import recorded_pairs
-from .categories import MIN_PROMPTS_TO_SUSPECT, CategoryFigures, ContextBinFigures
+from .categories import (
+    MIN_PROMPTS_TO_SUSPECT,
+    CategoryFigures,
+    ContextBinFigures,
+    change_over,
+)
 from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
 
@@ -48,6 +53,7 @@ def report_warnings(
             f"{alike} distinct prompts hardly differ from others (the same beginning or the same"
             " continuation), so that the true sample is smaller than their number"
         )
+    yield from _wider_of_two(evidence)
     named = [(one.id, one.category) for one in evidence.baseline.prompts if not one.cluster]
     if suggestion := suggested_clusters(named):
         yield suggestion
@@ -74,6 +80,24 @@ def report_warnings(
             f" ({evidence.look.spending}): its bounds hold only if all of them were planned before"
             " the first, with equal numbers of prompts added each time"
         )
+
+
+def _wider_of_two(evidence: Evidence) -> Iterator[str]:
+    """Of the bounds with and without declared clusters: which count."""
+    change = evidence.change
+    if change is None or not evidence.declared:
+        return
+    clusters = change_over(evidence.prompts, change.confidence)
+    assert clusters is not None  # there is a change
+    lower, upper = (
+        "with" if one == other else "without"
+        for one, other in ((change.lower, clusters.lower), (change.upper, clusters.upper))
+    )
+    yield (
+        "what is declared to belong together narrows no bound, so the wider of those with and"
+        f" without declared clusters count: the lower bound is that {lower} them, the upper bound"
+        f" that {upper} them"
+    )
 
 
 def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:

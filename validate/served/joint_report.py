@@ -15,6 +15,7 @@ from ..counting.paired_change import PairedChange
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.anomalies import Background
 from ..judging.contradictions import comparison_problem, exit_code_problem
+from ..judging.figures import plain
 from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport
 from ..judging.policy import Policy
@@ -73,7 +74,7 @@ class JointReport(Published):
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; each judgement as it stands alone."""
-        return dataclasses.asdict(self)
+        return plain(self)
 
     @override
     def brief(self) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..counting.acceptance_counts import AcceptanceCounts, pooled, repeated_ngram_share
 from ..counting.context_bins import CONTEXT_BINS, ContextBins, ContextCounts
-from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures, distinct_prompts
+from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures
 from ..counting.paired_change import PairedChange
 from ..errors import GateError
 from ..judging.categories import change_of
@@ -88,7 +88,7 @@ class ServedPair:
             for record, (own, other) in zip(self.baseline.prompts, counts, strict=False)
             if own.num_steps and other.num_steps
         ]
-        return change_of(distinct_prompts(recorded), confidence)
+        return change_of(recorded, confidence)
 
 
 def pair_measurements(
