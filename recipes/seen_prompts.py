@@ -1,36 +1,44 @@
 """Prompts that were looked at while a draft was made, by hashes and sketches, not by their text.
 
-A prompt is known again by the sha256 of its token ids, and nearly the same prompt by its sketch:
-the smallest values of a hash of its shingles (`calibration.traces.shingles` computes them).
+A prompt is known again by the sha256 of its token ids, and nearly the same prompt by its sketch and
+that of its continuation: the smallest values of a hash of their shingles
+(`calibration.traces.shingles` computes them).
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 _SKETCH = re.compile(r"(?:[0-9a-f]{8}){1,64}")
+SketchMethod = Literal[
+    "64 minima of 16-token shingles, 1",
+    "64 minima of 4-token shingles, of 16-token ones of continuations, 2",
+]
+"""The first, of earlier versions, has none of continuations."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketches:
-    """Sketches of prompts.
+    """Sketches of prompts and of their continuations.
 
     Attributes:
         method: how they are computed: another way has another name.
         minima: category -> one sketch for each prompt, ascending: up to 64 values of 32 bits,
             smallest first, as hex digits.
+        continuations: the same of what the target wrote, where that is long enough.
     """
 
-    method: Literal["64 minima of 16-token shingles, 1"] = "64 minima of 16-token shingles, 1"
+    method: SketchMethod
     minima: Mapping[str, tuple[str, ...]]
+    continuations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def problem(self) -> str | None:
         """What no sketch says, or None."""
-        for sketches in self.minima.values():
-            if not all(_SKETCH.fullmatch(sketch) for sketch in sketches):
-                return "minima: expected 1 to 64 values of 8 hex digits each"
+        for name, of in (("minima", self.minima), ("continuations", self.continuations)):
+            if not all(_SKETCH.fullmatch(one) for sketches in of.values() for one in sketches):
+                return f"{name}: expected 1 to 64 values of 8 hex digits each"
         return None
 
 

@@ -10,6 +10,7 @@ import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
 from draftquant.calibration.traces.recorded_prompts import seen_prompts
 from draftquant.calibration.traces.sets import split_traces
+from draftquant.calibration.traces.shingles import shingles, sketch_text
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.files.provenance import QuantizedProvenance
@@ -72,13 +73,14 @@ def prompt_of(trace: PromptTrace) -> list[int]:
 
 CHANGES: dict[str, Callable[[list[int]], list[int]]] = {
     "first": lambda ids: [(ids[0] + 1) % 50, *ids[1:]],
+    "middle": lambda ids: [*ids[:24], (ids[24] + 1) % 50, *ids[25:]],
     "next-to-last": lambda ids: [*ids[:-2], (ids[-2] + 1) % 50, ids[-1]],
     "longer": lambda ids: [*ids, 7],
     "shorter": lambda ids: ids[1:],
 }
 
 
-@pytest.mark.parametrize("length", [40, 400])
+@pytest.mark.parametrize("length", [48, 400])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_prompt_that_calibrated_and_was_changed_a_little_is_refused(
     change: str, length: int, tmp_path: Path
@@ -98,6 +100,51 @@ def test_a_prompt_that_calibrated_and_was_changed_a_little_is_refused(
     ]
     with pytest.raises(GateError, match="36 of its 36 prompts"):
         check_held_out(candidate, folder_of(versions, tmp_path / "nine"))
+
+
+@pytest.mark.parametrize(("new_tokens", "known"), [(31, True), (128, True), (30, False)])
+def test_a_continuation_that_calibrated_is_known(
+    new_tokens: int, known: bool, tmp_path: Path
+) -> None:
+    """Every twelfth token of the prompt changed: two thirds of its text are left."""
+    calibration = [make_trace(f"p{i}", 48, new_tokens, seed=i) for i in range(6)]
+    candidate = calibrated_on(folder_of(calibration, tmp_path / "calibration"), tmp_path)
+    ids = prompt_of(calibration[2])
+    ids[::12] = [(token + 1) % 50 for token in ids[::12]]
+    traces = folder_of([with_prompt(calibration[2], ids, id="near")], tmp_path / "traces")
+    if not known:
+        assert check_held_out(candidate, traces) == ()
+        return
+    with pytest.raises(GateError, match=r"1 of its 1 prompts are continued by text of which 90% or "
+                       r"more \(16-token shingles\) continued prompts that .*: near\n"):  # fmt: skip
+        check_held_out(candidate, traces)
+
+
+def test_a_loop_is_no_known_continuation(tmp_path: Path) -> None:
+    """Two prompts that make the target say one thing over and over."""
+    seen, asked = (make_trace(name, 48, 128, seed=i) for i, name in enumerate("ab"))
+    for trace in (seen, asked):
+        trace.token_ids[48:] = trace.target_top1[47:] = torch.arange(128) % 15
+    candidate = calibrated_on(folder_of([seen], tmp_path / "calibration"), tmp_path)
+    assert check_held_out(candidate, folder_of([asked], tmp_path / "traces")) == ()
+
+
+def test_sketches_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """Of 16-token shingles, and none of continuations: an edge is known, the middle is not."""
+    seen = make_trace("seen", 48, seed=1)
+    sketches = {
+        "method": "64 minima of 16-token shingles, 1",
+        "minima": {seen.category: [sketch_text(shingles(prompt_of(seen)))]},
+    }
+    candidate = record(tmp_path, calibration_prompts=["5" * 64], calibration_sketches=sketches)
+    edge, middle = (
+        folder_of([with_prompt(seen, CHANGES[name](prompt_of(seen)))], tmp_path / name)
+        for name in ("first", "middle")
+    )
+    with pytest.raises(GateError, match=r"share 90% or more of their text \(16-token shingles\)"):
+        check_held_out(candidate, edge)
+    (warning,) = check_held_out(candidate, middle)
+    assert "earlier version, whose sketches do not show that a token in the middle" in warning
 
 
 def test_a_template_is_no_overlap(tmp_path: Path) -> None:

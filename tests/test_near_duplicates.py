@@ -1,8 +1,14 @@
 """Prompts that hardly differ: found by their beginnings and continuations, not by a template."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from draftquant.calibration.traces.near_duplicates import PromptText, num_near_duplicates
+from draftquant.calibration.traces.near_duplicates import (
+    PromptText,
+    alike_groups,
+    independent_groups,
+    num_near_duplicates,
+)
 
 TEMPLATE = tuple(range(900, 1000))
 
@@ -74,6 +80,23 @@ def test_the_same_continuation_of_different_prompts() -> None:
     assert num_near_duplicates(texts(body(0), body(100), body(50), continuations=[1, 2, 1])) == 1
     alike = texts(body(0), (*body(0, 19), 800), body(50), continuations=[1, 1, 2])
     assert num_near_duplicates(alike) == 1
+
+
+def test_a_changed_token_anywhere() -> None:
+    """43 tokens have 40 shingles, of which a token changes 4; of 42 it changes more than a tenth."""
+    for length, known in ((43, 1), (42, 0)):
+        whole = body(0, length)
+        changed = (*whole[:20], 800, *whole[21:])
+        assert num_near_duplicates(texts(whole, changed, body(100), body(200))) == known
+
+
+def test_what_is_only_claimed_to_belong_together() -> None:
+    """A conversation and a cluster group prompts; by their texts, only near duplicates do."""
+    given = texts(body(0), body(100), body(200), (*body(0, 19), 800))
+    claimed = [replace(one, cluster=name, declared=group) for one, name, group in
+               zip(given, "xxyz", (None, "d", "d", None), strict=True)]  # fmt: skip
+    assert independent_groups(claimed) == [[0, 1, 2, 3]]
+    assert alike_groups(claimed) == [[0, 3], [1], [2]]
 
 
 def test_copies_are_not_near_duplicates() -> None:

@@ -12,7 +12,7 @@ from draftquant.calibration.traces.shingles import (
     sketch_text,
 )
 from draftquant.recipes.decode import encode
-from draftquant.recipes.seen_prompts import SeenPrompts, Sketches
+from draftquant.recipes.seen_prompts import SeenPrompts
 from draftquant.recipes.strict_json import JsonProblem, decode
 
 WHOLE = 2**64
@@ -32,6 +32,8 @@ def test_the_hash_is_fixed() -> None:
     """Records keep it: another hash needs another `Sketches.method`."""
     tokens = [5, 0, 151_643, *range(100, 117)]
     assert shingles(tokens).tolist() == sorted(by_hand(tokens[i : i + 16]) for i in range(5))
+    assert shingles(tokens, 4).tolist() == sorted(by_hand(tokens[i : i + 4]) for i in range(17))
+    assert shingles(tokens[:15], 4).tolist() == [by_hand(tokens[:15])]
     assert shingles([1, 2, 3]).tolist() == [by_hand([1, 2, 3])] == [565070331]
 
 
@@ -116,9 +118,16 @@ def test_a_prompt_that_is_hardly_more_than_a_template_keeps_all() -> None:
 
 @pytest.mark.parametrize("bad", ["", "1234567", "0123456G", "0" * 8 * 65])
 def test_what_is_no_sketch_is_refused(bad: str) -> None:
-    good = SeenPrompts(sha256=("a" * 64,), sketches=Sketches(minima={"a": ("01234567",)}))
-    mapping = encode(good)
-    assert decode(SeenPrompts, mapping) == good
-    mapping["sketches"]["minima"]["a"] = [bad]
-    with pytest.raises(JsonProblem, match="minima"):
-        decode(SeenPrompts, mapping)
+    of_before = {"method": "64 minima of 16-token shingles, 1", "minima": {"a": ["01234567"]}}
+    now = {
+        "method": "64 minima of 4-token shingles, of 16-token ones of continuations, 2",
+        "minima": {"a": ["01234567"]},
+        "continuations": {"a": ["01234567"]},
+    }
+    for sketches in (of_before, now):
+        mapping = {"sha256": ["a" * 64], "sketches": sketches}
+        assert encode(decode(SeenPrompts, mapping)) == mapping
+        for key in sketches.keys() - {"method"}:
+            damaged = mapping | {"sketches": sketches | {key: {"a": [bad]}}}
+            with pytest.raises(JsonProblem, match=f"{key}: expected 1 to 64 values"):
+                decode(SeenPrompts, damaged)

@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from .prompt_trace import PromptTrace
-from .shingles import SKETCH, Overlaps, Shingled, Templates, largest_known, shingles
+from .shingles import (
+    PROMPT_WIDTH,
+    SKETCH,
+    Overlaps,
+    Shingled,
+    Templates,
+    largest_known,
+    shingles,
+)
 
 SHARED_SHARE = 0.9
 MIN_PROMPTS_OF_A_TASK = 10
@@ -126,7 +134,7 @@ def _alike_in_shingles(distinct: Mapping[tuple[int, ...], PromptText]) -> Iterat
         Shingled(
             category=text.category,
             document=text.declared or text.cluster or str(number),
-            values=shingles(text.prompt),
+            values=shingles(text.prompt, PROMPT_WIDTH),
         )
         for number, text in enumerate(texts)
     ]

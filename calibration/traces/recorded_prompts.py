@@ -7,8 +7,19 @@ from dataclasses import dataclass
 from ...recipes.seen_prompts import SeenPrompts, Sketches
 from .manifest import TraceEntry
 from .prompt_trace import prompt_sha256
-from .shingles import Shingled, Templates, shingles, sketch_text
+from .shingles import (
+    PROMPT_WIDTH,
+    WIDTH,
+    Shingled,
+    Templates,
+    Values,
+    shingles,
+    sketch_text,
+)
 from .trace_folder import TraceFolder
+
+_LEAST_CONTINUED = 16
+"""Different shingles of a continuation: 31 tokens or more, and no loop of a few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,18 +30,32 @@ class RecordedPrompt:
         sha256: of its own token ids, see `prompt_sha256`.
         conversation_known: it is a first turn, or the folder has the first turn that it names, or
             its own token ids begin with that.
-        shingled: its shingles.
+        token_ids, continuation: of the prompt, and what the target wrote.
     """
 
     entry: TraceEntry
     sha256: str
     conversation_known: bool
-    shingled: Shingled
+    token_ids: Sequence[int]
+    continuation: Sequence[int]
 
     @property
     def hashes(self) -> tuple[str, str]:
         """Of its own token ids, and of the first turn of its conversation."""
         return self.sha256, self.entry.conversation_sha256 or self.sha256
+
+    def shingled(self, width: int) -> Shingled:
+        """Its shingles."""
+        return self._shingled(shingles(self.token_ids, width))
+
+    def shingled_continuation(self) -> Shingled:
+        """Those of its continuation; none of a short one, which different prompts have alike."""
+        values = shingles(self.continuation, WIDTH)
+        return self._shingled(values if len(values) >= _LEAST_CONTINUED else values[:0])
+
+    def _shingled(self, values: Values) -> Shingled:
+        document = self.entry.cluster or self.hashes[1]
+        return Shingled(category=self.entry.category, document=document, values=values)
 
 
 def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
@@ -39,21 +64,22 @@ def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
     Raises:
         TraceError: the shard's bytes changed since recording.
     """
-    prompts = [(entry, ids, prompt_sha256(ids)) for entry, ids in traces.prompt_token_ids()]
-    first_turns = {own for entry, _, own in prompts if entry.conversation_sha256 is None}
+    read = [(entry, ids.tolist()) for entry, ids in traces.token_ids()]
+    prompts = [
+        (entry, ids, entry.prompt_length, prompt_sha256(ids[: entry.prompt_length]))
+        for entry, ids in read
+    ]
+    first_turns = {own for entry, *_, own in prompts if entry.conversation_sha256 is None}
     return [
         RecordedPrompt(
             entry=entry,
             sha256=own,
             conversation_known=(conversation := entry.conversation_sha256 or own) in first_turns
-            or _begins_with(ids, conversation),
-            shingled=Shingled(
-                category=entry.category,
-                document=entry.cluster or conversation,
-                values=shingles(ids),
-            ),
+            or _begins_with(ids[:length], conversation),
+            token_ids=ids[:length],
+            continuation=ids[length:],
         )
-        for entry, ids, own in prompts
+        for entry, ids, length, own in prompts
     ]
 
 
@@ -64,15 +90,25 @@ def seen_prompts(traces: TraceFolder) -> SeenPrompts:
         TraceError: the shard's bytes changed since recording.
     """
     prompts = recorded_prompts(traces)
-    templates = Templates(prompt.shingled for prompt in prompts)
-    minima: dict[str, set[str]] = {}
-    for prompt in prompts:
-        sketch = sketch_text(templates.own(prompt.shingled.values, prompt.entry.category))
-        minima.setdefault(prompt.entry.category, set()).add(sketch)
     return SeenPrompts(
         sha256=tuple(sorted({digest for prompt in prompts for digest in prompt.hashes})),
-        sketches=Sketches(minima={name: tuple(sorted(minima[name])) for name in sorted(minima)}),
+        sketches=Sketches(
+            method="64 minima of 4-token shingles, of 16-token ones of continuations, 2",
+            minima=_minima([prompt.shingled(PROMPT_WIDTH) for prompt in prompts]),
+            continuations=_minima([prompt.shingled_continuation() for prompt in prompts]),
+        ),
     )
+
+
+def _minima(texts: Sequence[Shingled]) -> dict[str, tuple[str, ...]]:
+    """Category -> sketches, ascending, of the texts that have shingles."""
+    templates = Templates(texts)
+    found: dict[str, set[str]] = {}
+    for text in texts:
+        if len(text.values):
+            sketch = sketch_text(templates.own(text.values, text.category))
+            found.setdefault(text.category, set()).add(sketch)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}
 
 
 def _begins_with(token_ids: Sequence[int], digest: str) -> bool:

@@ -1,10 +1,12 @@
 """Shingles: what prompts have in common wherever it stands in them, apart from their templates.
 
-A shingle is 16 consecutive tokens, by a hash of 32 bits; a prompt of fewer tokens is one shingle,
-so that only its copies share it. The 64 smallest of a prompt are its sketch: a sample of its
-shingles that is drawn alike of every prompt, so that of two prompts the same ones are kept.
+A shingle is w consecutive tokens, by a hash of 32 bits: 4 of a prompt, so that a token that was
+changed costs 4 shingles and not 16, and 16 of a continuation, because different ones are alike in
+short phrases. A text of fewer than 16 tokens is one shingle, so that only its copies share it. The
+64 smallest of a text are its sketch: a sample of its shingles that is drawn alike of every text, so
+that of two texts the same ones are kept.
 
-    hash = the upper 32 bits of f(h_16), h_0 = 0, h_j = h_(j-1) * 0x9E3779B97F4A7C15 + token_j + 1
+    hash = the upper 32 bits of f(h_w), h_0 = 0, h_j = h_(j-1) * 0x9E3779B97F4A7C15 + token_j + 1
     f(h): h ^= h >> 30, h *= 0xBF58476D1CE4E5B9, h ^= h >> 27, h *= 0x94D049BB133111EB, h ^= h >> 31
 
 in 64 bits (f is the finalizer of SplitMix64). It is part of `Sketches.method`: files keep it.
@@ -20,6 +22,8 @@ Values = NDArray[np.uint32]
 """Distinct hashes, ascending."""
 
 WIDTH = 16
+"""Of continuations, and of prompts in the records of earlier versions."""
+PROMPT_WIDTH = 4
 SKETCH = 64
 _LEAST_SAMPLE = 8
 """Values of a sketch that is a sample: of fewer an overlap is no estimate."""
@@ -44,10 +48,10 @@ class Shingled:
     values: Values
 
 
-def shingles(token_ids: Sequence[int]) -> Values:
-    """The shingles of a prompt; at least one."""
+def shingles(token_ids: Sequence[int], width: int = WIDTH) -> Values:
+    """The shingles of a text; at least one."""
     tokens = np.asarray(token_ids, dtype=np.uint64)
-    width = min(WIDTH, len(tokens))
+    width = width if len(tokens) >= WIDTH else len(tokens)
     hashed = np.zeros(len(tokens) - width + 1, dtype=np.uint64)
     for place in range(width):
         hashed *= np.uint64(0x9E3779B97F4A7C15)

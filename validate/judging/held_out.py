@@ -2,10 +2,10 @@
 
 Neither on those that its quantization was calibrated by, nor on those that chose the rows of its
 head (`draftquant vocab`). A prompt is known by its own token ids, by those of the first turn of its
-conversation, and, where it was changed a little, by its sketch.
+conversation, and, where it was changed a little, by its sketch and that of its continuation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from ...calibration.traces.near_duplicates import SHARED_SHARE
 from ...calibration.traces.recorded_prompts import RecordedPrompt, recorded_prompts
 from ...calibration.traces.shingles import (
+    PROMPT_WIDTH,
+    WIDTH,
     Overlaps,
+    Shingled,
     Templates,
     Values,
     largest_known,
@@ -25,6 +28,7 @@ from ...quantize.files.vocabulary_cut import VocabularyCut
 from ...recipes.seen_prompts import SeenPrompts
 from ..errors import GateError
 
+_OF_BEFORE = "64 minima of 16-token shingles, 1"
 _OTHERS = "record traces of other prompts for the gate"
 
 
@@ -68,6 +72,11 @@ def check_held_out(
             "the candidate's draftquant.json was written by an earlier version and has no"
             " sketches of the calibration prompts: near copies of them among the gate's prompts"
             " are not noticed",
+        )
+    if calibrated.sketches.method == _OF_BEFORE:
+        return (
+            "the candidate's draftquant.json was written by an earlier version, whose sketches do"
+            " not show that a token in the middle of a calibration prompt was changed",
         )
     return ()
 
@@ -158,33 +167,44 @@ def _check_unseen(
         )  # fmt: skip
     if seen.sketches is None:
         return
-    sketches = {
-        category: [parsed_sketch(text) for text in texts]
-        for category, texts in seen.sketches.minima.items()
-    }
-    shares = _overlaps(prompts, sketches)
-    near = [p.entry.id for p, share in zip(prompts, shares, strict=True) if share >= SHARED_SHARE]
-    if near:
-        raise GateError(
-            traces.folder,
-            f"{len(near)} of its {len(prompts)} prompts share {SHARED_SHARE:.0%} or more of their"
-            f" text (16-token shingles) with prompts that {what}: {_named(near)}",
-            fix=f"{others}; or, if they only share the template of a task, give the prompts of"
-            " that task their own category",
-        )
+    width = WIDTH if seen.sketches.method == _OF_BEFORE else PROMPT_WIDTH
+    near = _near([prompt.shingled(width) for prompt in prompts], seen.sketches.minima)
+    written = [prompt.shingled_continuation() for prompt in prompts]
+    for positions, share in (
+        (near, f"share {SHARED_SHARE:.0%} or more of their text ({width}-token shingles) with"),
+        (
+            _near(written, seen.sketches.continuations),
+            f"are continued by text of which {SHARED_SHARE:.0%} or more ({WIDTH}-token shingles)"
+            " continued",
+        ),
+    ):
+        if ids := [prompts[position].entry.id for position in positions]:
+            raise GateError(
+                traces.folder,
+                f"{len(ids)} of its {len(prompts)} prompts {share} prompts that {what}:"
+                f" {_named(ids)}",
+                fix=f"{others}; or, if they only share the template of a task, give the prompts of"
+                " that task their own category",
+            )
+
+
+def _near(texts: Sequence[Shingled], minima: Mapping[str, Sequence[str]]) -> Iterator[int]:
+    """Which of the texts are nearly one that was seen."""
+    sketches = {name: [parsed_sketch(text) for text in of] for name, of in minima.items()}
+    shares = _overlaps(texts, sketches)
+    return (place for place, share in enumerate(shares) if share >= SHARED_SHARE)
 
 
 def _overlaps(
-    prompts: Sequence[RecordedPrompt], sketches: Mapping[str, Sequence[Values]]
+    shingled: Sequence[Shingled], sketches: Mapping[str, Sequence[Values]]
 ) -> NDArray[np.float64]:
-    """[N] the largest estimated share of the shorter that a prompt and a seen one have in common.
+    """[N] the largest estimated share of the shorter that a text and a seen one have in common.
 
     What is a template on either side is not counted.
     """
-    shingled = [prompt.shingled for prompt in prompts]
     templates = Templates(shingled, sketches)
     overlaps = Overlaps([templates.own(each.values, each.category) for each in shingled])
-    largest = np.zeros(len(prompts))
+    largest = np.zeros(len(shingled))
     for category, of_category in sketches.items():
         for sketch in of_category:
             known = largest_known(sketch)
