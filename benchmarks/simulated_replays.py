@@ -115,7 +115,7 @@ class Recorded:
         )
 
     def as_groups(self, size: int) -> "Recorded":
-        """Other prompts with the same counts, so many declared as a cluster, one after the other."""
+        """Other prompts with the same counts, so many in a row declared as a cluster."""
         count = len(self.prompts)
         return dataclasses.replace(
             self, prompts=range(count), declared=[str(i // size) for i in range(count)]
@@ -124,9 +124,7 @@ class Recorded:
     def paired_by_counts(self) -> "Recorded":
         """Clusters of two that hide the spread: who lost most with who gained most."""
         tokens = np.arange(1, NUM_DRAFT_TOKENS + 2)
-        before, after = (
-            one @ tokens / one.sum(axis=1) for one in (self.baseline, self.candidate)
-        )
+        before, after = (one @ tokens / one.sum(axis=1) for one in (self.baseline, self.candidate))
         rank = (after - before).argsort().argsort()
         return dataclasses.replace(
             self, declared=[str(one) for one in np.minimum(rank, len(rank) - 1 - rank)]

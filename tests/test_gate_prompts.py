@@ -122,9 +122,7 @@ def test_honest_clusters_widen_the_bounds_as_they_did() -> None:
     groups = [f"c{i % 2}{i // 20}" for i in range(100)]
     lenient = dataclasses.replace(RELEASE, name="custom", min_prompts=5)
     report = judge(*(clustered(each, groups) for each in drafts), lenient)
-    sums = distinct_prompts(
-        zip(*(clustered(each, groups).prompts for each in drafts), strict=True)
-    )
+    sums = distinct_prompts(zip(*(clustered(each, groups).prompts for each in drafts), strict=True))
     change = paired_change(
         [one.baseline for one in sums], [one.candidate for one in sums], confidence=0.95
     )

@@ -115,8 +115,7 @@ def test_a_continuation_that_calibrated_is_known(
     if not known:
         assert check_held_out(candidate, traces) == ()
         return
-    with pytest.raises(GateError, match=r"1 of its 1 prompts are continued by text of which 90% or "
-                       r"more \(16-token shingles\) continued prompts that .*: near\n"):  # fmt: skip
+    with pytest.raises(GateError, match="1 of its 1 prompts are continued by text of which 90% or"):
         check_held_out(candidate, traces)
 
 

@@ -83,7 +83,7 @@ def test_the_same_continuation_of_different_prompts() -> None:
 
 
 def test_a_changed_token_anywhere() -> None:
-    """43 tokens have 40 shingles, of which a token changes 4; of 42 it changes more than a tenth."""
+    """43 tokens have 40 shingles, of which a token changes 4: a tenth."""
     for length, known in ((43, 1), (42, 0)):
         whole = body(0, length)
         changed = (*whole[:20], 800, *whole[21:])

@@ -145,7 +145,8 @@ def clustered(
 
     Args:
         prompts: of one draft.
-        groups: positions of those that belong together. alike: the same by the texts alone.
+        groups: positions of those that belong together.
+        alike: the same by the texts alone.
     """
     found = list(prompts)
     for group in groups:

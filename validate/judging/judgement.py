@@ -28,7 +28,14 @@ from .anomalies import NO_BACKGROUND, Background, check_expected_baseline
 from .categories import CategoryFigures, ContextBinFigures, Parts, change_of, judge_parts
 from .contradictions import comparison_problem, exit_code_problem
 from .decision import Evidence, decide
-from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures, plain
+from .figures import (
+    DraftFigures,
+    PromptFigures,
+    ServedFigures,
+    counted_figures,
+    draft_figures,
+    plain,
+)
 from .interim_analysis import Look
 from .policy import Policy, looser_than_release
 from .published import Published

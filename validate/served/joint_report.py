@@ -3,7 +3,6 @@
 Each is made alone and reported in full; the worst one counts.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
