@@ -107,9 +107,8 @@ def test_clusters_that_were_chosen_by_the_counts_narrow_no_bound(drop: int, verd
     assert report.change.standard_error == alone.change.standard_error
     assert (report.num_clusters, report.change.effective_num_prompts) == (50, 50.0)
     assert report.warnings[1] == (
-        "what is declared to belong together narrows no bound, so the wider of those with and"
-        " without declared clusters count: the lower bound is that without them, the upper bound"
-        " that without them"
+        "declared clusters narrow no bound, so the wider of those with and without them count: the"
+        " lower one is that without, the upper one that without them"
     )
     read = document(report).judgement
     assert read == report
@@ -127,7 +126,7 @@ def test_honest_clusters_widen_the_bounds_as_they_did() -> None:
         [one.baseline for one in sums], [one.candidate for one in sums], confidence=0.95
     )
     assert report.change == change
-    assert report.warnings[2].endswith("bound is that with them, the upper bound that with them")
+    assert report.warnings[2].endswith("lower one is that with, the upper one that with them")
     mapping = mapping_of(report)
     for prompt in mapping["prompts"]:
         assert prompt.pop("alike") == ""

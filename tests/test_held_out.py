@@ -115,7 +115,7 @@ def test_a_continuation_that_calibrated_is_known(
     if not known:
         assert check_held_out(candidate, traces) == ()
         return
-    with pytest.raises(GateError, match="1 of its 1 prompts are continued by text of which 90% or"):
+    with pytest.raises(GateError, match=r"share 90% or more of their continuations \(16"):
         check_held_out(candidate, traces)
 
 

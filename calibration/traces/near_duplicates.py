@@ -5,15 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from .prompt_trace import PromptTrace
-from .shingles import (
-    PROMPT_WIDTH,
-    SKETCH,
-    Overlaps,
-    Shingled,
-    Templates,
-    largest_known,
-    shingles,
-)
+from .shingles import PROMPT_WIDTH, SKETCH, Overlaps, Shingled, Templates, largest_known, shingles
 
 SHARED_SHARE = 0.9
 MIN_PROMPTS_OF_A_TASK = 10

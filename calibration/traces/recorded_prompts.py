@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from ...recipes.seen_prompts import SeenPrompts, Sketches
 from .manifest import TraceEntry
 from .prompt_trace import prompt_sha256
-from .shingles import (
-    PROMPT_WIDTH,
-    WIDTH,
-    Shingled,
-    Templates,
-    Values,
-    shingles,
-    sketch_text,
-)
+from .shingles import PROMPT_WIDTH, Shingled, Templates, shingles, sketch_text
 from .trace_folder import TraceFolder
 
 _LEAST_CONTINUED = 16
@@ -44,16 +36,14 @@ class RecordedPrompt:
         """Of its own token ids, and of the first turn of its conversation."""
         return self.sha256, self.entry.conversation_sha256 or self.sha256
 
-    def shingled(self, width: int) -> Shingled:
-        """Its shingles."""
-        return self._shingled(shingles(self.token_ids, width))
+    def shingled(self, width: int | None) -> Shingled:
+        """The shingles of its prompt; without a width, those of its continuation.
 
-    def shingled_continuation(self) -> Shingled:
-        """Those of its continuation; none of a short one, which different prompts have alike."""
-        values = shingles(self.continuation, WIDTH)
-        return self._shingled(values if len(values) >= _LEAST_CONTINUED else values[:0])
-
-    def _shingled(self, values: Values) -> Shingled:
+        A short continuation has none, because different prompts have it alike.
+        """
+        values = shingles(self.token_ids, width) if width else shingles(self.continuation)
+        if width is None and len(values) < _LEAST_CONTINUED:
+            values = values[:0]
         document = self.entry.cluster or self.hashes[1]
         return Shingled(category=self.entry.category, document=document, values=values)
 
@@ -64,22 +54,19 @@ def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
     Raises:
         TraceError: the shard's bytes changed since recording.
     """
-    read = [(entry, ids.tolist()) for entry, ids in traces.token_ids()]
-    prompts = [
-        (entry, ids, entry.prompt_length, prompt_sha256(ids[: entry.prompt_length]))
-        for entry, ids in read
-    ]
+    cut = [(entry, ids.tolist(), entry.prompt_length) for entry, ids in traces.token_ids()]
+    prompts = [(entry, ids[:n], ids[n:], prompt_sha256(ids[:n])) for entry, ids, n in cut]
     first_turns = {own for entry, *_, own in prompts if entry.conversation_sha256 is None}
     return [
         RecordedPrompt(
             entry=entry,
             sha256=own,
             conversation_known=(conversation := entry.conversation_sha256 or own) in first_turns
-            or _begins_with(ids[:length], conversation),
-            token_ids=ids[:length],
-            continuation=ids[length:],
+            or _begins_with(ids, conversation),
+            token_ids=ids,
+            continuation=continuation,
         )
-        for entry, ids, length, own in prompts
+        for entry, ids, continuation, own in prompts
     ]
 
 
@@ -95,7 +82,7 @@ def seen_prompts(traces: TraceFolder) -> SeenPrompts:
         sketches=Sketches(
             method="64 minima of 4-token shingles, of 16-token ones of continuations, 2",
             minima=_minima([prompt.shingled(PROMPT_WIDTH) for prompt in prompts]),
-            continuations=_minima([prompt.shingled_continuation() for prompt in prompts]),
+            continuations=_minima([prompt.shingled(None) for prompt in prompts]),
         ),
     )
 

@@ -3,8 +3,8 @@
 What the gate samples are distinct prompts. Copies of a prompt, recorded under whatever ids, are one
 prompt that was decoded several times, the turns of a conversation are one text, and prompts that
 hardly differ, or that their author put into one cluster, are no independent samples. Their counts
-are summed: the sum weighs as much as they do together, and counts as one. What texts show is told
-apart from what was declared, because clusters that are chosen by the counts hide their spread.
+are summed: the sum weighs as much as they do together, and counts as one. What is declared is told
+apart from what texts show, because clusters that are chosen by the counts hide their spread.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,8 +28,7 @@ class PromptCounts:
         counts: of its verify steps; whole numbers unless they are expected or weighted.
         cluster: that hash of the first of the prompts with which it belongs together (near
             duplicates, prompts of a declared cluster); "" = with none of another hash.
-        alike: the same by the texts alone, whatever is declared: the name of a group; "" = of its
-            own hash.
+        alike: the same by the texts alone, whatever is declared.
         contexts: its verify steps by context bin; None where it is not known how many tokens stood
             before each.
     """
@@ -51,11 +50,6 @@ class PromptCounts:
     def counted_with(self) -> str:
         """What the prompt is counted together with; of most prompts their own hash."""
         return self.cluster or self.prompt_sha256
-
-    @property
-    def alike_with(self) -> str:
-        """The same without what was declared."""
-        return self.alike or self.prompt_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,27 +157,22 @@ def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[Record
     return found
 
 
-def distinct_prompts(
-    recorded: Iterable[RecordedPair], *, declared: bool = True
-) -> tuple[PromptPair, ...]:
+def undeclared(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
+    """The same prompts in the clusters that their texts show; none where no other is declared."""
+    if all(one.cluster == one.alike for one, _ in recorded):
+        return []
+    return [(replace(one, cluster=one.alike), other) for one, other in recorded]
+
+
+def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
     """One pair per cluster, in the order of their first prompts.
 
     Asked of one category, it sums the prompts in that category: a cluster whose prompts carry
     several categories is one of each.
-
-    Args:
-        recorded: prompts under both drafts.
-        declared: what was declared makes clusters, too.
     """
     found: dict[str, PromptPair] = {}
     for baseline, candidate in recorded:
         pair = PromptPair(baseline=baseline.counts, candidate=candidate.counts)
-        group = baseline.counted_with if declared else baseline.alike_with
-        known = found.get(group)
-        found[group] = known + pair if known else pair
+        known = found.get(baseline.counted_with)
+        found[baseline.counted_with] = known + pair if known else pair
     return tuple(found.values())
-
-
-def has_declared(recorded: Iterable[RecordedPair]) -> bool:
-    """Whether clusters were declared that the texts do not show."""
-    return any(baseline.alike != baseline.cluster for baseline, _ in recorded)

@@ -141,13 +141,7 @@ def clustered(
     groups: Sequence[Sequence[int]],
     alike: Sequence[Sequence[int]],
 ) -> tuple[PromptReplay, ...]:
-    """Prompts with what they belong together with: that of the first one's hash.
-
-    Args:
-        prompts: of one draft.
-        groups: positions of those that belong together.
-        alike: the same by the texts alone.
-    """
+    """Prompts with what they belong together with: that of the first one's hash; and `alike`."""
     found = list(prompts)
     for group in groups:
         if len({prompts[position].prompt_sha256 for position in group}) > 1:

@@ -22,8 +22,8 @@ from ..counting.draft_counts import (
     RecordedPair,
     context_edges,
     distinct_prompts,
-    has_declared,
     in_context_bin,
+    undeclared,
 )
 from ..counting.paired_change import PairedChange, paired_change
 from .policy import Policy
@@ -49,8 +49,8 @@ class CategoryFigures:
         outcome: against that limit; None where the prompts are too few to judge the category.
         certainly_lost: of a part without an outcome: even its upper bound lies beyond the
             limit, at the confidence with which one honest draft in twenty would have such a part
-            at its very limit (Bonferroni over all parts without an outcome). Of any other: it fails
-            if declared clusters are not counted as one.
+            at its very limit (Bonferroni over all parts without an outcome). Of any part: it fails
+            without declared clusters.
     """
 
     category: str
@@ -93,17 +93,18 @@ def outcome(change: PairedChange, max_relative_drop: float) -> Outcome:
     return "FAIL" if change.upper < limit else "INCONCLUSIVE"
 
 
-def change_of(recorded: Sequence[RecordedPair], confidence: float) -> PairedChange | None:
-    """The paired change over clusters, None for fewer than two; see `PairedChange.widened`."""
-    change = change_over(distinct_prompts(recorded), confidence)
-    alone = None
-    if change is not None and has_declared(recorded):
-        alone = change_over(distinct_prompts(recorded, declared=False), confidence)
+def widest_change(recorded: Sequence[RecordedPair], confidence: float) -> PairedChange | None:
+    """The paired change over clusters, with the wider of each bound with and without declared ones.
+
+    So clusters that were chosen by the counts narrow no bound.
+    """
+    change = change_of(distinct_prompts(recorded), confidence)
+    alone = change_of(distinct_prompts(undeclared(recorded)), confidence)
     return change.widened(alone) if change and alone else change
 
 
-def change_over(prompts: Sequence[PromptPair], confidence: float) -> PairedChange | None:
-    """The paired change over these, None for fewer than two."""
+def change_of(prompts: Sequence[PromptPair], confidence: float) -> PairedChange | None:
+    """The paired change over distinct prompts, None for fewer than two."""
     if len(prompts) < 2:
         return None
     return paired_change(
@@ -141,44 +142,19 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
     """Every category and context bin, with an outcome where it has `min_category_prompts`.
 
     The steps of a bin are few in most of the prompts that only reach it, so prompts count there by
-    their effective sample size. Declared clusters make no part look better: of its bounds with and
-    without them the wider count, and what fails without them has certainly lost.
+    their effective sample size. No part looks better by what is declared: of its bounds with and
+    without that the wider count, and what fails without has certainly lost.
 
     Args:
         recorded: prompts with at least one round under both drafts.
         policy: limits and least numbers.
         confidence: of the bounds: the policy's, or that of a look.
     """
-    parts = _judge_parts(recorded, policy, confidence, declared=True)
-    if not has_declared(recorded):
-        return parts
-    alone = _judge_parts(recorded, policy, confidence, declared=False)
-    return Parts(
-        categories=tuple(map(_not_better, parts.categories, alone.categories)),
-        context_bins=tuple(map(_not_better, parts.context_bins, alone.context_bins)),
-    )
-
-
-def _not_better(part: Figures, alone: Figures) -> Figures:
-    """A part with declared clusters, by what it is without them."""
-    if alone.change is None:
-        return part
-    change = alone.change if part.change is None else part.change.widened(alone.change)
-    judged = part.outcome and outcome(change, part.max_relative_drop)
-    failed = judged != "FAIL" and alone.outcome == "FAIL"
-    lost = part.certainly_lost or alone.certainly_lost or failed
-    return dataclasses.replace(part, change=change, outcome=judged, certainly_lost=lost)
-
-
-def _judge_parts(
-    recorded: Sequence[RecordedPair], policy: Policy, confidence: float, *, declared: bool
-) -> Parts:
-    """By clusters with what was declared, or without."""
-    categories, bins = _by_category(recorded, declared), _by_context_bin(recorded, declared)
+    categories, bins = _by_category(recorded), _by_context_bin(recorded)
     least = policy.min_category_prompts
     judged = [name for name, prompts in categories.items() if len(prompts) >= least]
     for name, prompts in bins.items():
-        change = change_over(prompts, confidence)
+        change = change_of(prompts, confidence)
         if change is not None and change.effective_num_prompts >= least:
             judged.append(name)
     alone = len(categories) + len(bins) - len(judged)
@@ -195,33 +171,42 @@ def _judge_parts(
             for name, prompts in parts.items()
         )
 
-    return Parts(
+    found = Parts(
         categories=figures(CategoryFigures, categories),
         context_bins=figures(ContextBinFigures, bins),
     )
+    if not (texts_alone := undeclared(recorded)):
+        return found
+    alone = judge_parts(texts_alone, policy, confidence)
+    return Parts(
+        categories=tuple(map(_not_better, found.categories, alone.categories)),
+        context_bins=tuple(map(_not_better, found.context_bins, alone.context_bins)),
+    )
 
 
-def _by_category(
-    recorded: Sequence[RecordedPair], declared: bool
-) -> dict[str, tuple[PromptPair, ...]]:
+def _not_better(part: Figures, alone: Figures) -> Figures:
+    if alone.change is None:
+        return part
+    change = part.change.widened(alone.change) if part.change else alone.change
+    own = part.outcome and outcome(change, part.max_relative_drop)
+    lost = alone.certainly_lost or (alone.outcome == "FAIL" and own != "FAIL")
+    lost = lost or part.certainly_lost
+    return dataclasses.replace(part, change=change, outcome=own, certainly_lost=lost)
+
+
+def _by_category(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair, ...]]:
     by_category: dict[str, list[RecordedPair]] = {}
     for pair in recorded:
         by_category.setdefault(pair[0].category, []).append(pair)
     if len(by_category) < 2:
         return {}
-    return {
-        name: distinct_prompts(by_category[name], declared=declared) for name in sorted(by_category)
-    }
+    return {name: distinct_prompts(by_category[name]) for name in sorted(by_category)}
 
 
-def _by_context_bin(
-    recorded: Sequence[RecordedPair], declared: bool
-) -> dict[str, tuple[PromptPair, ...]]:
+def _by_context_bin(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair, ...]]:
     bins = ContextBins(edges=context_edges(baseline for baseline, _ in recorded))
     found = {
-        f"context {one.label}": distinct_prompts(
-            in_context_bin(recorded, number), declared=declared
-        )
+        f"context {one.label}": distinct_prompts(in_context_bin(recorded, number))
         for number, one in enumerate(bins.ranges)
     }
     with_steps = {name: prompts for name, prompts in found.items() if prompts}
@@ -239,7 +224,7 @@ def _figures(
     num_draft_tokens = prompts[0].baseline.num_draft_tokens
     baseline = pooled((pair.baseline for pair in prompts), num_draft_tokens)
     candidate = pooled((pair.candidate for pair in prompts), num_draft_tokens)
-    change = change_over(prompts, confidence)
+    change = change_of(prompts, confidence)
     return of(
         category=name,
         num_prompts=len(prompts),
@@ -269,7 +254,7 @@ def _small_figures(
 
 def _certainly_lost(prompts: Sequence[PromptPair], policy: Policy, confidence: float) -> bool:
     """Whether few prompts are enough to say so; prompts all alike say nothing."""
-    change = change_over(prompts, confidence) if len(prompts) >= MIN_PROMPTS_TO_SUSPECT else None
+    change = change_of(prompts, confidence) if len(prompts) >= MIN_PROMPTS_TO_SUSPECT else None
     if change is None or not change.has_spread:
         return False
     return outcome(change, policy.max_category_drop) == "FAIL"

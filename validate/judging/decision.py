@@ -37,7 +37,7 @@ class Evidence:
         incomparable: in what the two differ so that they cannot be compared, a sentence without a
             full stop; empty if in nothing.
         prompts: distinct, with at least one round under both drafts; none if they cannot be
-            compared. change: over them, None for fewer than two. declared: clusters were.
+            compared. change: over them, None for fewer than two.
         wording: of the way in which the drafts were counted.
     """
 
@@ -46,12 +46,16 @@ class Evidence:
     incomparable: str
     prompts: tuple[PromptPair, ...]
     change: PairedChange | None
-    declared: bool
     parts: Parts
     policy: Policy
     look: Look | None
     background: Background
     wording: Wording
+
+    @property
+    def declared(self) -> bool:
+        """Whether clusters were declared that texts do not show."""
+        return any(prompt.cluster != prompt.alike for prompt in self.baseline.prompts)
 
     @property
     def counted(self) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.context_bins import ContextCounts
@@ -132,13 +132,6 @@ class PromptFigures:
             alike=self.cluster if self.alike is None else self.alike,
             contexts=ContextCounts.of_histograms(bins, len(histogram) - 1, context_edges),
         )
-
-
-def plain(judged: Any) -> dict[str, Any]:
-    """A judgement as plain data, where a prompt says `alike` if that is not its cluster."""
-    return dataclasses.asdict(
-        judged, dict_factory=lambda items: {k: v for k, v in items if (k, v) != ("alike", None)}
-    )
 
 
 def draft_figures(replay: DraftReplay) -> DraftFigures:

@@ -5,7 +5,7 @@ head (`draftquant vocab`). A prompt is known by its own token ids, by those of t
 conversation, and, where it was changed a little, by its sketch and that of its continuation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from ...calibration.traces.shingles import (
     Overlaps,
     Shingled,
     Templates,
-    Values,
     largest_known,
     parsed_sketch,
 )
@@ -168,43 +167,33 @@ def _check_unseen(
     if seen.sketches is None:
         return
     width = WIDTH if seen.sketches.method == _OF_BEFORE else PROMPT_WIDTH
-    near = _near([prompt.shingled(width) for prompt in prompts], seen.sketches.minima)
-    written = [prompt.shingled_continuation() for prompt in prompts]
-    for positions, share in (
-        (near, f"share {SHARED_SHARE:.0%} or more of their text ({width}-token shingles) with"),
-        (
-            _near(written, seen.sketches.continuations),
-            f"are continued by text of which {SHARED_SHARE:.0%} or more ({WIDTH}-token shingles)"
-            " continued",
-        ),
+    for own, minima, of in (
+        (width, seen.sketches.minima, f"text ({width}"),
+        (None, seen.sketches.continuations, f"continuations ({WIDTH}"),
     ):
-        if ids := [prompts[position].entry.id for position in positions]:
+        shares = _overlaps([one.shingled(own) for one in prompts], minima)
+        near = [p.entry.id for p, s in zip(prompts, shares, strict=True) if s >= SHARED_SHARE]
+        if near:
             raise GateError(
                 traces.folder,
-                f"{len(ids)} of its {len(prompts)} prompts {share} prompts that {what}:"
-                f" {_named(ids)}",
+                f"{len(near)} of its {len(prompts)} prompts share {SHARED_SHARE:.0%} or more of"
+                f" their {of}-token shingles) with prompts that {what}: {_named(near)}",
                 fix=f"{others}; or, if they only share the template of a task, give the prompts of"
                 " that task their own category",
             )
 
 
-def _near(texts: Sequence[Shingled], minima: Mapping[str, Sequence[str]]) -> Iterator[int]:
-    """Which of the texts are nearly one that was seen."""
-    sketches = {name: [parsed_sketch(text) for text in of] for name, of in minima.items()}
-    shares = _overlaps(texts, sketches)
-    return (place for place, share in enumerate(shares) if share >= SHARED_SHARE)
-
-
 def _overlaps(
-    shingled: Sequence[Shingled], sketches: Mapping[str, Sequence[Values]]
+    texts: Sequence[Shingled], minima: Mapping[str, Sequence[str]]
 ) -> NDArray[np.float64]:
     """[N] the largest estimated share of the shorter that a text and a seen one have in common.
 
     What is a template on either side is not counted.
     """
-    templates = Templates(shingled, sketches)
-    overlaps = Overlaps([templates.own(each.values, each.category) for each in shingled])
-    largest = np.zeros(len(shingled))
+    sketches = {name: [parsed_sketch(text) for text in of] for name, of in minima.items()}
+    templates = Templates(texts, sketches)
+    overlaps = Overlaps([templates.own(each.values, each.category) for each in texts])
+    largest = np.zeros(len(texts))
     for category, of_category in sketches.items():
         for sketch in of_category:
             known = largest_known(sketch)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from typing_extensions import override
 
@@ -17,7 +17,6 @@ from ..counting.draft_counts import (
     RecordedPair,
     context_edges,
     distinct_prompts,
-    has_declared,
     recorded_pairs,
 )
 from ..counting.draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
@@ -25,17 +24,10 @@ from ..counting.estimand import CONVENTION, DraftSampling, estimand
 from ..counting.paired_change import PairedChange, RequiredPrompts
 from ..errors import GateError
 from .anomalies import NO_BACKGROUND, Background, check_expected_baseline
-from .categories import CategoryFigures, ContextBinFigures, Parts, change_of, judge_parts
+from .categories import CategoryFigures, ContextBinFigures, Parts, judge_parts, widest_change
 from .contradictions import comparison_problem, exit_code_problem
 from .decision import Evidence, decide
-from .figures import (
-    DraftFigures,
-    PromptFigures,
-    ServedFigures,
-    counted_figures,
-    draft_figures,
-    plain,
-)
+from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures
 from .interim_analysis import Look
 from .policy import Policy, looser_than_release
 from .published import Published
@@ -134,10 +126,6 @@ class GateReport(Published):
             context_edges=self.context_edges,
             bins_add_up=self.served is None,
         )
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain data for JSON, finite numbers only."""
-        return plain(self)
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -253,8 +241,7 @@ def judge_counts(
         candidate=candidate,
         incomparable=incomparable,
         prompts=prompts,
-        change=change_of(recorded, confidence),
-        declared=has_declared(recorded),
+        change=widest_change(recorded, confidence),
         parts=judge_parts(recorded, policy, confidence),
         policy=policy,
         look=look,

@@ -4,12 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ...calibration.traces.suggested_clusters import suggested_clusters
 from ..counting.draft_counts import recorded_pairs
-from .categories import (
-    MIN_PROMPTS_TO_SUSPECT,
-    CategoryFigures,
-    ContextBinFigures,
-    change_over,
-)
+from .categories import MIN_PROMPTS_TO_SUSPECT, CategoryFigures, ContextBinFigures, change_of
 from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
 
@@ -87,16 +82,14 @@ def _wider_of_two(evidence: Evidence) -> Iterator[str]:
     change = evidence.change
     if change is None or not evidence.declared:
         return
-    clusters = change_over(evidence.prompts, change.confidence)
-    assert clusters is not None  # there is a change
-    lower, upper = (
-        "with" if one == other else "without"
-        for one, other in ((change.lower, clusters.lower), (change.upper, clusters.upper))
-    )
+    own = change_of(evidence.prompts, change.confidence)
+    of = [
+        "with" if own and getattr(own, bound) == getattr(change, bound) else "without"
+        for bound in ("lower", "upper")
+    ]
     yield (
-        "what is declared to belong together narrows no bound, so the wider of those with and"
-        f" without declared clusters count: the lower bound is that {lower} them, the upper bound"
-        f" that {upper} them"
+        "declared clusters narrow no bound, so the wider of those with and without them count: the"
+        f" lower one is that {of[0]}, the upper one that {of[1]} them"
     )
 
 

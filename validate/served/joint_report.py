@@ -6,7 +6,7 @@ Each is made alone and reported in full; the worst one counts.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from typing_extensions import override
 
@@ -14,7 +14,6 @@ from ..counting.paired_change import PairedChange
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.anomalies import Background
 from ..judging.contradictions import comparison_problem, exit_code_problem
-from ..judging.figures import plain
 from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport
 from ..judging.policy import Policy
@@ -70,10 +69,6 @@ class JointReport(Published):
         return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
             changes=changes
         )
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain data for JSON; each judgement as it stands alone."""
-        return plain(self)
 
     @override
     def brief(self) -> Mapping[str, object]:

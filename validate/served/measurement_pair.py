@@ -10,7 +10,7 @@ from ..counting.context_bins import CONTEXT_BINS, ContextBins, ContextCounts
 from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures
 from ..counting.paired_change import PairedChange
 from ..errors import GateError
-from ..judging.categories import change_of
+from ..judging.categories import widest_change
 from ..judging.figures import ServedFigures
 from ..measure.measurement import Measurement, RequestRecord, differences
 from .common_rounds import PairedOutputs, num_unwritten, pair_outputs, whole_counts
@@ -88,7 +88,7 @@ class ServedPair:
             for record, (own, other) in zip(self.baseline.prompts, counts, strict=False)
             if own.num_steps and other.num_steps
         ]
-        return change_of(recorded, confidence)
+        return widest_change(recorded, confidence)
 
 
 def pair_measurements(
