@@ -81,18 +81,14 @@ def more_prompts(
     """
     if look is not None and not look.is_last:
         return _next_look(look, wording)
-    if required.as_measured is None and least is None:
-        return lines(
-            "More prompts will most likely not help: the measured change is itself beyond the"
-            " limit.",
-            *lose_less(background),
+    if least is None and not _is_feasible(required.as_measured):
+        near = f"so near the limit that more than {MOST_PROMPTS:,} would be needed."
+        no_help = (
+            "most likely not help: the measured change is itself beyond the limit."
+            if required.as_measured is None
+            else f"hardly help: the measured change is {near}"
         )
-    if not _is_feasible(required.as_measured) and least is None:
-        return lines(
-            f"More prompts will hardly help: the measured change is so near the limit that more"
-            f" than {MOST_PROMPTS:,} would be needed.",
-            *lose_less(background),
-        )
+        return lines(f"More prompts will {no_help}", *lose_less(background))
     once = 100 * (1 - policy.confidence)
     return lines(
         f"{wording.take} {_number(required, least)}: {wording.count}",
@@ -161,12 +157,12 @@ def _is_feasible(number: int | None) -> bool:
 
 def _number(required: RequiredPrompts, least: int | None) -> str:
     """About how many, and between which numbers; all are `MOST_PROMPTS` at most."""
-    if required.as_measured is None or not _is_feasible(required.as_measured):
-        assert least is not None  # else more prompts are not advised
+    if least is not None and not _is_feasible(required.as_measured):
         number = min(required.if_unchanged, MOST_PROMPTS)
         passes = f" (with about {number:,}, a draft that lost nothing passes)"
         return f"{least:,} fresh prompts or more{passes if number > least else ''}"
     assert required.fewest is not None  # of a smaller loss than the measured one
+    assert required.as_measured is not None
     if required.fewest == required.most:
         return f"{required.fewest:,} fresh prompts or more"
     most = f"more than {MOST_PROMPTS:,}"

@@ -189,8 +189,7 @@ def _not_better(part: Figures, alone: Figures) -> Figures:
         return part
     change = part.change.widened(alone.change) if part.change else alone.change
     own = part.outcome and outcome(change, part.max_relative_drop)
-    lost = alone.certainly_lost or (alone.outcome == "FAIL" and own != "FAIL")
-    lost = lost or part.certainly_lost
+    lost = part.certainly_lost or alone.certainly_lost or alone.outcome == "FAIL" != own
     return dataclasses.replace(part, change=change, outcome=own, certainly_lost=lost)
 
 

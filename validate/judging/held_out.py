@@ -28,6 +28,7 @@ from ...recipes.seen_prompts import SeenPrompts
 from ..errors import GateError
 
 _OF_BEFORE = "64 minima of 16-token shingles, 1"
+_EARLIER = "the candidate's draftquant.json was written by an earlier version and"
 _OTHERS = "record traces of other prompts for the gate"
 
 
@@ -66,18 +67,13 @@ def check_held_out(
     _check_unseen(prompts, calibrated, "were used to calibrate the candidate", traces)
     if not calibrated.sha256:
         return _unsaid(candidate, traces)
+    unnoticed = ""
     if calibrated.sketches is None:
-        return (
-            "the candidate's draftquant.json was written by an earlier version and has no"
-            " sketches of the calibration prompts: near copies of them among the gate's prompts"
-            " are not noticed",
-        )
-    if calibrated.sketches.method == _OF_BEFORE:
-        return (
-            "the candidate's draftquant.json was written by an earlier version, whose sketches do"
-            " not show that a token in the middle of a calibration prompt was changed",
-        )
-    return ()
+        unnoticed = "has no sketches of the calibration prompts: near copies of them"
+    elif calibrated.sketches.method == _OF_BEFORE:
+        unnoticed = "has none of their continuations: prompts with a token changed in the middle"
+    said = f"{_EARLIER} {unnoticed} among the gate's prompts are not noticed"
+    return (said,) if unnoticed else ()
 
 
 def check_held_out_measured(

@@ -79,18 +79,17 @@ def report_warnings(
 
 def _wider_of_two(evidence: Evidence) -> Iterator[str]:
     """Of the bounds with and without declared clusters: which count."""
-    change = evidence.change
-    if change is None or not evidence.declared:
-        return
-    own = change_of(evidence.prompts, change.confidence)
-    of = [
-        "with" if own and getattr(own, bound) == getattr(change, bound) else "without"
-        for bound in ("lower", "upper")
-    ]
-    yield (
-        "declared clusters narrow no bound, so the wider of those with and without them count: the"
-        f" lower one is that {of[0]}, the upper one that {of[1]} them"
-    )
+    change, prompts = evidence.change, evidence.baseline.prompts
+    if change and any(prompt.cluster != prompt.alike for prompt in prompts):
+        own = change_of(evidence.prompts, change.confidence)
+        lower, upper = (
+            "with" if getattr(own, bound) == getattr(change, bound) else "without"
+            for bound in ("lower", "upper")
+        )
+        yield (
+            "declared clusters narrow no bound, so the wider of those with and without them count:"
+            f" the lower one is that {lower}, the upper one that {upper} them"
+        )
 
 
 def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:
