@@ -85,7 +85,7 @@ class PromptFigures:
 
     Attributes:
         prompt_sha256, cluster: see `PromptCounts`.
-        alike: the same; None = as `cluster`, and in reports that were judged without it.
+        alike: the same; None = as `cluster`, and what earlier versions wrote.
         baseline, candidate: [K + 1] histograms, see `AcceptanceCounts`.
         baseline_context_bins, candidate_context_bins: [bins, K + 1] the same by context bin,
             without the empty bins at the end; none where the places of the verify steps are not

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
@@ -126,6 +126,10 @@ class GateReport(Published):
             context_edges=self.context_edges,
             bins_add_up=self.served is None,
         )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data for JSON, finite numbers only."""
+        return dataclasses.asdict(self)
 
     @override
     def brief(self) -> Mapping[str, object]:

@@ -80,11 +80,6 @@ class Published(Paged):
 
     __slots__ = ()
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain data for JSON, finite numbers only."""
-        report: Any = self
-        return dataclasses.asdict(report, dict_factory=_said)
-
     def markdown(self) -> str:
         """The report as Markdown, for a pull request."""
         return self._text("markdown")()
@@ -138,11 +133,6 @@ def framed(page: str) -> str:
         f'<iframe srcdoc="{html.escape(page)}" sandbox="" title="report"'
         ' style="width:100%;height:38rem;border:0"></iframe>'
     )
-
-
-def _said(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a prompt, `alike` only where it is not its cluster."""
-    return {key: value for key, value in items if (key, value) != ("alike", None)}
 
 
 def _fields(report: Any) -> dict[str, Any]:

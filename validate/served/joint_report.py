@@ -3,10 +3,11 @@
 Each is made alone and reported in full; the worst one counts.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
@@ -69,6 +70,10 @@ class JointReport(Published):
         return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
             changes=changes
         )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data for JSON; each judgement as it stands alone."""
+        return dataclasses.asdict(self)
 
     @override
     def brief(self) -> Mapping[str, object]:
