@@ -177,10 +177,10 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
     )
     if not (texts_alone := undeclared(recorded)):
         return found
-    alone = judge_parts(texts_alone, policy, confidence)
+    others = judge_parts(texts_alone, policy, confidence)
     return Parts(
-        categories=tuple(map(_not_better, found.categories, alone.categories)),
-        context_bins=tuple(map(_not_better, found.context_bins, alone.context_bins)),
+        categories=tuple(map(_not_better, found.categories, others.categories)),
+        context_bins=tuple(map(_not_better, found.context_bins, others.context_bins)),
     )
 
 
