@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import EngineName, Verdict
@@ -19,9 +20,10 @@ from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import config_changes, find_lints, fixed_config
 from draftquant.scripts.cli import main
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
+from tiny_speculators import tiny_speculators_eagle3
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
@@ -29,6 +31,7 @@ sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 import foreign_sample  # noqa: E402
 
 ROWS = foreign_sample.read_sample(ENGINES_FOLDER / "kinds.json")
+IDS = "eagle_aux_hidden_state_layer_ids"
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
 NOT_SURE = {"lm-gptq-act", "e3-gptq-act", "mla-blocks-kv"}
 """Of which loading does not tell how one engine serves them: UNKNOWN is right there."""
@@ -126,6 +129,38 @@ def test_the_targets_number_of_layers_is_corrected(
     assert config["num_hidden_layers"] == 1
     assert _verdict(source, "vllm", "sm90", config=config) == "LOADS"
     assert _verdict(source, "sglang", "sm90", config=config) == "LOADS"
+
+
+@pytest.mark.parametrize(
+    ("build", "config"),
+    [
+        (tiny_speculators_eagle3, {IDS: [2, 3, 4, 5]}),
+        (tiny_eagle3_llama, {IDS: [2, 3, 4, 5], "eagle_config": {}}),
+        (tiny_eagle3_llama, {IDS: [2, 3, 4, 5], "num_aux_hidden_states": 3}),
+        (tiny_eagle3_mla, {IDS: [2, 3, 4, 5], "num_aux_hidden_states": 3}),
+        (tiny_eagle3_llama, {"eagle_config": {}, "target_hidden_size": 0}),
+    ],
+)
+def test_what_engines_size_fc_by_is_corrected(
+    build: Callable[..., Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Four captured layers, of which config.json tells vLLM's class in no place that it reads."""
+    given = {"eagle_config": {IDS: [1, 2, 3, 4]}} | config
+    folder = build(tmp_path / "draft", config=given if build != tiny_speculators_eagle3 else config)
+    tensors = read_tensors(folder)
+    if IDS in config:
+        tensors["fc.weight"] = store(np.zeros((64, 4 * 64), np.float32), "BF16")
+    write_tensors(folder, tensors)
+    source = Checkpoint.open(folder)
+    if "target_hidden_size" in config:
+        source = dataclasses.replace(source, config={**source.config, "target_hidden_size": None})
+    assert _verdict(source, "vllm", "sm90") == "REFUSED"
+    fixed = _fixed(source)
+    assert _verdict(source, "vllm", "sm90", config=fixed) == "LOADS"
+    if build == tiny_speculators_eagle3:
+        assert fixed["transformer_layer_config"]["num_aux_hidden_states"] == 4
+    elif build == tiny_eagle3_llama:
+        assert _verdict(source, "sglang", "sm90", config=fixed) == "LOADS"
 
 
 def test_a_declaration_that_is_not_supported_is_bad_input(tmp_path: Path) -> None:

@@ -189,6 +189,14 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         lambda to: mla(to, {KEY: None, SECTION: {KEY: [3, 5, 6]}}),
     ],
     "aux-layer-ids-empty": [lambda to: llama(to, {KEY: None, SECTION: {KEY: []}})],
+    "aux-layer-count": [
+        lambda to: llama(to, {"num_aux_hidden_states": 2}),
+        lambda to: mla(to, {"num_aux_hidden_states": 4}),
+    ],
+    "target-hidden-size-null": [
+        lambda to: set_keys(llama(to), target_hidden_size=None),
+        lambda to: set_keys(mla(to), target_hidden_size=None),
+    ],
     "last-hidden-state": [lambda to: without_fc(llama(to, {KEY: None, SECTION: LAST_STATE}))],
     "aux-layer-zero": [lambda to: mla(to, {KEY: [1, 2, 3], SECTION: {KEY: [0, 1, 2]}})],
     "layers-of-target": [
@@ -357,7 +365,8 @@ def test_the_page_lists_every_lint() -> None:
 FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
-    "dspark-keys-nested", "layers-of-target", "head-tied",
+    "dspark-keys-nested", "layers-of-target", "head-tied", "aux-layer-count",
+    "target-hidden-size-null",
 }  # fmt: skip
 
 

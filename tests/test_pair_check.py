@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensor
 from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 
 PAIRS = Path(__file__).parent / "pairs"
+ENGINES = Path(__file__).parents[1] / "quantize" / "engines"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
 
 
@@ -61,6 +64,40 @@ def test_another_target_is_refused_or_wrong_in_every_engine(
     assert any(found == level and words in text for found, text in said(pair, subject))
     assert pair.exit_code == 1
     assert all(each.verdict in ("REFUSED", "LOADS BUT WRONG") for each in pair.engines)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "found"),
+    [
+        (LLAMA, "Gemma3ForCausalLM", ["vllm refused serve the pair with SGLang"]),
+        (LLAMA, "NemotronHForCausalLM", ["sglang refused serve the pair with vLLM"]),
+        (DFLASH, "Gemma3ForCausalLM", [f"{engine} refused serve the target with a draft that reads"
+         " none of its layers: its MTP layer, or a model" for engine in ("vllm", "sglang")]),
+        (DFLASH, "NemotronHForCausalLM", []),
+        (LLAMA, "OfNobody", ["vllm unknown try it", "sglang unknown try it"]),
+    ],
+)  # fmt: skip
+def test_a_target_hands_out_its_layers_or_not(
+    source: Path, name: str, found: list[str], tmp_path: Path
+) -> None:
+    pair = check_pair(source / "draft", other_target(tmp_path / "t", source, architectures=[name]))
+    of_target = [f for f in pair.findings if f.subject == "target"]
+    assert [f"{f.engine} {f.level} {f.remedy}" for f in of_target] == found
+    for each in of_target:
+        verdict = {"refused": "REFUSED", "unknown": "UNKNOWN"}[each.level]
+        assert each.engine is not None
+        assert pair.of(each.engine).verdict == verdict
+    if found and name == "Gemma3ForCausalLM":
+        assert of_target[0].text.endswith("[RuntimeError: Model does not support EAGLE3 interface]")
+
+
+def test_no_model_stands_in_two_rows() -> None:
+    rows = tomllib.loads((ENGINES / "targets.toml").read_text(encoding="utf-8"))["row"]
+    named = Counter(
+        (row["engine"], row["version"], c) for row in rows for c in row["classes"].split()
+    )
+    assert max(named.values()) == 1
+    assert all(not set(row.get("serves", ())) & set(row.get("refuses", ())) for row in rows)
 
 
 def test_a_draft_of_a_target_of_other_depth(tmp_path: Path) -> None:

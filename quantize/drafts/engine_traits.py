@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .fused import GATE_UP, QKV
+from .shared.aux_layers import KEY, SECTION
 
 Stage = Literal["config", "init", "load", "unknown", "wrong", "after load"]
 Sharding = Literal["column", "row", "replicated"]
@@ -111,6 +112,34 @@ def _in_sglangs_eagle3(_draft: ServedDraft) -> Biases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """How an engine's class sizes fc, which reads the hidden states of so many layers.
+
+    Attributes:
+        counted_by: keys of config.json of which the first that says something, a number or a list,
+            says how many: 3 where none does. () = as many as the draft names.
+        counts_empty: an empty list is no layers, not nothing said.
+        null_width: its error for a target_hidden_size that is null; "" = then it is hidden_size.
+        reads_width: False where it is hidden_size always.
+    """
+
+    counted_by: tuple[str, ...] = ("num_aux_hidden_states", f"{SECTION}.{KEY}")
+    counts_empty: bool = False
+    null_width: str = "TypeError: unsupported operand type(s) for *: 'NoneType' and 'int'"
+    reads_width: bool = True
+
+    def num_layers(self, config: Mapping[str, Any]) -> Any:
+        """How many, by config.json; whatever stands where a number should."""
+        for path in self.counted_by:
+            section, _, key = path.rpartition(".")
+            place = config.get(section) if section else config
+            said = place.get(key) if isinstance(place, Mapping) else None
+            if said is not None and (said != [] or self.counts_empty):
+                return len(said) if isinstance(said, list) else said
+        return 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayer:
     """How one engine builds a target's MTP layer that stands in a folder of its own.
 
@@ -170,6 +199,7 @@ class InEngine:
         refuses_absent_norm: it refuses a draft that lacks a norm.
         old_norms: it takes EAGLE-3's norms before fc under their older names.
         biases: see `Biases`.
+        fusion: of drafts with fc over layers. normed_fusion: of those with normed heads, if other.
         mtp: of MTP layers; None of drafts with a config.json of their own.
     """
 
@@ -187,6 +217,8 @@ class InEngine:
     refuses_absent_norm: bool = False
     old_norms: bool = False
     biases: Callable[[ServedDraft], Biases] = _unknown_biases
+    fusion: Fusion | None = None
+    normed_fusion: Fusion | None = None
     mtp: MtpLayer | None = None
 
 

@@ -1,5 +1,7 @@
 """Which layers of the target an engine hands to a draft, against those that the draft reads.
 
+And for how many of them, of which width, it builds the draft's fc.
+
 Layers are counted as "input of layer k", as vLLM does. Which key of config.json is read depends on
 the engine, and in vLLM on its model runner; ids in the wrong convention are read one layer off,
 without an error: so served, the shipped EAGLE-3 pair accepts 2.00 tokens instead of 2.91.
@@ -9,11 +11,15 @@ eagle3_utils.py` (V2); SGLang 0.5.23 `spec_aux_hidden_state.py`, `deepseek_v2.py
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..drafts.engine_traits import Finding, Fusion
 from ..drafts.shared.aux_layers import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places
+from ..drafts.speculators_layout import LAYER_CONFIG, is_speculators
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
+_WIDTH = "target_hidden_size"
 
 
 class Capture(NamedTuple):
@@ -61,8 +67,25 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
     return (Capture("SGLang", ids if as_inputs else _plus_one(ids)),)
 
 
+def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> Any | Finding:
+    """A geometry with fc as an engine sizes it by config.json, or its error."""
+    changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
+    if fusion.null_width and fusion.reads_width and config.get(_WIDTH, 0) is None:
+        return Finding("init", fusion.null_width, f"remove {_WIDTH} from config.json, or set it")
+    if fusion.counted_by:
+        count = fusion.num_layers(config)
+        if not isinstance(count, int):
+            text = f"TypeError: empty(): argument 'size' got {count!r} for the number of layers"
+            return Finding("init", text, "write num_aux_hidden_states as a whole number")
+        changes["num_aux_layers"] = int(count)
+    return replace(geometry, **changes)
+
+
 def misread_layers(
-    capture: Capture, after: Sequence[int] | None, num_target_layers: int | None
+    capture: Capture,
+    after: Sequence[int] | None,
+    num_target_layers: int | None,
+    num_fused: int | None = None,
 ) -> str | None:
     """How a runner captures other layers than the draft reads; None where it does not.
 
@@ -71,9 +94,16 @@ def misread_layers(
         after: the draft's layers, counted "after layer k"; None = the default, whatever it is.
         num_target_layers: None = not known; then ids that are the default of some target are
             taken for that target's.
+        num_fused: for how many layers fc is built; None = for as many as the draft reads.
     """
     if capture.inputs == ():
         return f"{capture.runner} captures no layer for an empty list, and fails when it serves"
+    count = 3 if capture.inputs is None else len(set(capture.inputs))
+    if num_fused not in (None, count):
+        return (
+            f"{capture.runner} hands the draft {count} layers of the target, builds fc for"
+            f" {num_fused}, and fails when it serves"
+        )
     if after is None:
         return None
     read = [layer + 1 for layer in after]
@@ -99,13 +129,34 @@ def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -
     """
     if after is None:
         return f"set {KEY} in {SECTION} of config.json to null, which means the default layers"
-    if {_DFLASH_SECTION, _DFLASH_KEY} & config.keys():
+    if any(config.get(key) for key in (_DFLASH_SECTION, _DFLASH_KEY)):
         return (
             f"remove {KEY} and {SECTION} from the top level of config.json: the layers of a block"
             f" draft stand in {_DFLASH_SECTION}.{_DFLASH_KEY}"
         )
     inputs, nested = layers_in_both_places(after, config)
     return f"set {KEY} in config.json to {inputs} at the top level, and to {nested} in {SECTION}"
+
+
+def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: Any) -> str:
+    """What config.json must say so that an engine builds fc as it is stored.
+
+    Args:
+        config: as it was written.
+        fusion: how the engine's class sizes fc.
+        read: the geometry of the draft.
+        built: the one of what the engine builds.
+    """
+    count = read.num_aux_layers
+    if built.num_aux_layers == count:
+        width = f"set {_WIDTH} in config.json to the width of the target's hidden states"
+        return width if fusion.reads_width else "serve it with vLLM"
+    for key in fusion.counted_by:
+        if config.get(key) not in (None, count) and type(config[key]) is not list:
+            return f"set {key} in config.json to {count}, or remove it"
+    if is_speculators(config):
+        return f"write num_aux_hidden_states: {count} into {LAYER_CONFIG} of config.json"
+    return remedy_of_layers(config, read.aux_layer_ids)
 
 
 def _default(num_layers: int) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ class ConfigRules:
         problem: its other rules, None = nothing to say.
         captures: the target's layers that it hands to a draft.
         fc_norm_keys: under which the norms before fc are asked for.
-        null_base: its error for a rope_theta that is null. "" = not executed, as of all errors.
+        null_errors: key that is null -> its error; of sections, for drafts of blocks.
     """
 
     architectures: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class ConfigRules:
     problem: Callable[[Question], Finding | None]
     captures: Callable[[Question], Captures] = lambda _question: ()
     fc_norm_keys: tuple[str, ...] = ("fc_norm",)
-    null_base: str = ""
+    null_errors: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.recognition import fitting_name, missing_name, other_kind, stored_layers
 from ..drafts.runtime_names import known_target_layers
+from ..drafts.speculators_layout import is_speculators
 from ..drafts.unsupported import SUPPORTED, Kind, nested_eagle_keys, refuse_earlier_kinds
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
@@ -20,7 +21,7 @@ from ..gpus import gpu_name, gpu_names
 from ..stored.declarations import HF_QUANT_CONFIG
 from ..stored.layouts.unread import OTHER_WAY, UNREAD_METHODS
 from ..stored.parts import quantized_looking
-from .captured_layers import misread_layers, remedy_of_layers
+from .captured_layers import misread_layers, remedy_of_fc, remedy_of_layers, with_built_fc
 from .contract import (
     ENGINE_NAMES,
     STAGES,
@@ -36,6 +37,7 @@ from .declaration import Declaration, read_declaration
 from .engine import Engine
 from .linear_findings import Walk
 from .meanings import explained
+from .nulls import null_findings
 from .parameters import without_bias_keys
 from .registry import choose, known_versions, newest_engines
 from .serving import Serving
@@ -209,7 +211,7 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
 def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     """As the family says that reads the draft, in the order in which an engine looks at it."""
     engine, arch = place.engine, place.arch or ""
-    config = engine.config.plain(checkpoint.config)
+    written, config = checkpoint.config, engine.config.plain(checkpoint.config)
     if isinstance(config, Finding):
         return _answer(place, [config])
     checkpoint = replace(checkpoint, config=config)
@@ -234,11 +236,17 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
     plain = replace(checkpoint, config=without_bias_keys(checkpoint.config))
-    family, geometry = read_config(plain, as_declared=True)
+    family, read = read_config(plain, as_declared=True)
+    own = engine.own(family.engine_traits)
+    fuses, normed = getattr(read, "fuses", True), getattr(read, "qk_norm", False)
+    fusion = (own.normed_fusion if normed else None) or own.fusion if fuses else None
+    geometry = with_built_fc(fusion, read, checkpoint.config) if fusion else read
+    if isinstance(geometry, Finding):
+        return _answer(place, [geometry])
     geometry = _with_norms(engine, family, geometry, checkpoint.config)
     question = Question(
         traits=family.engine_traits,
-        own=engine.own(family.engine_traits),
+        own=own,
         config=with_text_config(checkpoint.config),
         tensor_names=frozenset(checkpoint.tensors),
         declaration=declaration,
@@ -246,8 +254,8 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         head_rows=_rows(checkpoint, family, "lm_head.weight"),
         num_layers=geometry.num_layers,
         first_layer=place.first_layer,
-        normed_heads=getattr(geometry, "qk_norm", False),
-        fuses=getattr(geometry, "fuses", True),
+        normed_heads=normed,
+        fuses=fuses,
         arch=arch,
         tp=place.tp,
         inside_target=checkpoint.subtree is not None,
@@ -260,6 +268,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         family=family,
         geometry=geometry,
         specs=family.tensor_specs(geometry),
+        fc_remedy=remedy_of_fc(written, fusion, read, geometry) if fusion else "",
     )
     layers, findings = walk.layers_and_findings()
     found = stored_layers(checkpoint, family)
@@ -268,14 +277,17 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         again = f"correct {family.layer_keys}: the tensors are those of {found} layer(s)"
         findings = [first._replace(remedy=again)]
     captures = engine.config.captures(question) if question.fuses else ()
-    misread = [misread_layers(each, geometry.aux_layer_ids, place.first_layer) for each in captures]
-    layers_remedy = remedy_of_layers(config, geometry.aux_layer_ids)
+    fused = geometry.num_aux_layers if fusion else None
+    ids = read.aux_layer_ids
+    misread = [misread_layers(each, ids, place.first_layer, fused) for each in captures]
+    layers_remedy = remedy_of_layers(config, ids)
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], layers_remedy)]
     serving = place.serving or Serving(draft=str(checkpoint.folder))
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
-    findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
+    nulls = null_findings(engine, question, has_class=not is_speculators(written))
+    findings = [*nulls, *([problem] if problem else []), *findings]
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
     notes += _absent_tables(engine, question, family)
@@ -307,15 +319,6 @@ def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[s
         norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
         fc_norm=any(bool(config.get(key)) for key in engine.config.fc_norm_keys),
     )
-
-
-def _null_base(engine: Engine, config: Mapping[str, Any]) -> list[Finding]:
-    """A missing rope_theta is 10000, one that is null is null."""
-    if engine.config.null_base and "rope_theta" in config and config["rope_theta"] is None:
-        return [
-            Finding("init", engine.config.null_base, "remove rope_theta, or give the draft's base")
-        ]
-    return []
 
 
 def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:

@@ -50,6 +50,7 @@ class Walk:
 
     Attributes:
         specs: what the family expects, by canonical tensor name.
+        fc_remedy: what to do where the stored fc has other columns.
     """
 
     engine: Engine
@@ -58,6 +59,7 @@ class Walk:
     family: Family
     geometry: Any
     specs: Mapping[str, TensorSpec]
+    fc_remedy: str
 
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
         """Every linear, and everything that is not as the folder means it."""
@@ -183,7 +185,15 @@ class Walk:
                     module, companions, weight, self._shape(part)
                 )
             elif weight is not None and weight.shape != self._shape(part):
-                yield other_shape(weight, self._shape(part))
+                yield self._other_shape(module, weight, self._shape(part))
+
+    def _other_shape(self, module: Module, weight: TensorInfo, shape: tuple[int, int]) -> Finding:
+        """Loaders may cut rows out of a weight, or columns of one that is split by them."""
+        same = module.sharding == "row" or weight.shape[1:] == shape[1:]
+        if same or not self.engine.tensors.checks_shapes:
+            return other_shape(weight, shape)
+        remedy = self.fc_remedy if module.leaf == "fc" else "correct the sizes in config.json"
+        return refused_shape(weight, shape, remedy)
 
     def _codes_into_floats(
         self,
@@ -306,7 +316,7 @@ class Walk:
             return rows, columns // tp
         if module.sharding == "column":
             shared = part.endswith((".k_proj", ".v_proj"))
-            heads = self.checkpoint.config.get("num_key_value_heads", tp) if shared else tp
+            heads = (self.checkpoint.config.get("num_key_value_heads") or tp) if shared else tp
             return -(-rows // min(tp, heads)), columns
         return rows, columns
 

@@ -23,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     rope_config.rope_unreplayed,
     target_layers.aux_layer_ids,
     target_layers.aux_layer_list,
+    target_layers.layers_of_fc,
     target_layers.without_fc,
     target_layers.aux_layer_zero,
     target_layers.layers_of_target,

@@ -16,9 +16,11 @@ from ..drafts.shared.aux_layers import (
     read_aux_layer_ids,
 )
 from ..drafts.shared.eagle3.lints import eagle3
+from ..drafts.speculators_layout import LAYER_CONFIG
 from ..files.checkpoint import CONFIG_FILE
 
 _NESTED = f"{SECTION}.{KEY}"
+_COUNT, _WIDTH = "num_aux_hidden_states", "target_hidden_size"
 _READ_BY: dict[Spelling, str] = {
     "nested": f"stand in {SECTION} only: vLLM 0.33 takes them as inputs of layers (one layer too"
     " early) or, in its V2 runner, ignores them",
@@ -66,6 +68,44 @@ def aux_layer_list(draft: Draft) -> Iterator[Lint]:
             " captures these, but SGLang 0.5.23 captures none",
             remedy="write null: both engines then capture their default layers",
             fix={_NESTED: None},
+        )
+
+
+def layers_of_fc(draft: Draft) -> Iterator[Lint]:
+    """Keys by which engines size fc otherwise than it is. Source: `Fusion` of `engine_traits`."""
+    geometry, config = eagle3(draft), draft.checkpoint.config
+    if geometry is None or not geometry.fuses:
+        return
+    count, traits = geometry.num_aux_layers, draft.family.engine_traits
+    spelled, speculators = layer_config(draft), in_speculators_layout(draft)
+    ids = list(geometry.aux_layer_ids or ()) or None
+    as_fixed = {**spelled, KEY: ids}  # by `aux_layer_ids`, which knows no speculators
+    if not speculators:
+        as_fixed[SECTION] = {**(config.get(SECTION) or {}), KEY: ids}
+    normed = traits.vllm.normed_fusion if getattr(geometry, "qk_norm", False) else None
+    fusions = {"vLLM 0.33": normed or traits.vllm.fusion}
+    if not speculators:
+        fusions["SGLang 0.5.23"] = traits.sglang.fusion
+    wrong = [who for who, how in fusions.items() if how and how.num_layers(as_fixed) != count]
+    if wrong:
+        numbers = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
+        place = f"{LAYER_CONFIG}." if speculators else ""
+        yield Lint(
+            name="aux-layer-count",
+            level="warning",
+            cause=f"the draft reads {count} layers of the target, and {' and '.join(wrong)} size"
+            f" fc by {' and '.join(numbers or [_COUNT])}, or else for 3: they refuse the draft",
+            remedy=f"write {count} there",
+            fix={f"{place}{key}": count for key in numbers or [_COUNT]},
+        )
+    if not speculators and config.get(_WIDTH, 0) is None:
+        yield Lint(
+            name="target-hidden-size-null",
+            level="warning",
+            cause="target_hidden_size is null, with which vLLM 0.33, and SGLang 0.5.23 for Llama"
+            " layers, compute the width of fc: they end with a TypeError",
+            remedy="write the width, or remove the key",
+            fix={_WIDTH: geometry.target_hidden_size},
         )
 
 

@@ -2,11 +2,17 @@
 
 from collections.abc import Iterator
 
+from ..drafts.architectures import declared_architecture
 from ..drafts.runtime_names import target_layers_named
+from ..engines.contract import TITLES, EngineCheck
+from ..engines.meanings import explained
+from ..engines.registry import newest_engines
+from ..engines.targets import refuses_target
 from .fit import OTHER_TARGET, misfits
 from .pair import Pair, PairFinding
 
 _FAILS = "every engine ends with an error at the first forward pass: {}"
+_WITHOUT = "serve the target with a draft that reads none of its layers: its MTP layer, or a model"
 _WHY = {
     "hidden-size": "the draft's first linear has another number of columns",
     "layers": "fewer layers are captured than the draft's fc reads",
@@ -19,6 +25,31 @@ def features(pair: Pair) -> Iterator[PairFinding]:
         if misfit.subject in _WHY:
             text = f"the draft does not fit: {misfit.text}; {_FAILS.format(_WHY[misfit.subject])}"
             yield PairFinding("refused", misfit.subject, text, OTHER_TARGET)
+
+
+def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
+    """Whether an engine's model of this target hands a draft the hidden states of its layers."""
+    if pair.is_inside or not pair.geometry.reads_layers:
+        return
+    name = declared_architecture(pair.target.config)
+    errors = {
+        each.title: refuses_target(
+            each.name,
+            answer.version if each.name == answer.engine else each.version,
+            each.own(pair.family.engine_traits).served_as.lower(),
+            name,
+        )
+        for each in newest_engines()
+    }
+    title = TITLES[answer.engine]
+    error, others = errors[title], [other for other, said in errors.items() if said == ""]
+    if error:
+        text = explained(error, engine=title, gpu=answer.gpu)
+        remedy = f"serve the pair with {others[0]}" if others else _WITHOUT
+        yield PairFinding("refused", "target", text, remedy, answer.engine)
+    elif error is None and answer.verdict == "LOADS":
+        text = f"whether {title}'s {name or 'model'} hands out its hidden states was not read"
+        yield PairFinding("unknown", "target", text, "try it", answer.engine)
 
 
 def depth(pair: Pair) -> Iterator[PairFinding]:

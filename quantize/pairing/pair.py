@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
 
@@ -16,8 +16,8 @@ from .target import Target
 from .target_args import TargetArgs
 from .tokenizers import Tokenizer
 
-Level = Literal["refused", "wrong", "warning", "note"]
-LEVELS: tuple[Level, ...] = ("refused", "wrong", "warning", "note")
+Level = Literal["refused", "wrong", "unknown", "warning", "note"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 """In the order in which they are said. A warning is of what happens without the printed launch
 line, or may happen; it leaves the verdict as it is, as a note does."""
 _VERDICTS: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOADS")
@@ -29,7 +29,7 @@ class PairFinding(NamedTuple):
 
     Attributes:
         level: refused = the engine ends with an error; wrong = it serves, and few tokens are
-            accepted; warning, note: see `LEVELS`.
+            accepted; unknown = one of these may be; warning, note: see `LEVELS`.
         subject: what it is about, in one word for machines.
         text: what the engine does, or what differs. remedy: what to do; "" = nothing.
         engine: None = of every engine.
@@ -109,7 +109,11 @@ class EnginePair:
     @property
     def verdict(self) -> Verdict:
         """The worse of the draft's own and the pair's."""
-        of_levels: dict[Level, Verdict] = {"refused": "REFUSED", "wrong": "LOADS BUT WRONG"}
+        of_levels: dict[Level, Verdict] = {
+            "refused": "REFUSED",
+            "wrong": "LOADS BUT WRONG",
+            "unknown": "UNKNOWN",
+        }
         found = [of_levels[each.level] for each in self.findings if each.level in of_levels]
         return min([self.answer.verdict, *found], key=_VERDICTS.index)
 

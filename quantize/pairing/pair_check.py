@@ -90,12 +90,13 @@ def check_pair(
     """
     read = _read(draft, target, tp, target_args, named, subtree)
     pair = replace(read, largest_feature=largest_feature)
-    findings = [finding for rule in RULES for finding in rule(pair)]
     engines: tuple[EngineName, ...] = ENGINE_NAMES if engine is None else (engine,)
     names = named or (str(draft), pair.target.named)
     alone = [_alone(pair, each, names, version=version, arch=arch, asked=asked) for each in engines]
     broken = not_finite(pair.draft)
     answers = [with_values(answer, broken) for answer in alone]
+    findings = [finding for rule in RULES for finding in rule(pair)]
+    findings += [each for answer in answers for each in features.handed_out(pair, answer)]
     return PairCheck(
         draft=names[0],
         target=names[1],

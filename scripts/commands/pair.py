@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from ...quantize.pairing import EnginePair, PairCheck, PairFinding
 
 _COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNOWN": "yellow"}
-_WORDS = {"refused": "error", "wrong": "wrong", "warning": "warning", "note": "note"}
+_WORDS = {"refused": "error"}
+"""Levels that are not said by their names."""
 
 
 def print_pair(pair: "PairCheck") -> None:
@@ -47,6 +48,6 @@ def _print_engine(pair: "EnginePair") -> None:
 def _print_findings(findings: "Iterable[PairFinding]") -> None:
     out = stdout()
     for finding in findings:
-        out.line(f"  {_WORDS[finding.level]}: {finding.text}")
+        out.line(f"  {_WORDS.get(finding.level, finding.level)}: {finding.text}")
         if finding.remedy:
             out.line(f"    what to do: {finding.remedy}")

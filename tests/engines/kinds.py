@@ -72,7 +72,7 @@ class Kind:
         draft: of `DRAFTS`.
         stored: how its linears are stored; None as floats.
         declared: its quantization_config.
-        config: changes of config.json; None removes a key.
+        config: changes of config.json; None removes a key. nulls: keys that are null.
         arguments: of the builder, besides.
         kept: parts of the names of linears that are not quantized, beside tables and fc.
         edit: of all tensors.
@@ -82,6 +82,7 @@ class Kind:
     stored: formats.Store | None = None
     declared: Mapping[str, Any] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    nulls: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     edit: Callable[[dict[str, Stored]], dict[str, Stored]] = lambda tensors: tensors
@@ -177,6 +178,78 @@ def plain_kinds() -> Iterator[tuple[str, Kind]]:
         "e3-two-layers-36",
         Kind(draft="e3", arguments={"num_layers": 2}, config={"num_hidden_layers": 36}),
     )
+
+
+def layer_kinds() -> Iterator[tuple[str, Kind]]:
+    """Other numbers of captured layers, each said in several places; widths; nulls."""
+    q3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
+    for count in (2, 4, 5):
+        after = {2: [1, 4], 4: [1, 2, 3, 4], 5: [0, 1, 2, 3, 4]}[count]
+        top, nested = {_IDS: [i + 1 for i in after]}, {"eagle_config": {_IDS: after}}
+        no_section, wide = {"eagle_config": None}, {"fc.weight": _tensor(_HIDDEN, count * _HIDDEN)}
+        fc = _with(**wide)
+        for draft in ("e3", "mla"):
+            for name, config in (
+                ("none", no_section),
+                ("both", top | nested),
+                ("3-said", top | nested | {"num_aux_hidden_states": 3}),
+            ):
+                if draft == "e3" or name == "none" or (name == "3-said" and count < 5):
+                    yield (
+                        f"{draft}-{count}-layers-{name}",
+                        Kind(draft=draft, config=config, edit=fc),
+                    )
+        yield f"e3-{count}-layers-top", Kind(draft="e3", config=top | no_section, edit=fc)
+        norms = {f"midlayer.self_attn.{n}_norm.weight": _tensor(64) for n in "qk"}
+        of_heads = Kind(draft="e3", config=q3 | top | no_section, edit=_with(**wide, **norms))
+        yield f"e3-{count}-layers-qwen3", of_heads
+        for name, layers in (("", {}), ("-said", {"num_aux_hidden_states": count})):
+            yield (
+                f"e3-{count}-speculators{name}",
+                Kind(draft="e3", config=_speculators(top, layers), edit=fc),
+            )
+    for draft in ("e3", "mla", "dflash", "dspark"):
+        for width in ("said", "unsaid"):
+            count = 3 if draft in ("e3", "mla") else 2
+            fc = _with(**{"fc.weight": _tensor(_HIDDEN, count * 2 * _HIDDEN)})
+            config = {"target_hidden_size": 2 * _HIDDEN} if width == "said" else {}
+            yield f"{draft}-width-{width}", Kind(draft=draft, config=config, edit=fc)
+    for draft in ("e3", "mla", "dflash"):
+        for key in ("target_hidden_size", "attention_bias", "max_position_embeddings", "auto_map",
+                    "text_config", "eagle_config", "dflash_config", "head_dim", "rope_scaling",
+                    "sliding_window", "quantization_config"):  # fmt: skip
+            if (draft, key) != ("dflash", "dflash_config"):  # bad input
+                yield f"{draft}-null-{key.replace('_', '-')}", Kind(draft=draft, nulls=(key,))
+    for key in ("max_position_embeddings", "num_key_value_heads"):
+        config = _speculators({_IDS: [2, 4, 5]}, {key: None})
+        yield f"e3-speculators-null-{key.replace('_', '-')}", Kind(draft="e3", config=config)
+
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def _speculators(own: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the e3 draft as the speculators package saves one."""
+    plain = {"model_type": None, "eagle_config": None, "architectures": ["Eagle3Speculator"]}
+    method = {"proposal_type": "greedy", "speculative_tokens": 3}
+    of_layers = {
+        "model_type": "llama", "hidden_act": "silu", "max_position_embeddings": 512,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "num_hidden_layers": 1, "hidden_size": _HIDDEN,
+        "vocab_size": _VOCAB, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64,
+    }  # fmt: skip
+    return {
+        **plain,
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [method],
+            "verifier": {"architectures": [], "name_or_path": "owner/target"},
+        },
+        "transformer_layer_config": of_layers | dict(layers),
+        **own,
+    }
 
 
 def gptq_kinds() -> Iterator[tuple[str, Kind]]:
@@ -369,7 +442,8 @@ def other_kinds() -> Iterator[tuple[str, Kind]]:
 
 def kinds() -> dict[str, Kind]:
     """All of them, by name."""
-    return {**dict(plain_kinds()), **dict(gptq_kinds()), **dict(other_kinds())}
+    each = (plain_kinds(), layer_kinds(), gptq_kinds(), other_kinds())
+    return {name: kind for kinds in each for name, kind in kinds}
 
 
 def write(kind: Kind, folder: Path) -> None:
@@ -388,7 +462,10 @@ def write(kind: Kind, folder: Path) -> None:
             tensors[f"{module}.{suffix}"] = formats.random_tensor(rng, suffix, dtype, shape)
     write_tensors(folder, tensors, metadata={"format": "pt"})
     declared = {"quantization_config": kind.declared} if kind.declared else {}
-    edit_json(folder / "config.json", **kind.config, **declared)
+    config = folder / "config.json"
+    edit_json(config, **kind.config, **declared)
+    nulls = dict.fromkeys(kind.nulls)
+    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | nulls), "utf-8")
 
 
 def main() -> int:
@@ -396,6 +473,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("python", nargs="?", type=Path, help="of the engines' environment")
     parser.add_argument("--count", action="store_true", help="hold `check` against kinds.json")
+    parser.add_argument("--new", action="store_true", help="only those that it does not hold")
     parser.add_argument("--work", type=Path, help="folder to keep the folders in")
     arguments = parser.parse_args()
     if arguments.count:
@@ -403,7 +481,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
         told: dict[Path, list[dict[str, Any]]] = {}
+        known = {row["draft"]: row for row in foreign_sample.read_sample(OUT) if arguments.new}
         for name, kind in kinds().items():
+            if name in known:
+                continue
             folder = work / name / "draft"
             told[folder] = []
             if not folder.exists():
@@ -419,6 +500,7 @@ def main() -> int:
         rows = [foreign_sample.sample_row(folder, outcomes) for folder, outcomes in told.items()]
         for row, folder in zip(rows, told, strict=True):
             row["draft"] = folder.parent.name
+    rows = [*known.values(), *rows]
     lines = [json.dumps(row, separators=(",", ":")) for row in rows]
     OUT.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     return count(rows)

@@ -61,7 +61,8 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
             remedy = OF_LAYERS if nested_eagle_keys(config) is None else ""
         return Finding("config", f"{text} but Transformers does not recognize this", remedy)
     section = config.get("text_config")
-    if isinstance(section, Mapping) and "num_attention_heads" not in section:
+    said = section if isinstance(section, Mapping) else {}
+    if "text_config" in config and "num_attention_heads" not in said:
         error = (
             "AssertionError: sglang/srt/utils/hf_transformers/common.py:605: assert"
             ' hasattr(config.text_config, "num_attention_heads")'

@@ -2,6 +2,7 @@
 
 from ..captured_layers import sglang_captures
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
+from ..nulls import NULL_BASE
 from ..sglang import cache_scales, config, cut_head, declarations, modules
 from ..sglang.launch import LAUNCH_NOTE, launch
 from ..sglang.schemes import SCHEMES
@@ -21,7 +22,7 @@ ENGINE = Engine(
         problem=modules.config_problem,
         captures=lambda question: sglang_captures(question.config),
         fc_norm_keys=("fc_norm", "use_aux_norm"),
-        null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
+        null_errors={"rope_theta": NULL_BASE},
     ),
     declaration=DeclarationRules(
         methods=declarations.METHODS,

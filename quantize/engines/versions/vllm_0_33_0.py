@@ -4,6 +4,7 @@ from ...drafts.architectures import declared_architecture
 from ..captured_layers import Captures, vllm_captures
 from ..contract import Question
 from ..engine import ConfigRules, DeclarationRules, Engine, LinearRules, TensorRules
+from ..nulls import NULL_BASE
 from ..vllm import cache_scales, config, cut_head, declarations, modules, quantized_head
 from ..vllm.launch import launch
 from ..vllm.schemes import SCHEMES
@@ -28,7 +29,11 @@ ENGINE = Engine(
         plain=plain_config,
         problem=config.config_problem,
         captures=_captures,
-        null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
+        null_errors={
+            "rope_theta": NULL_BASE,
+            "eagle_config": "AttributeError: 'NoneType' object has no attribute 'update'",
+            "dflash_config": "TypeError: 'NoneType' object is not iterable",
+        },
     ),
     declaration=DeclarationRules(
         methods=declarations.METHODS,

@@ -53,6 +53,10 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         return own
     if absent is not None:
         return Finding("init", _ATTRIBUTE.format(absent), f"add {absent!r} to {LAYER_CONFIG}")
+    null = next((key for key in _NEEDED_BY_QWEN3 if layers.get(key, 0) is None), None)
+    if null is not None:
+        text = f"TypeError: {null} is null in {LAYER_CONFIG}"
+        return Finding("init", text, f"give {null!r} its value")
     shared = {
         "draft_vocab_size": config.get("draft_vocab_size"),
         "quantization_config": config.get("quantization_config")

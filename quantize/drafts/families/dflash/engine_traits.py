@@ -8,6 +8,7 @@ from ...engine_traits import (
     NO_BIAS,
     EngineTraits,
     Finding,
+    Fusion,
     InSglang,
     InTensorRtLlm,
     InVllm,
@@ -62,6 +63,7 @@ ENGINE_TRAITS = EngineTraits(
         " self.total_num_heads % tp_size == 0",
         targets_on_disk=frozenset({"modelopt"}),
         biases=lambda _draft: (ATTENTION, NO_BIAS),  # `qwen3_dflash.py`
+        fusion=Fusion(counted_by=(), null_width=""),  # `qwen3_dflash.py:84`
         head_declared="asked",  # `qwen3_dflash.py:755`
         speculators={"dflash": Speculators(of_speculators, qwen3=True)},
     ),
@@ -75,6 +77,7 @@ ENGINE_TRAITS = EngineTraits(
         biases=lambda _draft: (ATTENTION, NO_BIAS),
         layer_name="layers.{n}.{path}",
         layer_prefix="{leaf}",
+        fusion=Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
     ),
     tensorrt_llm=InTensorRtLlm(architectures=frozenset({"DFlashDraftModel"}), served_as="DFlash"),
 )

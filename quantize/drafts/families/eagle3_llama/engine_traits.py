@@ -7,6 +7,7 @@ from ...engine_traits import (
     INVALID,
     EngineTraits,
     Finding,
+    Fusion,
     InSglang,
     InTensorRtLlm,
     InVllm,
@@ -15,6 +16,7 @@ from ...engine_traits import (
     dropped_roots,
     refused_roots,
 )
+from ...shared.aux_layers import KEY, SECTION
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 """Where vLLM 0.33 looks for the mask token, in this order: `llm_base_proposer.py:361-372`."""
@@ -40,7 +42,7 @@ def _eagle3(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, A
         "norm_before_fc": config.get("norm_before_fc", False),
         "fc_norm": config.get("fc_norm", False),
         "norm_output": config.get("norm_output", False),
-        "eagle_aux_hidden_state_layer_ids": config.get("eagle_aux_hidden_state_layer_ids"),
+        KEY: config.get(KEY),
     }
 
 
@@ -80,6 +82,10 @@ ENGINE_TRAITS = EngineTraits(
         " self.total_num_heads % tp_size == 0",
         head_declared="always",  # `llama_eagle3.py:332`, `qwen3_eagle3.py:308`
         forgets_attention=True,
+        fusion=Fusion(),  # `llama_eagle3.py:209`
+        normed_fusion=Fusion(  # `qwen3_eagle3.py:202`
+            counted_by=("num_aux_layers", "num_aux_hidden_states", KEY, f"{SECTION}.{KEY}")
+        ),
         speculators={"eagle3": Speculators(_eagle3), "peagle": Speculators(_peagle)},
     ),
     sglang=InSglang(
@@ -89,6 +95,7 @@ ENGINE_TRAITS = EngineTraits(
         uneven_heads="AssertionError: sglang/srt/models/llama.py:183: assert"
         " self.total_num_heads % tp_size == 0",
         old_norms=True,
+        fusion=Fusion(),  # `llama_eagle3.py:151`
         needs_draft_vocab_size=True,
     ),
     tensorrt_llm=InTensorRtLlm(

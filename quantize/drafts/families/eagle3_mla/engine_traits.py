@@ -4,6 +4,7 @@ from ...engine_traits import (
     UNSUPPORTED,
     EngineTraits,
     Finding,
+    Fusion,
     InSglang,
     InTensorRtLlm,
     InVllm,
@@ -11,6 +12,7 @@ from ...engine_traits import (
     dropped_roots,
     refused_roots,
 )
+from ...shared.aux_layers import KEY, SECTION
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
@@ -41,6 +43,7 @@ ENGINE_TRAITS = EngineTraits(
         ),
         problem=_in_vllm,
         roots=refused_roots("DeepseekV2Eagle3Model", "model"),
+        fusion=Fusion(),  # `deepseek_eagle3.py:189`
         uneven_heads="AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"
         " num_heads % tp_size == 0",
         # `deepseek_eagle3.py:225` gives the head no declaration.
@@ -56,6 +59,9 @@ ENGINE_TRAITS = EngineTraits(
         fc_sharding="column",
         plain_fc=False,
         most_layers=1,
+        fusion=Fusion(  # `kimi_k25_eagle3.py:48,208`
+            counted_by=(f"{SECTION}.{KEY}", KEY), counts_empty=True, null_width=""
+        ),
     ),
     tensorrt_llm=InTensorRtLlm(
         architectures=frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepSeekV3ForCausalLM"})
