@@ -42,13 +42,16 @@ _OF_CONFIG = {
     r"is no list of layers": "aux_hidden_state_layer_ids in config.json is not a list of layers",
     r"operand type\(s\) for \*\*": "rope_theta is null in config.json, and {engine} computes with"
     " it",
-    r"operand type\(s\) for \*:": "target_hidden_size is null in config.json, and {engine}"
+    r"operand type\(s\) for \*:": "The key target_hidden_size is null in config.json, and {engine}"
     " computes with it",
+    r"argument 'size' got (.+) for the number": "{engine} counts the layers that fc reads by"
+    " num_aux_hidden_states, which is {0} in config.json",
+    r"TypeError: (\w+) is null in": "The key {0} is null in config.json, and {engine} computes with it",
     r"EAGLE3 interface|set_\w+_layers_to_capture": "{engine}'s model of this target does not hand"
     " out the hidden states of its layers, which the draft reads",
     r"Field '(\w+)' expected (\w+), got NoneType": "{0} is null in config.json, and Transformers,"
     " by which {engine} reads it, wants a value of type {1}",
-    r"'NoneType' is not iterable": "auto_map is null in config.json, and {engine} looks into it",
+    r"'NoneType' is not iterable": "The key auto_map is null in config.json, and {engine} reads it",
     r"'NoneType' object": "A section of config.json is null, and {engine} looks into it",
     r"only supports 1 layer": "SGLang serves EAGLE-3 drafts with MLA only if they have one layer",
     r"Only 1 nextn layer": "SGLang serves one MTP layer, and this folder has several",
