@@ -194,24 +194,6 @@ def test_pruned_vocabulary_needs_head_and_map(name: str, tmp_path: Path) -> None
     refused(folder, f"1 tensor(s) of dflash are missing: {name}", "export the draft")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("aux_hidden_norms.0.weight", "Laguna DFlash"),
-        ("layers.0.self_attn.g_proj.weight", "dflash with gates on its attention, as Laguna's"),
-        ("layers.0.mlp.experts.0.up_proj.weight", "dflash with a mixture of experts"),
-        ("layers.0.self_attn.kv_a_proj_with_mqa.weight", "dflash with latent attention (MLA)"),
-        ("layers.0.self_attn.qkv_proj.weight", "Laguna DFlash"),
-        ("layers.0.self_attn.attention_sink_bias", "dflash with attention sinks"),
-        ("mask_hidden", "P-EAGLE"),
-    ],
-)
-def test_relatives_are_refused_by_name(name: str, kind: str, draft: Path) -> None:
-    change(draft, **{name: bf16(64)})
-    refused(draft, f"is the mark of {kind}", "with the software that it was trained for")
-    assert read_tensors(draft).keys() > {"fc.weight", name}
-
-
 def test_a_tensor_of_no_known_relative(draft: Path) -> None:
     change(draft, **{"layers.0.self_attn.q_proj.bias": bf16(128)})
     refused(draft, "layers.0.self_attn.q_proj.bias: no tensor of dflash has this name; nearest: la")

@@ -137,9 +137,9 @@ def test_a_draft_of_an_earlier_version_is_refused_by_name(name: str, draft: Path
             check_draft(draft, engine=engine)
 
 
-def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
+def with_one_tensor(draft: Path, architecture: str, tensor: str) -> None:
     edit_json(draft / "config.json", architectures=[architecture])
-    write_tensors(draft, tensors)
+    write_tensors(draft, {tensor: Stored("BF16", (1,), bytes(2))})
 
 
 @pytest.mark.parametrize(
@@ -185,41 +185,44 @@ def test_what_is_refused_by_name_is_told_what_it_is(
     ],
 )
 def test_where_no_name_tells_the_kind_tensors_do(tensor: str, kind: str, draft: Path) -> None:
-    unlike_any_name(draft, "UnheardForCausalLM", **{tensor: Stored("BF16", (1,), bytes(2))})
+    with_one_tensor(draft, "UnheardForCausalLM", tensor)
     refused(draft, f"it is {kind}, which is not supported")
 
 
-@pytest.mark.parametrize(
-    ("tensor", "kind"),
-    [
-        ("markov_head.markov_w1.weight", "DSpark"),
-        ("candidate_selector.prev_embedding.weight", "DFlash2"),
-        ("model.layers.61.eh_proj.weight", "an MTP layer"),
-        ("model.layers.0.mlp.experts.0.up_proj.weight", "language-model with a mixture"),
-    ],
-)
-def test_a_language_model_is_told_whose_tensors_it_has(tensor: str, kind: str, draft: Path) -> None:
-    unlike_any_name(draft, "LlamaForCausalLM", **{tensor: Stored("BF16", (1,), bytes(2))})
-    with pytest.raises(CheckpointError, match=f"is the mark of {kind}"):
-        read_draft(Checkpoint.open(draft))
+LLAMA, EAGLE3, DFLASH = "LlamaForCausalLM", "LlamaForCausalLMEagle3", "DFlashDraftModel"
 
 
 @pytest.mark.parametrize(
-    ("tensor", "kind"),
+    ("architecture", "tensor", "kind"),
     [
-        ("midlayer.mlp.experts.gate_up_proj", "eagle3-llama with a mixture of experts"),
-        ("midlayer.self_attn.kv_b_proj.weight", "eagle3-llama with latent attention (MLA)"),
-        ("midlayer.self_attn.sinks", "eagle3-llama with attention sinks"),
-        ("enorm.weight", "EAGLE-3 with TensorRT-LLM's eh_proj"),
-        ("parallel_draft_heads.0.weight", "EAGLE-3 with ModelOpt's parallel heads"),
+        (LLAMA, "markov_head.markov_w1.weight", "DSpark"),
+        (LLAMA, "candidate_selector.prev_embedding.weight", "DFlash2"),
+        (LLAMA, "model.layers.61.eh_proj.weight", "an MTP layer"),
+        (LLAMA, "model.layers.0.mlp.experts.0.up_proj.weight", "language-model with a mixture"),
+        (EAGLE3, "midlayer.mlp.experts.gate_up_proj", "eagle3-llama with a mixture of experts"),
+        (EAGLE3, "midlayer.self_attn.kv_b_proj.weight", "eagle3-llama with latent attention"),
+        (EAGLE3, "midlayer.self_attn.sinks", "eagle3-llama with attention sinks"),
+        (EAGLE3, "enorm.weight", "EAGLE-3 with TensorRT-LLM's eh_proj"),
+        (EAGLE3, "parallel_draft_heads.0.weight", "EAGLE-3 with ModelOpt's parallel heads"),
+        (DFLASH, "aux_hidden_norms.0.weight", "Laguna DFlash"),
+        (DFLASH, "layers.0.self_attn.g_proj.weight", "dflash with gates on its attention, as"),
+        (DFLASH, "layers.0.self_attn.head_gate.weight", "dflash with gates on its attention"),
+        (DFLASH, "layers.0.self_attn.qkv_proj.weight", "Laguna DFlash"),
+        (DFLASH, "layers.0.self_attn.attention_sink_bias", "dflash with attention sinks"),
+        (DFLASH, "layers.0.mlp.switch_mlp.up_proj.weight", "dflash with a mixture of experts"),
+        (DFLASH, "layers.0.mixer.in_proj.weight", "dflash with layers of Mamba"),
+        (DFLASH, "mask_hidden", "P-EAGLE"),
+        ("Qwen3DSparkModel", "layers.0.mlp.experts.0.w1", "dspark with a mixture of experts"),
     ],
 )
-def test_relatives_of_eagle3_are_named(tensor: str, kind: str, draft: Path) -> None:
-    tensors = read_tensors(draft)
-    write_tensors(draft, tensors | {tensor: Stored("BF16", (1,), bytes(2))})
+def test_a_relative_is_told_by_its_mark(
+    architecture: str, tensor: str, kind: str, draft: Path
+) -> None:
+    with_one_tensor(draft, architecture, tensor)
     with pytest.raises(CheckpointError) as caught:
         read_draft(Checkpoint.open(draft))
     assert f"is the mark of {kind}" in caught.value.what
+    assert "with the software that it was trained for" in caught.value.fix
 
 
 def test_tensors_without_the_marks_of_any_family(draft: Path) -> None:

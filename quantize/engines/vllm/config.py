@@ -36,7 +36,7 @@ _NOT_EXECUTED = frozenset(
     }
 )
 """Other names of drafts that are registered, under methods and with tensors of their own."""
-_OF_MTP = re.compile(r"NextN$|MTP")
+_OF_MTP = re.compile(r"NextN$|MTP|^(?!.*(eagle|dflash|dspark)).*For(CausalLM|Conditional)", re.I)
 _REWRITTEN = re.compile(
     r"(deepseek_(v3|v32|v4|v41|mtp)|glm_moe_dsa|glm5_next|dots3_note|pangu_ultra_moe|kimi_k3"
     r"|ernie4_5_moe|ernie|nemotron_h(_puzzle)?|qwen3_next|qwen4_exp(_text)?|qwen3_5(_moe)?(_text)?"

@@ -97,6 +97,7 @@ _TRAITS = mtp_traits(
 ENGINE_TRAITS = replace(
     _TRAITS,
     shared_experts="shared_expert",
+    own_types={"qwen3_5_mtp": "set model_type to qwen3_5, its target's"},  # mlx-vlm's
     vllm=replace(
         _TRAITS.vllm,
         not_executed=frozenset(  # which it rewrites as well: `config/speculative.py:987`
