@@ -6,7 +6,6 @@ from xml.etree import ElementTree
 
 import pytest
 from draftquant.validate.charts.acceptance_charts import Dot, histogram, positions, scatter
-from draftquant.validate.charts.bars import Bar, bars
 from draftquant.validate.charts.forest import Interval, forest
 from draftquant.validate.charts.svg import (
     WIDTH,
@@ -145,17 +144,6 @@ def test_a_scatter_has_a_dot_for_each_prompt() -> None:
     assert len(of(many, "circle", "dot")) <= 2000
     assert "evenly chosen" in (getattr(drawn(many).find("desc"), "text", "") or "")
     assert scatter("s", dots[:1], limit=0.9, names=NAMES)
-
-
-def test_bars_are_as_long_as_their_numbers() -> None:
-    rows = [Bar(label=name, value=value, text=f"{value} bytes") for name, value in
-            (("BF16", 200.0), ("int4", 50.0), ("none", 0.0))]  # fmt: skip
-    svg = bars("b", rows, title="Bytes")
-    (whole,) = of(svg, "rect", "full baseline")
-    small, none = of(svg, "rect", "hollow candidate")
-    assert float(small["width"]) == pytest.approx(float(whole["width"]) / 4, abs=0.01)
-    assert none["width"] == "0"
-    assert {"BF16", "200.0 bytes", "50.0 bytes"} <= set(words(svg))
 
 
 def test_text_that_has_no_room_is_cut_and_kept() -> None:
