@@ -5,7 +5,7 @@ Sources: AMD ROCm and NVIDIA CUDA tables of GPUs for architectures, data sheets 
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..recipes.formats import NumberFormat, Precision
@@ -15,8 +15,12 @@ _A100 = (
     "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
     "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
 )
-_BLACKWELL = "https://resources.nvidia.com/en-us-blackwell-architecture"
+_NVIDIA, _CENTER = (
+    "https://resources.nvidia.com/en-us-",
+    "https://www.nvidia.com/en-us/data-center/",
+)
 _AMD = "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/"
+_BRIEFS = _AMD + "product-briefs/amd-instinct-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +32,6 @@ class Gpu:
         bandwidth: of its memory, in bytes per second.
         peaks: dense FLOP per second by precision, without structured sparsity; a precision that is
             not there has no unit: its weights are widened and multiplied as bf16.
-        widens_fp4: kernels widen FP4 weights as they read them (vLLM 0.33: Marlin, on CUDA); else
-            such a format is emulated: its weights are written out in 16 bits and read again
-            (`EmulationNvFp4LinearKernel`, `EmulationMxfp4LinearKernel`, on ROCm).
         source: the document that says so.
     """
 
@@ -39,7 +40,15 @@ class Gpu:
     bandwidth: float
     peaks: Mapping[Precision, float]
     source: str
-    widens_fp4: bool = True
+
+    @property
+    def widens_fp4(self) -> bool:
+        """Kernels widen FP4 weights as they read them (vLLM 0.33: Marlin, on CUDA).
+
+        Else such a format is emulated: its weights are written out in 16 bits and read again
+        (`EmulationNvFp4LinearKernel`, `EmulationMxfp4LinearKernel`, on ROCm).
+        """
+        return not self.arch.startswith("gfx")
 
     def computes_in(self, precision: Precision) -> Precision:
         """The precision itself where the GPU has a unit for it, else bf16."""
@@ -50,112 +59,49 @@ class Gpu:
         return number.is_fp4 and number.unit not in self.peaks and not self.widens_fp4
 
 
-# NVIDIA prints peaks with sparsity (but for A100): they are halved here. AMD prints both.
+_Peaks = Mapping[Precision, float]
+_CDNA3: _Peaks = {"bf16": 1307.4e12, "fp8": 2614.9e12}
+_CDNA4: _Peaks = {"bf16": 2309.6e12, "fp8": 4614e12, "mxfp4": 9227e12}
+_CDNA4_AT_2_4_GHZ: _Peaks = {"bf16": 2516.6e12, "fp8": 5033.2e12, "mxfp4": 10066e12}
+_ADA: _Peaks = {"bf16": 362.05e12, "fp8": 733e12}
+_HOPPER: _Peaks = {"bf16": 989.5e12, "fp8": 1979e12}
+
+
+def _blackwell(bf16: float, fp4: float) -> _Peaks:
+    return {"bf16": bf16, "fp8": 2 * bf16, "nvfp4": fp4, "mxfp4": fp4}
+
+
+# Name, architecture, bandwidth, dense peaks, source. NVIDIA prints peaks with sparsity (but for
+# A100), which are halved here; AMD prints both.
+_ROWS: Sequence[tuple[str, str, float, _Peaks, str]] = (
+    ("mi300x", "gfx942", 5.3e12, _CDNA3, _AMD + "data-sheets/amd-instinct-mi300x-data-sheet.pdf"),
+    ("mi325x", "gfx942", 6e12, _CDNA3, _AMD + "product-briefs/instinct-mi325x-datasheet.pdf"),
+    # FP8 is OCP's: 256 compute units x 8,192 and 16,384 FLOP x 2.2 GHz.
+    ("mi350x", "gfx950", 8e12, _CDNA4, _BRIEFS + "mi350x-gpu-brochure.pdf"),
+    ("mi355x", "gfx950", 8e12, _CDNA4_AT_2_4_GHZ, _BRIEFS + "mi355x-gpu-brochure.pdf"),
+    ("a100", "sm80", 2.039e12, {"bf16": 312e12}, _A100),  # 80 GB SXM
+    ("l40s", "sm89", 0.864e12, _ADA, _CENTER + "l40s/"),  # PCIe, GDDR6
+    (
+        "h100",
+        "sm90",
+        3.35e12,
+        _HOPPER,
+        _NVIDIA + "gpu-resources/h100-datasheet-24306",
+    ),  # 80 GB SXM5
+    ("h200", "sm90", 4.8e12, _HOPPER, _NVIDIA + "gpu-resources/hpc-datasheet-sc23"),  # 141 GB SXM
+    ("gh200", "sm90", 4e12, _HOPPER, _NVIDIA + "grace-cpu/grace-hopper-superchip"),  # 96 GB HBM3
+    # HGX, 1000 W; 4.5, 9 and 18 PFLOPS with sparsity.
+    ("b200", "sm100", 8e12, _blackwell(2250e12, 9000e12), _NVIDIA + "blackwell-architecture"),
+    # One of 72 in GB200 NVL72, 1200 W; 5, 10 and 20 PFLOPS with sparsity.
+    ("gb200", "sm100", 8e12, _blackwell(2500e12, 10000e12), _NVIDIA + "blackwell-architecture"),
+    # Blackwell Ultra, one of eight in HGX B300: 36, 72 PFLOPS with sparsity, 105 dense in FP4.
+    ("b300", "sm103", 8e12, _blackwell(2250e12, 13125e12), _CENTER + "hgx/"),
+    # One of 72 in GB300 NVL72: 360 and 720 PFLOPS with sparsity, 1,080 dense in FP4, 576 TB/s.
+    ("gb300", "sm103", 8e12, _blackwell(2500e12, 15000e12), _CENTER + "gb300-nvl72/"),
+)
 GPUS: Mapping[str, Gpu] = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu(
-            name="mi300x",
-            arch="gfx942",
-            bandwidth=5.3e12,
-            peaks={"bf16": 1307.4e12, "fp8": 2614.9e12},
-            source=_AMD + "data-sheets/amd-instinct-mi300x-data-sheet.pdf",
-            widens_fp4=False,
-        ),
-        # Computes as MI300X.
-        Gpu(
-            name="mi325x",
-            arch="gfx942",
-            bandwidth=6e12,
-            peaks={"bf16": 1307.4e12, "fp8": 2614.9e12},
-            source=_AMD + "product-briefs/instinct-mi325x-datasheet.pdf",
-            widens_fp4=False,
-        ),
-        # FP8 is OCP's: 256 compute units x 8,192 and 16,384 FLOP x 2.2 GHz.
-        Gpu(
-            name="mi350x",
-            arch="gfx950",
-            bandwidth=8e12,
-            peaks={"bf16": 2309.6e12, "fp8": 4614e12, "mxfp4": 9227e12},
-            source=_AMD + "product-briefs/amd-instinct-mi350x-gpu-brochure.pdf",
-            widens_fp4=False,
-        ),
-        # The same at 2.4 GHz.
-        Gpu(
-            name="mi355x",
-            arch="gfx950",
-            bandwidth=8e12,
-            peaks={"bf16": 2516.6e12, "fp8": 5033.2e12, "mxfp4": 10066e12},
-            source=_AMD + "product-briefs/amd-instinct-mi355x-gpu-brochure.pdf",
-            widens_fp4=False,
-        ),
-        # 80 GB SXM.
-        Gpu(name="a100", arch="sm80", bandwidth=2.039e12, peaks={"bf16": 312e12}, source=_A100),
-        # PCIe, GDDR6.
-        Gpu(
-            name="l40s",
-            arch="sm89",
-            bandwidth=0.864e12,
-            peaks={"bf16": 362.05e12, "fp8": 733e12},
-            source="https://www.nvidia.com/en-us/data-center/l40s/",
-        ),
-        # SXM5, 80 GB: 3.35 TB/s; 1,979 and 3,958 TFLOPS with sparsity.
-        Gpu(
-            name="h100",
-            arch="sm90",
-            bandwidth=3.35e12,
-            peaks={"bf16": 989.5e12, "fp8": 1979e12},
-            source="https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306",
-        ),
-        # SXM, 141 GB: 4.8 TB/s, computes as H100.
-        Gpu(
-            name="h200",
-            arch="sm90",
-            bandwidth=4.8e12,
-            peaks={"bf16": 989.5e12, "fp8": 1979e12},
-            source="https://resources.nvidia.com/en-us-gpu-resources/hpc-datasheet-sc23",
-        ),
-        # 96 GB HBM3; computes as H100.
-        Gpu(
-            name="gh200",
-            arch="sm90",
-            bandwidth=4e12,
-            peaks={"bf16": 989.5e12, "fp8": 1979e12},
-            source="https://resources.nvidia.com/en-us-grace-cpu/grace-hopper-superchip",
-        ),
-        # HGX, 1000 W; 4.5, 9 and 18 PFLOPS with sparsity.
-        Gpu(
-            name="b200",
-            arch="sm100",
-            bandwidth=8e12,
-            peaks={"bf16": 2250e12, "fp8": 4500e12, "nvfp4": 9000e12, "mxfp4": 9000e12},
-            source=_BLACKWELL,
-        ),
-        # One of 72 in GB200 NVL72, 1200 W; 5, 10 and 20 PFLOPS with sparsity.
-        Gpu(
-            name="gb200",
-            arch="sm100",
-            bandwidth=8e12,
-            peaks={"bf16": 2500e12, "fp8": 5000e12, "nvfp4": 10000e12, "mxfp4": 10000e12},
-            source=_BLACKWELL,
-        ),
-        # Blackwell Ultra, one of eight in HGX B300: 36, 72 PFLOPS with sparsity, 105 dense in FP4.
-        Gpu(
-            name="b300",
-            arch="sm103",
-            bandwidth=8e12,
-            peaks={"bf16": 2250e12, "fp8": 4500e12, "nvfp4": 13125e12, "mxfp4": 13125e12},
-            source="https://www.nvidia.com/en-us/data-center/hgx/",
-        ),
-        # One of 72 in GB300 NVL72: 360 and 720 PFLOPS with sparsity, 1,080 dense in FP4, 576 TB/s.
-        Gpu(
-            name="gb300",
-            arch="sm103",
-            bandwidth=8e12,
-            peaks={"bf16": 2500e12, "fp8": 5000e12, "nvfp4": 15000e12, "mxfp4": 15000e12},
-            source="https://www.nvidia.com/en-us/data-center/gb300-nvl72/",
-        ),
-    )
+    name: Gpu(name=name, arch=arch, bandwidth=bandwidth, peaks=peaks, source=source)
+    for name, arch, bandwidth, peaks, source in _ROWS
 }
 USUAL_GPUS = ("h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
 """What is estimated where no GPU is named."""
