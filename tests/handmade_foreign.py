@@ -52,6 +52,34 @@ def sglang(path: Path, name: str, *, logprobs: bool = True) -> Path:
     return _lines(path, lines)
 
 
+def sglang_answers(path: Path, name: str, form: str) -> Path:
+    """As SGLang 0.5.23 answers: `chat` and `completion` with `sglext`, a `batch`, or `generate`."""
+    lines: list[dict[str, Any]] = []
+    logs = sglang(path, name).read_text(encoding="utf-8").splitlines()
+    for place, (one, record) in enumerate(zip(requests(name), map(json.loads, logs), strict=True)):
+        told = {key: value for key, value in record.items() if key.startswith("spec_")}
+        usage = {"prompt_tokens": record["prompt_tokens"], "completion_tokens": one["num_tokens"]}
+        said: dict[str, Any] = {
+            "text": one["output"],
+            "prompt_token_ids": [*one["prompt"].encode()],
+        }
+        if form == "chat":  # nothing names the prompt
+            said = {"message": {"role": "assistant", "content": one["output"]}}
+        answer = {"id": f"{name}{place}", "model": "target", "usage": usage, "metadata": {},
+                  "object": "chat.completion" if form == "chat" else "text_completion",
+                  "choices": [{"index": 0, **said, "finish_reason": "length"}],
+                  "sglext": {"spec_tokens_details": told}}  # fmt: skip
+        if form == "batch":
+            del said["prompt_token_ids"]
+            answer["choices"] = [{"index": 0, **said, "finish_reason": "length"}]
+            answer = {"custom_id": f"q{place}", "response": {"body": answer}, "error": None}
+        if form == "generate":
+            meta = {"finish_reason": {"type": "length", "length": 64}, **usage, **told}
+            answer = {"text": one["output"], "output_ids": [1], "meta_info": meta}
+        lines.append(answer)
+    return _lines(path, lines)
+
+
 def rewritten(path: Path, place: Path, change: Mapping[str, Any]) -> Path:
     """A copy of JSON lines in which every line has these keys too."""
     lines = [json.loads(line) | change for line in path.read_text(encoding="utf-8").splitlines()]

@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "foreign-numbers.md"
 REAL = {
     "aiperf": "aiperf-{}/profile_export.jsonl",
     "guidellm": "guidellm-{}.json",
-    "vllm_responses": "vllm-answers-{}.jsonl",
+    "responses": "vllm-answers-{}.jsonl",
 }
 
 
@@ -140,6 +140,44 @@ def test_sglang_counts_as_its_source_writes(tmp_path: Path) -> None:
     assert [sum(request.histogram) for request in found if request.num_output_tokens == 1] == [0]
 
 
+@pytest.mark.parametrize("form", ["chat", "completion", "batch", "generate"])
+def test_answers_of_sglang_count_as_its_source_writes(form: str, tmp_path: Path) -> None:
+    paths = [handmade.sglang_answers(tmp_path / f"{n}.jsonl", n, form) for n in ("bf16", "int4")]
+    assert sums(paths[0]) == sums(FOREIGN / "guidellm-bf16.json")
+    report, known = judged(paths), judged(both(REAL["guidellm"]))
+    assert report.relative_change == known.relative_change
+    assert report.served is not None
+    assert (report.served.tool, report.served.identical_share) == ("answers of SGLang", 1)
+    lines = paths[1].read_text(encoding="utf-8").splitlines()
+    paths[1].write_text("\n".join(reversed(lines)), encoding="utf-8")
+    if form in ("completion", "batch"):
+        assert judged(paths).relative_change == known.relative_change
+    else:  # paired by place: the outputs are others
+        assert "the two targets differ" in judged(paths).reason.lower()
+
+
+def test_an_answer_of_one_token_has_no_verify_step(tmp_path: Path) -> None:
+    path = handmade.sglang_answers(tmp_path / "s.jsonl", "bf16", "completion")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    del lines[0]["sglext"]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with pytest.raises(MeasureError, match=r"(?s)s.jsonl:1: expected metrics.*return_spec_tok"):
+        read_foreign(path)
+    lines[0]["usage"]["completion_tokens"] = 1
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert read_foreign(path).requests[0].histogram == (0, 0, 0, 0)
+    lines[1]["sglext"]["spec_tokens_details"]["spec_correct_drafts_histogram"] = [1, 2]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with pytest.raises(
+        MeasureError, match=r"s.jsonl:2: spec_verify_ct: expected 3 by spec_correct"
+    ):
+        read_foreign(path)
+    lines[1] = json.loads((FOREIGN / "vllm-answers-bf16.jsonl").read_text("utf-8").splitlines()[0])
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with pytest.raises(MeasureError, match="expected answers of one engine, got"):
+        read_foreign(path)
+
+
 @pytest.mark.parametrize("kind", ["errored", "incomplete"])
 def test_a_request_that_was_cut_is_not_left_out(kind: str, tmp_path: Path) -> None:
     report = json.loads((FOREIGN / "guidellm-bf16.json").read_text(encoding="utf-8"))
@@ -179,10 +217,10 @@ def test_runs_that_differ_are_anomalous(tmp_path: Path) -> None:
     own, other = both(REAL["guidellm"])
     warmer = edited(other, tmp_path / "w.json", '\\"temperature\\":0', '\\"temperature\\":0.8')
     assert "temperature: 0, 0.8" in judged([own, warmer]).reason
-    lines = both(REAL["vllm_responses"])[1].read_text(encoding="utf-8").splitlines()
+    lines = both(REAL["responses"])[1].read_text(encoding="utf-8").splitlines()
     fewer = tmp_path / "fewer.jsonl"
     fewer.write_text("\n".join(lines[:-1]), encoding="utf-8")
-    assert "8 and 7 requests" in judged([both(REAL["vllm_responses"])[0], fewer]).reason
+    assert "8 and 7 requests" in judged([both(REAL["responses"])[0], fewer]).reason
     result = json.loads((FOREIGN / "vllm-bench-int4.json").read_text(encoding="utf-8"))
     result["input_lens"][0] += 1
     longer = tmp_path / "longer.json"
@@ -191,7 +229,7 @@ def test_runs_that_differ_are_anomalous(tmp_path: Path) -> None:
 
 
 def test_other_outputs_are_another_target(tmp_path: Path) -> None:
-    paths = both(REAL["vllm_responses"])
+    paths = both(REAL["responses"])
     answers = [json.loads(line) for line in paths[1].read_text(encoding="utf-8").splitlines()]
     for place, answer in enumerate(answers):
         answer["choices"][0]["text"] = f"{place} something else altogether"
@@ -202,7 +240,7 @@ def test_other_outputs_are_another_target(tmp_path: Path) -> None:
 
 
 def test_verify_steps_account_for_the_output(tmp_path: Path) -> None:
-    own, other = both(REAL["vllm_responses"])
+    own, other = both(REAL["responses"])
     longer = edited(
         other, tmp_path / "l.jsonl", '"completion_tokens": 64', '"completion_tokens": 90'
     )
@@ -229,10 +267,16 @@ def test_counts_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         read_foreign(silent)
 
 
+STEPS = {"speculative_decoding": {"num_spec_tokens": 3, "acceptance_histogram": [9, 3, 1, 5]}}
 AVERAGED = (
     {"accept_length": 2.8, "backend": "sglang", "random_range_ratio": 0.0},
     {"acc_length": 2.8, "last_gen_throughput": 900.0},
     json.loads((FOREIGN / "aiperf-bf16/profile_export_aiperf.json").read_text(encoding="utf-8")),
+    {"backend": "vllm", "model_id": "t", "num_prompts": 48, "spec_decode_num_drafts": 1832},
+    {"marginal_accept_rates": [0.7], "conditional_accept_rates": [0.7], "mean_accept_length": 1.7},
+    {"accept_length": 2.8, "acceptance_rate": 0.6, "num_drafts": 1832, "num_prompts": 48},
+    {"data": {"object": "chat.completion.chunk", "choices": [], "metrics": STEPS}},
+    {"object": "chat.completion", "choices": [{"message": {}, "speculative_decoding": {}}]},
 )
 
 
@@ -241,11 +285,60 @@ def test_an_average_without_counts_is_refused_with_what_to_switch_on(
     place: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(AVERAGED[place]), encoding="utf-8")
-    with pytest.raises(MeasureError) as found:
+    for indent in (None, 1):
+        path.write_text(json.dumps(AVERAGED[place], indent=indent), encoding="utf-8")
+        with pytest.raises(MeasureError) as found:
+            gate(measured=[path, path])
+        assert AVERAGES[place].tool in str(found.value)
+        assert AVERAGES[place].switch_on in str(found.value)
+        assert AVERAGES[place].lacks in str(found.value)
+
+
+OTHER_KINDS: dict[str, tuple[str, str]] = {
+    "an event as it came": (f"data: {json.dumps(AVERAGED[6]['data'])}", "of a stream of answers"),
+    "the last event of completions": (
+        json.dumps({"object": "text_completion", "choices": [], "metrics": STEPS}),
+        "of a stream of answers",
+    ),
+    "averages of requests": ('{"Request_AL": {}, "Acceptance_Length_Histogram": {}}', "Optimizer"),
+    "TensorRT-LLM's average": (
+        '{"object": "text_completion", "choices": [{"avg_decoded_tokens_per_iter": 2.5}]}',
+        "TensorRT-LLM's server",
+    ),
+    "nobody's": (
+        '{\n "tokens": 5,\n "speed": 7\n}',
+        r"holds the keys \['speed', 'tokens'\], which no",
+    ),
+    "a list of nobody's": ("[1, 2]", "holds a list, which no tool"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_what_lacks_verify_steps_is_named(kind: str, tmp_path: Path) -> None:
+    text, message = OTHER_KINDS[kind]
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(MeasureError, match=message):
         gate(measured=[path, path])
-    assert AVERAGES[place].tool in str(found.value)
-    assert AVERAGES[place].switch_on in str(found.value)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("form", ["list", "one", "several"])
+def test_answers_over_several_lines_say_how_they_are_read(
+    form: str, indent: int | None, tmp_path: Path
+) -> None:
+    """The remedy, followed here by hand, is right."""
+    own = FOREIGN / "vllm-answers-bf16.jsonl"
+    answers = [json.loads(line) for line in own.read_text(encoding="utf-8").splitlines()]
+    path = tmp_path / "indented.json"
+    text = [json.dumps(one, indent=indent) for one in answers[: 1 if form == "one" else None]]
+    path.write_text(json.dumps(answers, indent=indent) if form == "list" else "\n".join(text),
+                    encoding="utf-8")  # fmt: skip
+    if indent is None and form != "list":
+        assert len(read_foreign(path).requests) == len(text)
+        return
+    with pytest.raises(MeasureError, match=r"jq -c 'arrays\[\], objects' FILE > FILE.jsonl"):
+        gate(measured=[path, path])
 
 
 def test_compare_reads_them() -> None:
@@ -295,7 +388,7 @@ def mutated(value: Any, place: int, junk: Any) -> tuple[Any, int]:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("junk", [None, [], {}, "x", -1, 1.5, True])
-@pytest.mark.parametrize("name", ["guidellm", "answers", "bench", "aiperf", "sglang"])
+@pytest.mark.parametrize("name", ["guidellm", "answers", "bench", "aiperf", "sglang", "chat"])
 def test_junk_at_any_place_is_read_or_refused_never_a_crash(
     name: str, junk: Any, tmp_path: Path
 ) -> None:
@@ -305,6 +398,7 @@ def test_junk_at_any_place_is_read_or_refused_never_a_crash(
         "bench": FOREIGN / "vllm-bench-bf16.json",
         "aiperf": FOREIGN / "aiperf-bf16/profile_export.jsonl",
         "sglang": handmade.sglang(tmp_path / "s.log", "bf16"),
+        "chat": handmade.sglang_answers(tmp_path / "c.jsonl", "bf16", "chat"),
     }
     shutil.copy(FOREIGN / "aiperf-bf16/inputs.json", tmp_path / "inputs.json")
     lines = sources[name].read_text(encoding="utf-8").splitlines()

@@ -12,7 +12,6 @@ from typing import Any
 
 from ...recipes.errors import short
 from ...recipes.strict_json import parse_json
-from ..errors import MeasureError
 from ..measure.protocols.answer_fields import (
     AnswerProblem,
     Fields,
@@ -23,7 +22,7 @@ from ..measure.protocols.answer_fields import (
     whole,
 )
 from .foreign_files import check_sums, lines_of, object_in, optional, reading, string
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, asked
+from .foreign_measurement import ForeignMeasurement, ForeignRequest, asked, with_k
 
 _METRICS = (
     "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and measure again;"
@@ -49,7 +48,7 @@ def read(path: Path) -> ForeignMeasurement:
     summary = _beside(path, f"{stem}_aiperf.json")
     outputs, payloads = _raw(path.with_name(f"{stem}_raw.jsonl"))
     sent = payloads or _inputs(path.with_name("inputs.json"))
-    requests, sizes, engine = [], set(), ""
+    told, engine = [], ""
     for where, line in lines_of(path):
         with reading(where, _METRICS):
             meta = object_(line, "metadata")
@@ -59,28 +58,24 @@ def read(path: Path) -> ForeignMeasurement:
                 raise AnswerProblem(f"error: the request failed: {short(line['error'])}")
             if meta.get("was_cancelled"):
                 raise AnswerProblem("was_cancelled: the request was cancelled, its output is cut")
-            told = object_(line, "spec_decode_acceptance")
-            engine = text(told, "engine")
-            most = checked_draft_tokens(whole(told, "num_spec_tokens"), "num_spec_tokens")
-            sizes.add(most)
+            counts = object_(line, "spec_decode_acceptance")
+            engine = text(counts, "engine")
+            most = checked_draft_tokens(whole(counts, "num_spec_tokens"), "num_spec_tokens")
             key = _key(meta)
             if key not in sent:
                 raise AnswerProblem(f"metadata: no request of session {key[0]!r} is known")
             request_id = text(meta, "x_request_id")
             digest, settings = sent[key]
-            requests.append(
-                ForeignRequest(
-                    id=digest[:12],
-                    prompt_sha256=digest,
-                    settings=settings,
-                    num_output_tokens=optional(told, "completion_tokens", whole),
-                    output=outputs.get(request_id),
-                    histogram=_histogram(told, most),
-                )
+            request = ForeignRequest(
+                id=digest[:12],
+                prompt_sha256=digest,
+                settings=settings,
+                num_output_tokens=optional(counts, "completion_tokens", whole),
+                output=outputs.get(request_id),
+                histogram=_histogram(counts, most),
             )
-    if len(sizes) != 1:
-        raise MeasureError(path, f"expected one num_spec_tokens (K), got {sorted(sizes)}",
-                           fix="measure one server with one K")  # fmt: skip
+            told.append((request, most))
+    most, requests = with_k(path, told)
     return ForeignMeasurement(
         name=path.name
         if path.name != "profile_export.jsonl"
@@ -88,10 +83,10 @@ def read(path: Path) -> ForeignMeasurement:
         tool=f"AIPerf {summary.get('aiperf_version') or ''}".strip(),
         engine=engine,
         model=_model(summary),
-        num_draft_tokens=sizes.pop(),
+        num_draft_tokens=most,
         paired_by="the prompt as it was sent",
         to_keep_outputs=_RAW,
-        requests=tuple(requests),
+        requests=requests,
     )
 
 

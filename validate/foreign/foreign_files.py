@@ -9,11 +9,18 @@ from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
 from ..errors import MeasureError
-from ..measure.protocols.answer_fields import AnswerProblem, Fields, whole, wholes
+from ..measure.protocols.answer_fields import (
+    AnswerProblem,
+    Fields,
+    checked_draft_tokens,
+    whole,
+    wholes,
+)
 
 _MOST_BYTES = 512 * 2**20  # of a file of lines
 _LONGEST_LINE = 64 * 2**20  # bytes, of a document too: 10,000 requests of GuideLLM have 54 MB
 PAGE = "docs/foreign-numbers.md says what is read of each tool, and how it is run for that"
+ONE_A_LINE = "write each object on one line: jq -c 'arrays[], objects' FILE > FILE.jsonl"
 
 
 @contextmanager
@@ -29,8 +36,8 @@ def reading(where: str, fix: str = PAGE) -> Iterator[None]:
         raise MeasureError(where, str(exc), fix=fix) from exc
 
 
-def object_in(path: Path) -> Fields:
-    """The one JSON object in a file.
+def document_in(path: Path) -> object:
+    """The one JSON document in a file.
 
     Raises:
         MeasureError: it cannot be read, or is none.
@@ -40,7 +47,16 @@ def object_in(path: Path) -> Fields:
     except OSError as exc:
         raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
     with reading(str(path)):
-        found = parse_json(text)
+        return parse_json(text)
+
+
+def object_in(path: Path) -> Fields:
+    """The one JSON object in a file.
+
+    Raises:
+        MeasureError: it cannot be read, or is none.
+    """
+    found = document_in(path)
     if not isinstance(found, Mapping):
         raise MeasureError(path, f"expected a JSON object, got {short(found)}", fix=PAGE)
     return found
@@ -73,7 +89,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, Fields]]:
                 if not line.strip():
                     continue
                 where = f"{path}:{number}"
-                with reading(where, "is the file whole? Copy it again"):
+                with reading(where, f"is the file whole? Copy it again; or {ONE_A_LINE}"):
                     yield where, parse_object(_text(line))
     except OSError as exc:
         raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=PAGE) from exc
@@ -113,6 +129,57 @@ def vllm_verify_steps(metrics: Fields) -> tuple[int, tuple[int, ...]]:
         )
     check_sums(metrics, histogram)
     return most, histogram
+
+
+def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, ...]]:
+    """K, and the histogram of what SGLang calls `spec_*`, up to the largest number seen.
+
+    A request of one token has no verify step: K is then 0.
+
+    Source: SGLang 0.5.23, `srt/managers/tokenizer_manager.py`, `_calculate_spec_decoding_metrics`.
+
+    Raises:
+        AnswerProblem: it is absent, or contradicts itself.
+    """
+    if num_tokens <= 1 and "spec_verify_ct" not in told:
+        return 0, (0,)
+    steps = whole(told, "spec_verify_ct", least=1)
+    counts = wholes(told, "spec_correct_drafts_histogram")
+    proposed = whole(told, "spec_num_proposed_drafts", least=1)
+    sums = {
+        "spec_verify_ct": sum(counts),
+        "spec_num_correct_drafts": sum(j * count for j, count in enumerate(counts)),
+    }
+    for key, value in sums.items():
+        if whole(told, key) != value:
+            raise AnswerProblem(
+                f"{key}: expected {value} by spec_correct_drafts_histogram, got {told[key]}"
+            )
+    if proposed % steps:
+        raise AnswerProblem(
+            f"spec_num_proposed_drafts: {proposed} of {steps} verify steps: K changes, which no"
+            " verdict compares (--speculative-adaptive)"
+        )
+    most = checked_draft_tokens(proposed // steps, "spec_num_proposed_drafts")
+    if len(counts) > most + 1:
+        raise AnswerProblem(
+            f"spec_correct_drafts_histogram: {len(counts)} counts, expected at most {most + 1} for"
+            f" K = {most}"
+        )
+    return most, counts
+
+
+def check_finished(finish_reason: object) -> None:
+    """A request was neither cancelled nor ended by an error; SGLang says it in an object.
+
+    Raises:
+        AnswerProblem: it was.
+    """
+    kind = finish_reason.get("type") if isinstance(finish_reason, Mapping) else finish_reason
+    if kind in ("abort", "error"):
+        raise AnswerProblem(
+            f"finish_reason: the request failed or was cancelled: {short(finish_reason)}"
+        )
 
 
 def check_sums(metrics: Fields, histogram: tuple[int, ...]) -> None:

@@ -10,10 +10,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.draft_counts import PromptCounts
+from ..errors import MeasureError
 
 _NOT_THE_PROMPT = ("model", "stream", "stream_options", "rid", "request_id", "user")
 """Keys of a request that say nothing of what is generated, or name the server."""
@@ -140,6 +142,31 @@ def asked(payload: Mapping[str, object]) -> tuple[str, Mapping[str, object]] | N
         if key not in _PROMPTS and key not in _NOT_THE_PROMPT and value is not None
     }
     return sha256_of(prompt), rest
+
+
+def with_k(
+    path: Path, told: Sequence[tuple[ForeignRequest, int]]
+) -> tuple[int, tuple[ForeignRequest, ...]]:
+    """The one K of all requests, and their histograms with K + 1 columns.
+
+    Args:
+        path: for errors.
+        told: requests, each with its K; 0 = it has no verify step that would say it.
+
+    Raises:
+        MeasureError: there is not one K.
+    """
+    sizes = {most for _, most in told if most}
+    if len(sizes) != 1:
+        what = f"expected one K in all requests, got {sorted(sizes)}"
+        raise MeasureError(path, what, fix="keep the requests of one server with one K in a file")
+    (most,) = sizes
+    return most, tuple(
+        dataclasses.replace(
+            request, histogram=(*request.histogram, *(0,) * (most + 1 - len(request.histogram)))
+        )
+        for request, _ in told
+    )
 
 
 def with_copies_together(

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...recipes.errors import short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import MeasureError
 from ..measure.measurement_file import read_measurement
 from .averages import refuse
-from .foreign_files import PAGE, object_in, raw_lines
+from .foreign_files import ONE_A_LINE, PAGE, document_in, raw_lines
 from .foreign_measurement import ForeignMeasurement, ForeignPair
 
 
@@ -65,9 +66,9 @@ FORMATS: tuple[Format, ...] = (
         run="guidellm run --output kind=json,path=F.json",
     ),
     Format(
-        module="vllm_responses",
-        tool="answers of vLLM, one to a line",
-        version="0.32.0, 0.33.0",
+        module="responses",
+        tool="answers of vLLM or SGLang, one to a line",
+        version="vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
         run="vllm run-batch -i IN.jsonl -o F.jsonl, or answers written by a client",
     ),
     Format(
@@ -89,9 +90,17 @@ def is_foreign(baseline: Path, candidate: Path) -> bool:
     """Whether one of two files is of another tool.
 
     Raises:
-        MeasureError: one holds averages alone.
+        MeasureError: one lacks what a verdict needs, or nobody is known who writes it.
     """
-    return any(foreign_format(path) is not None for path in (baseline, candidate))
+    found = [foreign_format(path) for path in (baseline, candidate)]
+    for path, one in zip((baseline, candidate), found, strict=True):
+        first = _first(path) if one is None else None
+        if isinstance(first, Mapping | list) and "format" not in first:
+            held = "a list" if isinstance(first, list) else f"the keys {short(sorted(first))}"
+            raise MeasureError(
+                path, f"holds {held}, which no tool writes of which measurements are read", fix=PAGE
+            )
+    return any(found)
 
 
 def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair:
@@ -131,20 +140,28 @@ def foreign_format(path: Path) -> Format | None:
     """Which tool's a file is; None = no other tool's that is known.
 
     Raises:
-        MeasureError: it cannot be read, or holds averages alone.
+        MeasureError: it cannot be read, or lacks what a verdict needs.
     """
     first = _first(path)
     if isinstance(first, Mapping) and "format" in first:
         return None  # of this package
+    items = first if isinstance(first, list) else [first]
+    refuse(path, items[0] if items else None)
     for one in FORMATS:
-        if one.claims(first):
+        if items and one.claims(items[0]):
+            if first is not items[0]:
+                what = f"expected {one.tool}, got a list of them"
+                raise MeasureError(path, what, fix=ONE_A_LINE)
             return one
-    refuse(path, first)
     return None
 
 
 def _first(path: Path) -> object:
-    """The first line, parsed; the whole document where it has several lines; None = neither."""
+    """The first line, parsed; the whole document where it has several lines; None = neither.
+
+    Raises:
+        MeasureError: documents have several lines each.
+    """
     try:
         with open_stream(path) as stream:
             lines = raw_lines(stream, path)
@@ -153,15 +170,12 @@ def _first(path: Path) -> object:
     except OSError:
         return None  # who reads it says why
     try:
-        return parse_json(line.decode("utf-8-sig"))
+        return parse_json(line.decode("utf-8-sig").removeprefix("data:"))  # an event of a stream
     except (UnicodeDecodeError, JsonProblem):
-        if not rest or line.removeprefix(BOM_UTF8).strip() != b"{":
+        if not rest or not line.removeprefix(BOM_UTF8).lstrip().startswith((b"{", b"[")):
             return None
-        return _whole(path)
-
-
-def _whole(path: Path) -> object:
     try:
-        return object_in(path)
-    except MeasureError:
-        return None
+        return document_in(path)
+    except MeasureError as exc:
+        raise MeasureError(path, f"is no JSON in lines, nor one document: {exc.what}",
+                           fix=f"if it is whole, {ONE_A_LINE}") from exc  # fmt: skip

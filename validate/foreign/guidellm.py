@@ -13,7 +13,7 @@ from ...recipes.strict_json import parse_object
 from ..errors import MeasureError
 from ..measure.protocols.answer_fields import AnswerProblem, Fields, number, object_, objects, whole
 from .foreign_files import PAGE, object_in, optional, reading, string, vllm_verify_steps
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, asked
+from .foreign_measurement import ForeignMeasurement, ForeignRequest, asked, with_k
 
 _METRICS = (
     "use GuideLLM 0.8 or later with --backend kind=openai_http, start vLLM with"
@@ -55,24 +55,20 @@ def read(path: Path) -> ForeignMeasurement:
         version = string(metadata, "guidellm_version")
         found = objects(requests, "successful")
     places = sorted(range(len(found)), key=lambda i: _began(found[i], f"{path}: {_PLACE}[{i}]"))
-    read_requests, sizes = [], set()
+    told = []
     for place in places:
         with reading(f"{path}: {_PLACE}[{place}]", _METRICS):
-            request, most = _request(found[place])
-            read_requests.append(request)
-            sizes.add(most)
-    if len(sizes) != 1:
-        raise MeasureError(path, f"expected one num_spec_tokens (K), got {sorted(sizes)}",
-                           fix="measure one server with one K")  # fmt: skip
+            told.append(_request(found[place]))
+    most, counted = with_k(path, told)
     return ForeignMeasurement(
         name=path.name,
         tool=f"GuideLLM {version}",
         engine="vllm",
         model=_model(report),
-        num_draft_tokens=sizes.pop(),
+        num_draft_tokens=most,
         paired_by="the prompt as it was sent",
         to_keep_outputs="guidellm run without --metrics that sample requests",
-        requests=tuple(read_requests),
+        requests=counted,
     )
 
 

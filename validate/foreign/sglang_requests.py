@@ -1,29 +1,26 @@
 """SGLang: its own record of every request, `sglang-request-metrics-*.log`.
 
 Source: SGLang 0.5.23, `srt/observability/request_metrics_exporter.py` (a line of JSON for each
-request: `request_parameters`, as JSON in a string, and the answer's `meta_info`), and
-`srt/managers/tokenizer_manager.py`, `_calculate_spec_decoding_metrics`. Output tokens are there
-where the request asked for log-probabilities.
+request: `request_parameters`, as JSON in a string, and the answer's `meta_info`). Output tokens are
+there where the request asked for log-probabilities.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
 from ...recipes.errors import short
 from ...recipes.strict_json import parse_object
-from ..errors import MeasureError
-from ..measure.protocols.answer_fields import (
-    AnswerProblem,
-    Fields,
-    checked_draft_tokens,
-    text,
-    whole,
-    wholes,
+from ..measure.protocols.answer_fields import AnswerProblem, Fields, text, whole
+from .foreign_files import (
+    check_finished,
+    lines_of,
+    optional,
+    reading,
+    sglang_verify_steps,
+    string,
 )
-from .foreign_files import lines_of, optional, reading, string
-from .foreign_measurement import ForeignMeasurement, ForeignRequest, sha256_of
+from .foreign_measurement import ForeignMeasurement, ForeignRequest, sha256_of, with_k
 
 _METRICS = (
     "start SGLang 0.5.10 or later with --export-metrics-to-file --export-metrics-to-file-dir DIR,"
@@ -43,19 +40,7 @@ def read(path: Path) -> ForeignMeasurement:
         MeasureError: a record is none, has no verify steps, or does not say its prompt.
     """
     told = [_told(where, line) for where, line in lines_of(path)]
-    sizes = {most for _, most in told if most}
-    if len(sizes) != 1:
-        raise MeasureError(path, f"expected one K in all requests, got {sorted(sizes)}",
-                           fix="keep the records of one server with one K in one file")  # fmt: skip
-    most = sizes.pop()
-    requests = []
-    for place, (request, _) in enumerate(told):
-        counts = request.histogram
-        if len(counts) > most + 1:
-            what = f"request {place}: {len(counts)} counts, expected {most + 1} for K = {most}"
-            raise MeasureError(path, what, fix=_METRICS)
-        whole_counts = (*counts, *(0,) * (most + 1 - len(counts)))
-        requests.append(dataclasses.replace(request, histogram=whole_counts))
+    most, requests = with_k(path, told)
     return ForeignMeasurement(
         name=path.name,
         tool="request metrics of SGLang",
@@ -63,7 +48,7 @@ def read(path: Path) -> ForeignMeasurement:
         num_draft_tokens=most,
         paired_by="the prompt as it was sent",
         to_keep_outputs="ask with return_logprob: true (bench_serving --return-logprob)",
-        requests=tuple(requests),
+        requests=requests,
     )
 
 
@@ -74,13 +59,10 @@ def _told(where: str, line: Fields) -> tuple[ForeignRequest, int]:
         prompt = {key: asked[key] for key in ("text", "input_ids") if asked.get(key) is not None}
         if not prompt:
             raise AnswerProblem("request_parameters: expected text or input_ids, got neither")
-        if _is_aborted(line.get("finish_reason")):
-            raise AnswerProblem(
-                f"finish_reason: the request failed: {short(line['finish_reason'])}"
-            )
+        check_finished(line.get("finish_reason"))
         digest = sha256_of(prompt)
         num_tokens = whole(line, "completion_tokens")
-        histogram, most = _histogram(line, num_tokens)
+        most, histogram = sglang_verify_steps(line, num_tokens)
         sampling = asked.get("sampling_params")
         request = ForeignRequest(
             id=optional(line, "id", text) or digest[:12],
@@ -91,33 +73,6 @@ def _told(where: str, line: Fields) -> tuple[ForeignRequest, int]:
             histogram=histogram,
         )
         return request, most
-
-
-def _is_aborted(finish_reason: object) -> bool:
-    return isinstance(finish_reason, Mapping) and finish_reason.get("type") == "abort"
-
-
-def _histogram(line: Fields, num_tokens: int) -> tuple[tuple[int, ...], int]:
-    if num_tokens <= 1 and "spec_verify_ct" not in line:
-        return (0,), 0
-    steps = whole(line, "spec_verify_ct", least=1)
-    counts = wholes(line, "spec_correct_drafts_histogram")
-    proposed = whole(line, "spec_num_proposed_drafts", least=1)
-    sums = {
-        "spec_verify_ct": sum(counts),
-        "spec_num_correct_drafts": sum(j * count for j, count in enumerate(counts)),
-    }
-    for key, value in sums.items():
-        if whole(line, key) != value:
-            raise AnswerProblem(
-                f"{key}: expected {value} by spec_correct_drafts_histogram, got {line[key]}"
-            )
-    if proposed % steps:
-        raise AnswerProblem(
-            f"spec_num_proposed_drafts: {proposed} of {steps} verify steps: K changes, which no"
-            " verdict compares (--speculative-adaptive)"
-        )
-    return counts, checked_draft_tokens(proposed // steps, "spec_num_proposed_drafts")
 
 
 def _output(line: Fields) -> str | None:
