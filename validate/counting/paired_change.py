@@ -165,18 +165,12 @@ def paired_change(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JackknifeBounds:
-    """Figures of many samples at once; fields as in `PairedChange`, [...] each.
-
-    Attributes:
-        quantile: of Student's t: without a look at skewness the bounds are theta -+ quantile * SE.
-    """
+    """Figures of many samples at once; fields as in `PairedChange`, [...] each."""
 
     log_ratio: Floats
     standard_deviation: Floats
-    standard_error: Floats
     skewness: Floats
     effective_num_prompts: Floats
-    quantile: Floats
     lower: Floats
     upper: Floats
 
@@ -200,10 +194,8 @@ def jackknife_bounds(
     return JackknifeBounds(
         log_ratio=theta,
         standard_deviation=deviation,
-        standard_error=error,
         skewness=skewness,
         effective_num_prompts=effective,
-        quantile=quantile,
         lower=theta - np.maximum(quantile, _skewed(quantile, tilt)) * error,
         upper=theta + np.maximum(quantile, _skewed(quantile, -tilt)) * error,
     )

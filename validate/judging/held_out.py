@@ -29,6 +29,7 @@ from ..errors import GateError
 
 _OF_BEFORE = "64 minima of 16-token shingles, 1"
 _EARLIER = "the candidate's draftquant.json was written by an earlier version and"
+_GO = "among the gate's prompts are not noticed"
 _OTHERS = "record traces of other prompts for the gate"
 
 
@@ -54,26 +55,19 @@ def check_held_out(
     """
     prompts = recorded_prompts(traces)
     _check_conversations(prompts, traces)
-    for cut in cuts:
-        _check_unseen(
-            prompts, cut.choice.prompts, "were used to choose the rows of the candidate's head"
-            " (vocab)", traces,
-        )  # fmt: skip
-    if candidate is None:
-        return ()
-    calibrated = SeenPrompts(
-        sha256=candidate.calibration_prompts, sketches=candidate.calibration_sketches
-    )
-    _check_unseen(prompts, calibrated, "were used to calibrate the candidate", traces)
-    if not calibrated.sha256:
-        return _unsaid(candidate, traces)
-    unnoticed = ""
-    if calibrated.sketches is None:
-        unnoticed = "has no sketches of the calibration prompts: near copies of them"
-    elif calibrated.sketches.method == _OF_BEFORE:
-        unnoticed = "has none of their continuations: prompts with a token changed in the middle"
-    said = f"{_EARLIER} {unnoticed} among the gate's prompts are not noticed"
-    return (said,) if unnoticed else ()
+    made = _made(candidate, cuts)
+    for seen, what in made:
+        _check_unseen(prompts, seen, what, traces)
+    said = _unsaid(candidate, traces) if candidate and not candidate.calibration_prompts else ()
+    methods = {seen.sketches and seen.sketches.method for seen, _ in made if seen.sha256}
+    if None in methods:
+        said += (
+            f"{_EARLIER} has no sketches of the calibration prompts: near copies of them {_GO}",
+        )
+    elif _OF_BEFORE in methods:
+        changed = "prompts with a token changed in the middle"
+        said += (f"{_EARLIER} has no sketches of their continuations: {changed} {_GO}",)
+    return said
 
 
 def check_held_out_measured(
@@ -96,11 +90,7 @@ def check_held_out_measured(
     Raises:
         GateError: a prompt calibrated the candidate or chose the rows of its head.
     """
-    made = [(cut.choice.prompts, "were used to choose the rows of the candidate's head (vocab)")
-            for cut in cuts]  # fmt: skip
-    if candidate is not None:
-        own = SeenPrompts(sha256=candidate.calibration_prompts)
-        made.append((own, "were used to calibrate the candidate"))
+    made = _made(candidate, cuts)
     for seen, what in made:
         known = set(seen.sha256)
         if ids := [id_ for id_, digest in prompts if digest in known]:
@@ -114,6 +104,21 @@ def check_held_out_measured(
         "measurements hold hashes of the prompts, not their text, so near copies of the prompts"
         " that calibrated or chose the candidate are not noticed",
     )
+
+
+def _made(
+    candidate: QuantizedProvenance | None, cuts: Sequence[VocabularyCut]
+) -> list[tuple[SeenPrompts, str]]:
+    """What the making of a draft looked at, and what for."""
+    made = [
+        (cut.choice.prompts, "were used to choose the rows of the candidate's head (vocab)")
+        for cut in cuts
+    ]
+    if candidate is not None:
+        sha256, sketches = candidate.calibration_prompts, candidate.calibration_sketches
+        own = SeenPrompts(sha256=sha256, sketches=sketches)
+        made.append((own, "were used to calibrate the candidate"))
+    return made
 
 
 def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
