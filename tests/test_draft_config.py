@@ -268,7 +268,7 @@ def test_a_config_without_architectures_says_what_would_be_needed(tmp_path: Path
     refused(draft, "stand below 'model'", "move the keys of 'model' to the top level")
 
 
-REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps")
+REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 
 
 @pytest.mark.parametrize("key", [*REQUIRED, "num_attention_heads"])

@@ -90,7 +90,6 @@ def test_the_anchor_proposes_unless_it_is_said_otherwise(tmp_path: Path) -> None
         ({"confidence_head_with_markov": False}, "expected shape [1, 64], got [1, 80]"),
         ({"confidence_head_with_markov": 1}, "confidence_head_with_markov: expected true or false"),
         ({"block_size": None}, "block_size: missing key"),
-        ({"mask_token_id": None}, "mask_token_id: expected a token id in [0, 96), got None"),
         ({"dspark_draft_topk": 8}, "dspark_draft_topk: expected None, got 8: vLLM corrects that"),
         ({"logit_scale": 0.5}, "logit_scale: expected 1, got 0.5"),
         ({"dspark_config": {"markov_rank": 16}}, "dspark_config: expected None"),

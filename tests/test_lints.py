@@ -248,6 +248,9 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     ],
     "mla-norm-before-fc": [lambda to: mla(to, norm_before_fc=True)],
     "norm-output": [lambda to: llama(to, {"norm_output": True})],
+    "eagle3-sliding": [
+        lambda to: llama(to, {"layer_types": ["sliding_attention"], "sliding_window": 64}),
+    ],
     "modelopt-double-norm": [
         lambda to: llama(to, {SECTION: {KEY: [1, 3, 4], "next_layer_regular": True}}),
         lambda to: mla(
@@ -291,6 +294,11 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "model-type": [
         lambda to: dflash(to, model_type="dflash"),
         lambda to: mla(to, {"model_type": "deepseek_v3"}),
+        lambda to: llama(to, {"model_type": "deepseek_v3"}),
+        lambda to: llama(to, {"model_type": "no_such_type"}),
+        lambda to: llama(to, {"model_type": "gpt_oss", "layer_types": ["full_attention"]}),
+        lambda to: llama(to, {"model_type": "seed_oss"}),
+        lambda to: dflash(to, model_type="gemma3_text"),
     ],
     "architecture-name": [
         lambda to: llama(to, {"architectures": ["Eagle3LlamaForCausalLM"]}),

@@ -230,9 +230,9 @@ def test_config_faults(
         ("eagle3-llama", {"model_type": {}}, "model_type: expected 'llama' or 'qwen3', got {}"),
         ("eagle3-qwen3", {"rms_norm_eps": None}, "rms_norm_eps: missing key"),
         ("dflash", {"hidden_size": None}, "hidden_size: missing key"),
-        ("eagle3-qwen3", {"layer_types": ["sliding_attention"]},
-         "layer_types: expected 'full_attention' for every layer, got ['sliding_attention']"),
-        ("eagle3-qwen3", {"layer_types": 1}, "layer_types: expected 'full_attention'"),
+        ("eagle3-qwen3", {"layer_types": ["linear_attention"]},
+         "layer_types: expected full_attention or sliding_attention for every layer, got ['linear"),
+        ("eagle3-qwen3", {"layer_types": 1}, "layer_types: expected full_attention or sliding"),
         ("eagle3-qwen3", {"attention_bias": True}, "attention_bias: expected false"),
     ],
 )  # fmt: skip

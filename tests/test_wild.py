@@ -1,6 +1,7 @@
 """The list of published drafts: its form, and that `wild/README.md` is what the commands say."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,19 @@ def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
     draft = next(draft for draft in DRAFTS if draft.name == name)
     found = ask(draft, tmp_path)
     assert cells(WRITTEN, name) == cells(table([found]), name)
+
+
+def test_the_page_of_families_says_the_figures_of_the_table() -> None:
+    said = WRITTEN.partition("\n\n")[2].partition("\n\n")[0]
+    count, planned, quantized, replayed, decided, named = re.findall(r"\d+", said)
+    page = " ".join(
+        (TABLE_FILE.parents[2] / "docs" / "families.md").read_text(encoding="utf-8").split()
+    )
+    assert planned == quantized
+    assert f"Of {count} published configs" in page
+    assert f"{planned} are planned, quantized and verified, {replayed} are replayed" in page
+    assert f"`check` decides {decided} for both engines" in page
+    assert int(named) <= int(count)
 
 
 def test_a_draft_without_plan_or_verdict_is_not_counted() -> None:

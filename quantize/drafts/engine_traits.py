@@ -337,7 +337,9 @@ class EngineTraits:
         norm_before_fc: engines read norm_before_fc of its config.json.
         two_layer_norms: layers after the first load two norms of their input, and use one.
         prunes_vocabulary: its head may have fewer rows than the vocabulary, and a map d2t.
-        own_types: model_type of its trainer, which no engine knows -> what to do.
+        own_types: model_type of a tool's own, which no engine knows -> what to do.
+        usual_type: the model_type whose config class has the defaults of its layers; "" = the
+            target's own, or any.
         more_types_than_layers: model_types whose config is the engines' own, which also lists the
             layers that it drafts with.
     """
@@ -354,6 +356,7 @@ class EngineTraits:
     two_layer_norms: bool = False
     prunes_vocabulary: bool = False
     own_types: Mapping[str, str] = field(default_factory=dict)
+    usual_type: str = ""
     more_types_than_layers: frozenset[str] = frozenset()
     vllm: InVllm = field(default_factory=InVllm)
     sglang: InSglang = field(default_factory=InSglang)

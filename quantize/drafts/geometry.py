@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from typing_extensions import override
 
+from ..errors import CheckpointError
 from .rope import RopeConfig
 
 CHAIN_LENGTH = 3
@@ -180,7 +181,7 @@ class BlockGeometry(_Usual):
     __slots__ = ()
 
     block_size: int
-    mask_token_id: int
+    mask_token_id: int | None
 
     @property
     def proposes_from_anchor(self) -> bool:
@@ -241,6 +242,21 @@ class LastStateGeometry(ChainGeometry):
     @override
     def reads_layers(self) -> bool:
         return False
+
+
+def needed_mask(geometry: Geometry) -> int:
+    """The token that stands where a token is to be filled in.
+
+    Raises:
+        CheckpointError: config.json does not say which; nothing but a forward pass needs it.
+    """
+    if geometry.mask_token_id is None:
+        raise CheckpointError(
+            "config.json",
+            "mask_token_id: missing key, which says what stands where the draft fills in a token",
+            fix="add 'mask_token_id' as the draft was trained with it",
+        )
+    return geometry.mask_token_id
 
 
 def vocabulary_share(geometry: Geometry) -> str | None:

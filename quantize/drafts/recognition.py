@@ -17,6 +17,7 @@ from .architectures import (
     declared_architecture,
     with_family_name,
 )
+from .config_defaults import as_read, in_place_of
 from .families import FAMILIES
 from .family import Draft, Family, Row, TensorSpec
 from .geometry import Geometry
@@ -129,9 +130,17 @@ def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, 
             fix=SUPPORTED,
         )
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
+    if spelled is checkpoint.config:  # of speculators, whose config has no class
+        config = as_read(config)
     if not as_declared:
         config = _with_stored_layer(config, checkpoint, by_config[0])
-    geometry = by_config[0].read_geometry(config, sizes)
+    try:
+        geometry = by_config[0].read_geometry(config, sizes)
+    except CheckpointError as exc:
+        key = exc.what.partition(":")[0]
+        if not (filled := in_place_of(spelled, key)):
+            raise
+        raise CheckpointError(exc.where, f"{exc.what} ({filled})", fix=_as_trained(key)) from exc
     most = max(len(checkpoint.tensors), _MOST_LAYERS if as_declared else 0)
     if geometry.num_layers > most:  # before a table of that many layers is made
         raise CheckpointError(
@@ -142,6 +151,10 @@ def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, 
             f" {stored_layers(checkpoint, by_config[0])} layer(s)",
         )
     return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
+
+
+def _as_trained(keys: str) -> str:
+    return f"add {keys} as the draft was trained with, or correct model_type"
 
 
 def other_kind(checkpoint: Checkpoint) -> Kind | None:
@@ -316,11 +329,14 @@ def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None
             ),
             spec.shape[0].follows_from,
         )
+        filled = in_place_of(checkpoint.config, keys)
         raise CheckpointError(
             checkpoint.folder / tensor.file,
             f"{tensor.name}: expected shape {list(expected)}, got {list(tensor.shape)}"
-            f" (disagrees with {keys} of config.json)",
-            fix="use the config.json that belongs to these tensors",
+            f" ({filled or f'disagrees with {keys} of config.json'})",
+            fix=_as_trained(keys)
+            if filled
+            else "use the config.json that belongs to these tensors",
         )
     if tensor.dtype not in spec.dtypes:
         raise CheckpointError(

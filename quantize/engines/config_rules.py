@@ -1,9 +1,17 @@
 """How Transformers refuses a config.json, before an engine asks what is in it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..drafts.engine_traits import Finding
+from ..drafts.architectures import declared_architecture
+from ..drafts.config_defaults import (
+    ClassDefaults,
+    Source,
+    absent_keys,
+    class_defaults,
+    has_its_own,
+)
+from ..drafts.engine_traits import EngineTraits, Finding
 from .engine import TRAITS
 
 _NO_TYPE = (
@@ -19,18 +27,95 @@ OF_LAYERS = "set model_type to that of the draft's layers, such as llama"
 _WHOLE_HEADS = ("llama",)
 """model_type of which each head has hidden_size / num_attention_heads elements by default."""
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}
+_OF_MTP = frozenset().union(
+    *(own.architectures for t in TRAITS if t.is_mtp for own in (t.vllm, t.sglang))
+)
+_OF_DRAFTS = {
+    name: traits
+    for traits in TRAITS
+    if traits.usual_type
+    for own in (traits.vllm, traits.sglang)
+    for name in own.architectures - _OF_MTP
+}
+"""Architecture that drafts have and no MTP layer -> what engines are told of such a draft."""
+_OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
+"""Keys that nobody reads of a latent attention."""
+_EXECUTED = frozenset({"deepseek_v32", "kimi_k2", "olmo3", "qwen3_next", "step3p5"})
+"""Types that an engine reads by a class of its own, and loads with nothing else of their own."""
+_NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
+"""Attributes that vLLM asks for, too: it takes as many key heads as heads, and no tied head."""
 _MORE_TYPES_THAN_LAYERS = frozenset().union(*(traits.more_types_than_layers for traits in TRAITS))
 
 
-def transformers_problem(config: Mapping[str, Any], text: str) -> Finding | None:
-    """Why Transformers refuses a config.json: a trainer's own model_type, or sizes at odds.
+def draft_traits(config: Mapping[str, Any]) -> EngineTraits | None:
+    """Of a draft with a config.json of its own; None of MTP layers and of whole models alone."""
+    return _OF_DRAFTS.get(declared_architecture(config))
+
+
+def as_class_reads(
+    config: Mapping[str, Any], engine: Source, text: str
+) -> Mapping[str, Any] | Finding:
+    """A draft's config.json with what the class of its model_type fills in, or why it is refused.
+
+    Args:
+        config: the parsed config.json; of MTP layers and whole models it is given back as it is.
+        engine: whose classes read it.
+        text: of its errors, with {}.
+
+    Source: executed with keys left out, for the types of `tests/engines/names.py`.
+    """
+    traits, model_type = draft_traits(config), config.get("model_type")
+    row = class_defaults(model_type, engine) if traits else None
+    own = _OWN_TYPES.get(model_type) if isinstance(model_type, str) else None
+    if own or (row == "unknown" and "auto_map" not in config):
+        error = text.format(_NO_TYPE.format(model_type))
+        return Finding("config", error, own or f"set model_type to {traits and traits.usual_type}")
+    if (problem := _size_problem(config)) is not None or traits is None or row is None:
+        return problem or config
+    remedy = f"set model_type to {traits.usual_type}, whose layers the draft has"
+    if isinstance(row, str) or (has_its_own(model_type, engine) and model_type not in _EXECUTED):
+        what = f"Loading such a draft of model_type {model_type} was never executed"
+        return Finding("unknown", what, remedy)
+    if traits.latent:
+        row = row.without(_OF_HEADS)
+    read = {**config, **absent_keys(config, row), **row.changes}
+    return next(_class_problems(config, read, row, f"{remedy}, or add {{}}", engine), read)
+
+
+def _class_problems(
+    config: Mapping[str, Any],
+    read: Mapping[str, Any],
+    row: ClassDefaults,
+    remedy: str,
+    engine: Source,
+) -> Iterator[Finding]:
+    """What engines do not find in the class, or not as Llama's layers want it."""
+    named = f"The config class of model_type {config['model_type']}"
+    instead = remedy.partition(", or add")[0]
+    if "rope_parameters" in row.changes:
+        what = f"{named} has a rotation for each kind of layer [TypeError: unhashable type: 'dict']"
+        yield Finding("init", what, instead)
+    for key in (key for key, value in row.changes.items() if value is None):
+        what = f"{named} has another {key} than config.json says"
+        yield Finding("unknown", what, instead)
+    if read.get("hidden_act", "silu") != "silu":
+        error = f"ValueError: Unsupported activation: {read['hidden_act']}. Only silu is supported"
+        yield Finding("init", f"{error} for now.", remedy.format("hidden_act silu"))
+    for key in sorted(row.lacks - config.keys()):
+        if engine == "sglang" or key in _NEEDED_BY_BOTH:
+            error = f"{named} has no {key}, and config.json neither [AttributeError]"
+            yield Finding("init", error, remedy.format(key))
+    for key in sorted(row.unclear - config.keys()):
+        what = f"{named} has a {key} that is not known here"
+        yield Finding("unknown", what, remedy.format(key))
+
+
+def _size_problem(config: Mapping[str, Any]) -> Finding | None:
+    """Sizes at odds, which Transformers refuses.
 
     Source: `configuration_utils.py` and `configuration_llama.py` of Transformers 5.20, executed.
     """
     model_type = config.get("model_type")
-    if model_type in tuple(_OWN_TYPES):  # of any JSON type
-        error = text.format(_NO_TYPE.format(model_type))
-        return Finding("config", error, _OWN_TYPES[model_type])
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         return None  # which is no draft

@@ -38,7 +38,7 @@ from .engine import Engine
 from .linear_findings import Walk
 from .meanings import explained
 from .nulls import null_findings
-from .parameters import without_bias_keys
+from .parameters import of_shapes
 from .registry import choose, known_versions, newest_engines
 from .serving import Serving
 
@@ -235,7 +235,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         return _answer(place, [refused])
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
-    plain = replace(checkpoint, config=without_bias_keys(checkpoint.config))
+    plain = replace(checkpoint, config=of_shapes(checkpoint.config, written))
     family, read = read_config(plain, as_declared=True)
     own = engine.own(family.engine_traits)
     fuses, normed = getattr(read, "fuses", True), getattr(read, "qk_norm", False)

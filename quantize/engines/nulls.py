@@ -10,6 +10,7 @@ from typing import Any
 from ..drafts.engine_traits import Finding
 from .contract import Question
 from .engine import Engine
+from .parameters import BIAS_KEYS
 
 _FIELD = (
     "StrictDataclassFieldValidationError: Validation error for field '{0}': TypeError: Field '{0}'"
@@ -56,6 +57,9 @@ def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Ite
     for key in nulls:
         if (kind := {**_OF_EVERY_CLASS, **own}.get(key)) and has_class:
             yield Finding("config", _FIELD.format(key, kind), _remove(key))
+        elif key in BIAS_KEYS and has_class and not own:
+            what = f"What model_type {config.get('model_type')} makes of a null {key}"
+            yield Finding("unknown", f"{what} was never executed", _remove(key))
         elif key == "auto_map":
             yield Finding("config", _NO_ITEMS, _remove(key))
         elif (error := engine.config.null_errors.get(key)) and (

@@ -22,7 +22,7 @@ VOCAB_PADDING = 64
 """Rows of a head are filled up to a multiple of this before they are split."""
 _FNUZ = "F8_E4M3FNUZ"
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
-_BIAS_KEYS = ("attention_bias", "mlp_bias")
+BIAS_KEYS = ("attention_bias", "mlp_bias")
 
 
 def parameters(
@@ -120,11 +120,15 @@ def one_global_scale(
         yield Finding("wrong", text, remedy)
 
 
-def without_bias_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json of the same draft without these biases, which every family reads."""
-    return {
-        key: value for key, value in config.items() if not (key in _BIAS_KEYS and value is True)
-    }
+def of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json of the same draft without biases, which every family reads.
+
+    Args:
+        config: as the engine reads it.
+        said: as it is. Heads are rotated whole where it does not say: that is no matter of shapes.
+    """
+    kept = {key: value for key, value in config.items() if not (key in BIAS_KEYS and value is True)}
+    return {**kept, "partial_rotary_factor": said.get("partial_rotary_factor", 1.0)}
 
 
 def built_biases(engine: Engine, question: Question) -> frozenset[str]:
@@ -145,14 +149,18 @@ def bias_findings(
         for part in module.parts:
             biased = part.rpartition(".")[2] in built
             if biased and part in stored and "bias" not in stored[part]:
+                remedy = (
+                    "correct attention_bias and mlp_bias of config.json, which are those of its"
+                    " model_type where they are absent"
+                )
                 text = f"{module.name}.bias stays uninitialised, because {part}.bias is not stored"
-                yield Finding("wrong", text, "correct attention_bias and mlp_bias of config.json")
+                yield Finding("wrong", text, remedy)
 
 
 def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
     built = engine.linears.biases(question)
     return [
         leaves
-        for key, leaves in zip(_BIAS_KEYS, built, strict=True)
+        for key, leaves in zip(BIAS_KEYS, built, strict=True)
         if question.config.get(key) is True
     ]

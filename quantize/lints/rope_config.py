@@ -43,13 +43,15 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
     config = layer_config(draft)
     nested = config.get("rope_parameters") or {}
     if config.get("rope_theta") is None and nested.get("rope_theta") is None:
-        null = "rope_theta" in config
+        null, rope = "rope_theta" in config, draft.geometry.rope
+        by_class = rope.theta != DEFAULT_THETA or rope.yarn is not None
+        whose = f", which model_type {config.get('model_type')} fills in" if by_class else ""
         yield Lint(
             name="rope-theta-missing",
             level="warning" if null else "note",
             cause="rope_theta is null, which both engines refuse"
             if null
-            else f"config.json has no rope_theta: both engines then use base {DEFAULT_THETA:g}",
+            else f"config.json has no rope_theta: both engines then use base {rope.theta:g}{whose}",
             remedy="if the draft was trained at another base, such as its target's, add"
             " rope_theta; replay shows which base is right (draftquant replay, with and"
             " without --rope-theta)",

@@ -1,12 +1,16 @@
 """How the draft lies on disk: dtypes, names, what need not be there, and keys of config.json."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ..drafts import Draft
 from ..drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
+from ..drafts.config_defaults import REWRITTEN_BY_VLLM, absent_keys, as_read, class_defaults
 from ..drafts.config_reader import near_key
 from ..drafts.exporters import in_speculators_layout, is_mla, layer_config
 from ..drafts.lint import Lint
+from ..drafts.shared.aux_layers import DEEPSEEK_TYPES
 
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -117,10 +121,60 @@ def layout(draft: Draft) -> Iterator[Lint]:
 
 
 def model_type(draft: Draft) -> Iterator[Lint]:
-    """A model_type that an engine rewrites, or that Transformers does not know."""
-    found = draft.checkpoint.config.get("model_type")
+    """A model_type that an engine rewrites, or whose class fills in what the layers are not.
+
+    Source: `config_defaults.json`; executed for the types of `tests/engines/names.json`.
+    """
+    config, geometry = draft.checkpoint.config, draft.geometry
+    found, usual = config.get("model_type"), draft.family.engine_traits.usual_type
     if isinstance(found, str) and found in draft.family.misnamed:
         yield draft.family.misnamed[found]
+        return
+    if found in DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
+        usual = "kimi_k2"  # by which engines count the layers
+    if not usual or not isinstance(found, str) or found == usual or in_speculators_layout(draft):
+        return
+    if why := _misread_by(found, config):
+        yield Lint(
+            name="model-type",
+            level="warning",
+            cause=f"model_type {found}: {why}",
+            remedy=f"write {usual}, whose layers these are, and of the keys that config.json lacks"
+            " the values of training",
+            fix={"model_type": usual, **_read_by(draft, usual)},
+        )
+
+
+def _misread_by(model_type: str, config: Mapping[str, Any]) -> str:
+    """What engines make of a draft under a model_type that is not its own; "" = nothing else."""
+    row = class_defaults(model_type)
+    if model_type in REWRITTEN_BY_VLLM:
+        return f"vLLM 0.33 rewrites the architecture to {REWRITTEN_BY_VLLM[model_type]}"
+    if row == "unknown":
+        return "neither Transformers nor an engine knows it"
+    if row == "refused" or any(value is None for value in row.changes.values()):
+        return "its config class has other keys than such a draft"
+    usual = absent_keys(config, class_defaults("llama"))
+    given = {k: v for k, v in absent_keys(config, row).items() if v not in (None, usual.get(k))}
+    if "sliding_attention" not in (given.get("layer_types") or config.get("layer_types") or ()):
+        given.pop("sliding_window", None)
+    said = [f"{key} {json.dumps(value)}" for key, value in given.items()]
+    said += [f"no {key}" for key in sorted((row.lacks | row.unclear) - config.keys())]
+    return f"its config class fills in {', '.join(said)}" if said else ""
+
+
+def _read_by(draft: Draft, usual: str) -> dict[str, Any]:
+    """What a forward pass depends on and the class of `usual` would fill in otherwise."""
+    config, geometry = draft.checkpoint.config, draft.geometry
+    read = as_read({**config, "num_hidden_layers": geometry.num_layers})
+    found = {key: read[key] for key in read if key not in config and read[key] is not None}
+    if "layer_types" not in found and not config.get("layer_types"):
+        found.pop("sliding_window", None)
+    other = class_defaults(usual)
+    for key in ("num_key_value_heads", "head_dim"):
+        if key not in config and not isinstance(other, str) and key in other.values:
+            found[key] = getattr(geometry, key)
+    return found
 
 
 def embedding(draft: Draft) -> Iterator[Lint]:

@@ -69,7 +69,16 @@ _LLAMA_NAMES = (
     "PEagleDraftModel",
 )
 _MLA_NAMES = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
+_TYPES = (
+    *("apertus", "cohere", "deepseek_v2", "deepseek_v3", "deepseek_v32", "falcon", "gemma"),
+    *("gemma2", "gemma3_text", "glm4", "gpt_oss", "internlm3", "kimi_k2", "llama", "longcat_flash"),
+    *("minicpm3", "mistral", "mixtral", "no_such_type", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"),
+    *("qwen3_5_text", "qwen3_next", "starcoder2", "step3p5"),
+)
+"""Each as the model_type of a Llama draft, without and with the keys that its class fills in."""
+_BLOCK_TYPES = ("gemma3_text", "gpt_oss", "llama", "qwen3_next")
 _ABSENT = object()
+_FILLED_IN = ("rope_theta", "rms_norm_eps", "tie_word_embeddings")
 
 
 def write_drafts(out: Path) -> list[str]:
@@ -101,6 +110,24 @@ def write_drafts(out: Path) -> list[str]:
     mla("mla-no-fc", config={"eagle_config": _LAST_STATE}, drop=("fc.weight",))
     for spelling in ("torchspec", "draft_model", "dflash_module"):
         tiny_dflash(out / f"dflash-{spelling}", spelling=spelling, **_DFLASH)  # type: ignore[arg-type]
+    for kind in _TYPES:
+        llama(f"type-{kind}", config={"model_type": kind, "hidden_act": "silu"})
+        llama(f"bare-{kind}", config={"model_type": kind, **dict.fromkeys(_FILLED_IN, _ABSENT)})
+    for kind in ("gpt_oss", "mistral", "qwen3"):
+        for key in ("num_key_value_heads", "head_dim"):
+            llama(f"type-{kind}-no-{key}", config={"model_type": kind, key: _ABSENT})
+    for kind in _BLOCK_TYPES:
+        config = {"model_type": kind, "rope_theta": _ABSENT}
+        _write(tiny_dflash, out / f"dflash-type-{kind}", _DFLASH, config)
+    slides = {"layer_types": ["sliding_attention"], "sliding_window": 64}
+    llama("sliding", config=slides)
+    llama("sliding-no-window", config={**slides, "sliding_window": _ABSENT})
+    _write(
+        tiny_dflash,
+        out / "dflash-no-mask",
+        _DFLASH,
+        {"dflash_config": {"target_layer_ids": [1, 2, 3]}},
+    )
     for root in ("draft_model.", "eagle_module."):
         llama(f"{root}prefix", rename=lambda name, root=root: f"{root}{name}")
     return sorted(path.name for path in out.iterdir() if path.name != TARGET_FOLDER)
@@ -125,7 +152,7 @@ def _write(
     builder(folder, **shape, config=given)
     for key in (config or {}).keys() - given.keys():
         keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        del keys[key]
+        keys.pop(key, None)
         (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     tensors = {**read_tensors(folder), **(add or {})}
     for name in drop:

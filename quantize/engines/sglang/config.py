@@ -12,7 +12,7 @@ from ...drafts.architectures import OTHER_NAMES, declared_architecture
 from ...drafts.engine_traits import Biases, Finding, Stage
 from ...drafts.speculators_layout import is_speculators
 from ...drafts.unsupported import nested_eagle_keys
-from ..config_rules import NO_NAME, OF_LAYERS, transformers_problem
+from ..config_rules import NO_NAME, OF_LAYERS, as_class_reads
 from ..contract import Question
 from ..engine import TRAITS
 
@@ -68,7 +68,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
             ' hasattr(config.text_config, "num_attention_heads")'
         )
         return Finding("config", error, "move what stands in text_config one level up")
-    return transformers_problem(config, "ValueError: {}") or config
+    return as_class_reads(config, "sglang", "ValueError: {}")
 
 
 def architecture_problem(config: Mapping[str, Any]) -> Finding | None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...drafts.architectures import declared_architecture
-from ...drafts.engine_traits import INVALID, UNSUPPORTED, Biases, Finding
+from ...drafts.config_defaults import REWRITTEN_BY_VLLM
+from ...drafts.engine_traits import INVALID, UNSUPPORTED, Biases, EngineTraits, Finding
 from ...drafts.unsupported import nested_eagle_keys
 from .. import mtp
 from ..config_rules import NO_NAME, OF_LAYERS
@@ -36,6 +37,7 @@ _NOT_EXECUTED = frozenset(
     }
 )
 """Other names of drafts that are registered, under methods and with tensors of their own."""
+_MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _OF_MTP = re.compile(r"NextN$|MTP|^(?!.*(eagle|dflash|dspark)).*For(CausalLM|Conditional)", re.I)
 _REWRITTEN = re.compile(
     r"(deepseek_(v3|v32|v4|v41|mtp)|glm_moe_dsa|glm5_next|dots3_note|pangu_ultra_moe|kimi_k3"
@@ -45,6 +47,17 @@ _REWRITTEN = re.compile(
     r"|minimax_m3(_vl)?|mimo(_v2)?|glm4_moe(_lite)?|glm_ocr)(_mtp)?"
 )
 """model_types for which it writes the name of an MTP layer: `config/speculative.py:711`."""
+
+
+def rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Finding | None:
+    """The error for a draft whose model_type is one of targets with an MTP layer."""
+    model_type = config.get("model_type")
+    if not (traits and traits.usual_type) or model_type not in tuple(REWRITTEN_BY_VLLM):
+        return None
+    name = REWRITTEN_BY_VLLM[model_type]
+    error = UNSUPPORTED.format(f"{'DFlash' if traits.drafts_blocks else 'Eagle3'}{name}")
+    what = f"set model_type to {traits.usual_type}: {model_type} is rewritten to the MTP model"
+    return Finding("config", error, what)
 
 
 def architecture_problem(config: Mapping[str, Any]) -> Finding | None:
@@ -76,11 +89,25 @@ def biases(question: Question) -> Biases:
     return (None, None) if latent else question.own.biases(question)
 
 
+def _no_mask(question: Question) -> Finding | None:
+    """`get_parallel_drafting_token_id` of `v1/worker/gpu/spec_decode/utils.py:92`, of a server."""
+    nested = question.config.get("dflash_config")
+    said = {**question.config, **(nested if isinstance(nested, Mapping) else {})}
+    if not question.traits.drafts_blocks or any(said.get(key) is not None for key in _MASK_KEYS):
+        return None
+    text = "ValueError: Model config must specify `dflash_config.mask_token_id`,"
+    return Finding("init", text, "add mask_token_id, as the draft was trained with it")
+
+
 def config_problem(question: Question) -> Finding | None:
     """Rules of `SpeculativeConfig`, of the family's loader, and of a head of fewer tokens."""
     if question.own.mtp is not None:
         return mtp.vllm_problem(question, question.own.mtp)
-    problem = question.own.problem(question)
+    problem = (
+        rewritten(question.traits, question.config)
+        or question.own.problem(question)
+        or _no_mask(question)
+    )
     if problem is not None or not question.traits.prunes_vocabulary:
         return problem
     size, whole = question.config.get("draft_vocab_size"), question.config.get("vocab_size")

@@ -10,8 +10,9 @@ from typing import Any
 
 from ...drafts.engine_traits import INVALID, Finding
 from ...drafts.speculators_layout import LAYER_CONFIG
-from ..config_rules import OF_LAYERS, transformers_problem
+from ..config_rules import OF_LAYERS, as_class_reads, draft_traits
 from ..engine import TRAITS
+from .config import rewritten
 
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
 _SAVE = "save the draft again with the speculators package"
@@ -33,7 +34,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         )
         return Finding("config", text, f"{OF_LAYERS}; or add speculators_config")
     if model_type not in (None, "speculators"):
-        return transformers_problem(config, INVALID) or config
+        return rewritten(draft_traits(config), config) or as_class_reads(config, "vllm", INVALID)
     kind = config.get("speculators_model_type")
     if kind not in tuple(_READ):  # of any JSON type
         if remedy := _NOT_READ.get(str(kind)):

@@ -54,7 +54,7 @@ def block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | Finding:
 ENGINE_TRAITS = EngineTraits(
     drafts_blocks=True,
     prunes_vocabulary=True,
-    own_types={"dflash": "set model_type to qwen3"},  # TorchSpec's
+    usual_type="qwen3",
     vllm=InVllm(
         architectures=frozenset({"DFlashDraftModel"}),
         served_as="dflash",

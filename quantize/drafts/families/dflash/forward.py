@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...forward import Attend, OnInput, ProductLogits
+from ...geometry import needed_mask
 from ...kinds.block import BlockForward
 from ...maths import Product, embedding, rotate
 from ...rope import check_replayed
@@ -33,6 +34,7 @@ class DFlashForward(ModulesForward, BlockForward, ProductLogits):
     ) -> None:
         super().__init__(geometry, weights, on_input)
         self.rope = check_replayed(geometry.rope)
+        self.mask_token_id = needed_mask(geometry)
 
     def fuse(self, features: Tensor) -> Tensor:
         """c_t = hidden_norm(fc(features))."""
@@ -45,7 +47,7 @@ class DFlashForward(ModulesForward, BlockForward, ProductLogits):
     @override
     def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         given = token_ids[:, int(self.geometry.proposes_from_anchor) :]  # of the anchor and masks
-        masks = torch.full_like(given[:, 1:], self.geometry.mask_token_id)
+        masks = torch.full_like(given[:, 1:], self.mask_token_id)
         slots = positions[:, None] + torch.arange(given.shape[1], device=positions.device)
         x = self._embed(torch.cat((token_ids[:, :1], masks), dim=1))
         for layer in range(self.geometry.num_layers):
@@ -88,7 +90,7 @@ class DFlashForward(ModulesForward, BlockForward, ProductLogits):
         embedded = embedding(token_ids, self.weights["embed_tokens.weight"], dtype)
         if "mask_embedding" not in self.weights:
             return embedded
-        is_mask = (token_ids == self.geometry.mask_token_id)[..., None]
+        is_mask = (token_ids == self.mask_token_id)[..., None]
         return torch.where(is_mask, self.weights["mask_embedding"], embedded)
 
     def _layer(self, layer: int, x: Tensor, slots: Tensor, attend: Attend) -> Tensor:

@@ -15,7 +15,7 @@ class DFlashGeometry(BlockGeometry):
     Attributes:
         aux_layer_ids: `target_layer_ids`, 0-based, after the layer, ascending.
         block_size: slots of one block as it was trained, the anchor and up to block_size - 1 masks.
-        mask_token_id: the token in the slots to fill in.
+        mask_token_id: the token in the slots to fill in; None where config.json does not say which.
         layer_types: attention of every layer, None = all full.
         sliding_window: positions that a sliding layer sees, its own included.
         causal: inside the block; None = full layers in both directions, sliding layers causal.
@@ -36,7 +36,7 @@ class DFlashGeometry(BlockGeometry):
     rms_norm_eps: float
     rope: RopeConfig
     block_size: int
-    mask_token_id: int
+    mask_token_id: int | None
     layer_types: tuple[str, ...] | None
     sliding_window: int | None
     causal: bool | None

@@ -16,6 +16,7 @@ from ....errors import CheckpointError
 from ....files.files_of_folder import MASK_EMBEDDING_FILE, check_own
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, Family, TensorSpec
+from ...geometry import needed_mask
 from ...lint import Lint
 from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
@@ -218,7 +219,7 @@ class DFlash(Family):
         if not path.exists():
             return {}
         g = geometry
-        return {"mask_embedding": read_mask_embedding(path, g.hidden_size, g.mask_token_id)}
+        return {"mask_embedding": read_mask_embedding(path, g.hidden_size, needed_mask(g))}
 
 
 def _layer_specs(g: DFlashGeometry) -> Mapping[str, TensorSpec]:
@@ -305,9 +306,10 @@ def _target_layer_ids(options: ConfigReader, *, flat: bool) -> tuple[int, ...]:
     return ids
 
 
-def _mask_token_id(options: ConfigReader, vocab_size: int) -> int:
+def _mask_token_id(options: ConfigReader, vocab_size: int) -> int | None:
+    """Only a forward pass needs it, so that its absence is no error before."""
     value = options.config.get("mask_token_id")
-    if type(value) is not int or not 0 <= value < vocab_size:
+    if value is not None and not (type(value) is int and 0 <= value < vocab_size):
         raise CheckpointError(
             options.where,
             f"mask_token_id: expected a token id in [0, {vocab_size}), got {value!r}",

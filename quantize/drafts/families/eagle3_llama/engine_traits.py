@@ -28,6 +28,10 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     if parallel and all(draft.config.get(key) is None for key in MASK_KEYS):
         text = "ValueError: For parallel drafting, the draft model config must have"
         return Finding("init", f"{text} `dflash_config.mask_token_id`,", "add 'mask_token_id'")
+    slides = "sliding_attention" in (draft.config.get("layer_types") or ())
+    if slides and "sliding_window" not in draft.config:  # `llama.py:205`
+        text = "AttributeError: 'EAGLEConfig' object has no attribute 'sliding_window'"
+        return Finding("init", text, "add sliding_window, or correct layer_types")
     return None
 
 
@@ -59,6 +63,7 @@ def _peagle(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, A
 
 
 ENGINE_TRAITS = EngineTraits(
+    usual_type="llama",
     norm_before_fc=True,
     two_layer_norms=True,
     prunes_vocabulary=True,

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from torch import Tensor
 from typing_extensions import override
 
-from ....errors import CheckpointError
 from ...forward import OnInput
+from ...geometry import needed_mask
 from ...shared.attention.forward import Attention
 from ...shared.eagle3.forward import Eagle3Forward
 from ...shared.eagle3.geometry import Eagle3LlamaGeometry
@@ -35,13 +35,7 @@ class PEagleForward(Eagle3Forward):
         attention: Attention,
     ) -> None:
         super().__init__(geometry, weights, on_input, attention)
-        if geometry.mask_token_id is None:
-            raise CheckpointError(
-                "config.json",
-                "mask_token_id: missing key, without which vLLM serves no P-EAGLE draft",
-                fix="add 'mask_token_id' as the draft was trained with it",
-            )
-        self.mask_token_id = geometry.mask_token_id
+        self.mask_token_id = needed_mask(geometry)
 
     @override
     def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

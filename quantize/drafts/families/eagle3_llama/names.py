@@ -15,6 +15,7 @@ from ....errors import CheckpointError
 from ...architectures import declared_architecture
 from ...config_reader import ConfigReader
 from ...family import Dim, TensorSpec
+from ...lint import Lint
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes
 from ...shared.eagle3.geometry import Eagle3LlamaGeometry
 from ...shared.eagle3.names import Eagle3, read_common
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ...shared.attention.forward import LlamaAttention
 
 
+_ATTENTIONS = ("full_attention", "sliding_attention")
 _PARALLEL = ("PEagleDraftModel", "PeagleQwen3ForCausalLM")
 _NORMED_HEADS = ("Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM")
 
@@ -39,6 +41,7 @@ class Eagle3Llama(Eagle3):
     name = "eagle3-llama"
     engine_traits = ENGINE_TRAITS
     speculators = FORMS
+    misnamed: Mapping[str, Lint] = {}
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", *_PARALLEL)
     relatives: Mapping[str, str] = {
         mark: kind for mark, kind in Eagle3.relatives.items() if mark != "mask_hidden"
@@ -54,13 +57,6 @@ class Eagle3Llama(Eagle3):
     @override
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3LlamaGeometry:
         keys = ConfigReader(config, where)
-        types = config.get("layer_types") or []
-        if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
-            raise CheckpointError(
-                where,
-                f"layer_types: expected 'full_attention' for every layer, got {types!r}",
-                fix=f"a draft of {self.name} with another attention cannot be replayed",
-            )
         common = read_common(config, where, self.name)
         heads, name = common["num_attention_heads"], declared_architecture(config)
         parallel = name in _PARALLEL
@@ -77,6 +73,7 @@ class Eagle3Llama(Eagle3):
             qk_norm=name in _NORMED_HEADS,
             parallel=parallel,
             mask_token_id=_mask_token_id(keys, common["vocab_size"]) if parallel else None,
+            windows=_windows(keys, common["num_layers"]),
         )
 
     @override
@@ -96,6 +93,14 @@ class Eagle3Llama(Eagle3):
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
+        if geometry.window is not None:
+            raise CheckpointError(
+                "config.json",
+                f"layer_types: replay does not compute sliding layers of EAGLE-3: vLLM 0.33 serves"
+                f" a window of {geometry.window} positions, SGLang 0.5.23 all positions",
+                fix="measure this draft on a server; if it was trained without a window, replay a"
+                " copy whose layer_types are all full_attention",
+            )
         if not geometry.parallel:
             return super().forward(geometry, weights, on_input)
         from .forward import PEagleForward
@@ -113,6 +118,26 @@ class Eagle3Llama(Eagle3):
 
         g = geometry
         return LlamaAttention(head_dim=g.head_dim, rope=g.rope, qk_norm=g.qk_norm)
+
+
+def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
+    """Of each layer; () = all layers see all positions.
+
+    Source: vLLM 0.33 `llama.py:189-207`, whose layer is not sliding without a sliding_window;
+    `llama_eagle3.py` of SGLang 0.5.23 reads neither key.
+    """
+    types = keys.config.get("layer_types") or []
+    if not isinstance(types, list) or any(kind not in _ATTENTIONS for kind in types):
+        raise CheckpointError(
+            keys.where,
+            f"layer_types: expected {' or '.join(_ATTENTIONS)} for every layer, got {types!r}",
+            fix="correct 'layer_types': the layers are those of Llama",
+        )
+    if _ATTENTIONS[1] not in types or keys.config.get("sliding_window") is None:
+        return ()
+    window = keys.positive("sliding_window")
+    slides = [kind == _ATTENTIONS[1] for kind in (*types, *[""] * num_layers)]
+    return tuple(window if slides[i] else None for i in range(num_layers))
 
 
 def _mask_token_id(keys: ConfigReader, vocab_size: int) -> int | None:

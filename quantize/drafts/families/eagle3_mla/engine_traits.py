@@ -1,7 +1,6 @@
 """EAGLE-3 with DeepSeek's latent attention in engines."""
 
 from ...engine_traits import (
-    UNSUPPORTED,
     EngineTraits,
     Finding,
     Fusion,
@@ -16,12 +15,6 @@ from ...shared.aux_layers import KEY, SECTION
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
-    if draft.config.get("model_type") == "deepseek_v3":
-        return Finding(
-            "config",
-            UNSUPPORTED.format("Eagle3DeepSeekMTPModel"),
-            "set model_type to kimi_k2: deepseek_v3 is rewritten to the MTP model",
-        )
     if not draft.fuses:
         text = "model.fc.weight stays uninitialised: vLLM builds fc for every MLA draft"
         return Finding("wrong", text, "serve it with SGLang")
@@ -29,6 +22,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
 
 
 ENGINE_TRAITS = EngineTraits(
+    usual_type="kimi_k2",
     latent=True,
     two_layer_norms=True,
     prunes_vocabulary=True,

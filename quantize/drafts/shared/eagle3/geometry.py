@@ -52,6 +52,8 @@ class Eagle3LlamaGeometry(Eagle3Geometry):
         parallel: P-EAGLE: all tokens of a round are drafted in one pass, those after the first
             from mask tokens beside a trained mask_hidden.
         mask_token_id: of P-EAGLE; None where config.json does not say which.
+        windows: positions that a query of each layer sees, as vLLM serves it; None = all. SGLang
+            serves all of them.
     """
 
     num_key_value_heads: int
@@ -59,6 +61,16 @@ class Eagle3LlamaGeometry(Eagle3Geometry):
     qk_norm: bool = False
     parallel: bool = False
     mask_token_id: int | None = None
+    windows: tuple[int | None, ...] = ()
+
+    @property
+    def window(self) -> int | None:
+        """Of the first layer that has one; None where none has."""
+        return next((window for window in self.windows if window is not None), None)
+
+    @override
+    def window_of(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

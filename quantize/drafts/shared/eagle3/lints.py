@@ -72,6 +72,24 @@ def norm_output(draft: Draft) -> Iterator[Lint]:
     )
 
 
+def sliding(draft: Draft) -> Iterator[Lint]:
+    """Source: vLLM 0.33 `llama.py:189-207`; SGLang 0.5.23 `llama.py:240` gives no window."""
+    geometry = eagle3(draft)
+    window = (
+        next(filter(None, map(geometry.window_of, range(geometry.num_layers))), None)
+        if geometry
+        else None
+    )
+    if window is not None:
+        yield Lint(
+            name="eagle3-sliding",
+            level="warning",
+            cause=f"layer_types has sliding_attention: vLLM 0.33 serves a window of {window}"
+            " positions, SGLang 0.5.23 all of them, and replay computes neither",
+            remedy="write full_attention into layer_types if the draft was trained with that",
+        )
+
+
 def double_norm(draft: Draft) -> Iterator[Lint]:
     """Source: ModelOpt 0.44 and 0.47 `modeling_eagle.py`; executed for Llama layers."""
     if eagle3(draft) is not None and is_modelopt(draft):
@@ -85,4 +103,4 @@ def double_norm(draft: Draft) -> Iterator[Lint]:
         )
 
 
-LINTS = (norm_before_residual, norm_before_fc, norm_output, double_norm)
+LINTS = (norm_before_residual, norm_before_fc, norm_output, sliding, double_norm)

@@ -1,0 +1,145 @@
+"""What a config.json does not say, and the config class of its model_type fills in.
+
+Both engines build drafts from the attributes of that class: an attention_bias, a rope_theta or a
+sliding window that config.json lacks is the class's, not Llama's. The rows are in
+config_defaults.json: those of transformers 5.23.0, and of each engine's own classes where these
+differ, with the transformers that it pins (5.20.2 is the newest that vLLM 0.33.0 admits, SGLang
+0.5.23 wants 5.19.0). `scripts/dev/config_defaults.py` asks for them, and a test asks again.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ..files.checkpoint import read_json_object
+
+Source = Literal["vllm", "sglang"]
+_FILE = Path(__file__).parent / "config_defaults.json"
+_NOT_COMPUTED = frozenset({"attention_bias", "mlp_bias", "hidden_act", "tie_word_embeddings"})
+"""Keys of what engines build, and no family computes: a draft is read without their defaults."""
+REWRITTEN_BY_VLLM = {
+    "bailing_hybrid": "BailingMoeV25MTPModel",
+    "deepseek_v3": "DeepSeekMTPModel",
+    "deepseek_v32": "DeepseekV32MTPModel",
+    "deepseek_v4": "DeepSeekV4MTPModel",
+    "dots3_note": "Dots3NoteMTPModel",
+    "ernie4_5_moe": "ErnieMTPModel",
+    "exaone_moe": "ExaoneMoeMTP",
+    "glm_moe_dsa": "DeepseekV32MTPModel",
+    "hy_v3": "HYV3MTPModel",
+    "hy_v4": "HYV4MTPModel",
+    "longcat_flash": "LongCatFlashMTPModel",
+    "qwen3_5": "Qwen3_5MTP",
+    "qwen3_5_moe": "Qwen3_5MoeMTP",
+    "qwen3_5_moe_text": "Qwen3_5MoeMTP",
+    "qwen3_5_text": "Qwen3_5MTP",
+    "qwen3_next": "Qwen3NextMTP",
+    "qwen4_exp": "Qwen4ExpMTP",
+    "qwen4_exp_text": "Qwen4ExpMTP",
+    "step3p5": "Step3p5MTP",
+    "step3p7": "Step3p5MTP",
+}
+"""model_type -> the architecture that vLLM 0.33 gives to its drafts: `speculative.py:711-1070`."""
+_NO_DEFAULTS = ("lacks", "changes", "unclear")
+
+
+class ClassDefaults(NamedTuple):
+    """What one config class fills in.
+
+    Attributes:
+        values: key -> its default, where that is not Llama's.
+        lacks: keys of which it has no default.
+        changes: key that it does not keep as it is given -> what it makes of it; None = it depends.
+        unclear: keys whose default is not known here.
+    """
+
+    values: Mapping[str, Any]
+    lacks: frozenset[str]
+    changes: Mapping[str, Any]
+    unclear: frozenset[str]
+
+    def without(self, keys: frozenset[str]) -> "ClassDefaults":
+        """The same of a draft in which nobody reads these keys."""
+        return ClassDefaults(
+            values={key: value for key, value in self.values.items() if key not in keys},
+            lacks=self.lacks - keys,
+            changes={key: value for key, value in self.changes.items() if key not in keys},
+            unclear=self.unclear - keys,
+        )
+
+
+Row = ClassDefaults | Literal["unknown", "refused"]
+"""Of a model_type: "unknown" = there is no such class, "refused" = it takes no such draft."""
+
+
+def class_defaults(model_type: Any, engine: Source | None = None) -> Row:
+    """The defaults of a model_type.
+
+    Args:
+        model_type: of config.json, of any JSON type.
+        engine: whose classes read it; None = transformers, or the first engine that has one.
+    """
+    if not isinstance(model_type, str):
+        return "unknown"
+    places = ("transformers", "vllm", "sglang") if engine is None else (engine, "transformers")
+    tables = [_rows()[place]["types"] for place in places]
+    row = next((types[model_type] for types in tables if model_type in types), False)
+    if row is False:
+        return "unknown"
+    if row is None:
+        return "refused"
+    return ClassDefaults(
+        values={key: value for key, value in row.items() if key not in _NO_DEFAULTS},
+        lacks=frozenset(row.get("lacks", ())),
+        changes=row.get("changes", {}),
+        unclear=frozenset(row.get("unclear", ())),
+    )
+
+
+def has_its_own(model_type: Any, engine: Source) -> bool:
+    """Whether an engine reads a model_type by other classes than those of transformers 5.23.0."""
+    return isinstance(model_type, str) and model_type in _rows()[engine]["types"]
+
+
+def absent_keys(config: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    """The keys that a config.json does not have, at the values that its class gives them."""
+    if isinstance(row, str):
+        return {}
+    found = {key: value for key, value in row.values.items() if key not in config}
+    if config.get("rope_scaling"):  # which replaces all of them
+        found.pop("rope_parameters", None)
+    layers, cycle = config.get("num_hidden_layers"), row.values.get("layer_types")
+    found.pop("layer_types", None)
+    if cycle and config.get("layer_types") is None and type(layers) is int:
+        found["layer_types"] = [cycle[i % len(cycle)] for i in range(min(max(layers, 0), 1024))]
+    return found
+
+
+def in_place_of(config: Mapping[str, Any], keys: str) -> str:
+    """What a class filled in of the keys that a text names, for a sentence; "" = nothing."""
+    found = {key: value for key, value in as_read(config).items() if key not in config}
+    given = " and ".join(
+        f"{key} {json.dumps(found[key])}" for key in found if re.search(rf"\b{key}\b", keys)
+    )
+    said = f"config.json has none: model_type {config.get('model_type')} gives {given}"
+    return said if given else ""
+
+
+def as_read(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json with the keys that its class fills in, of those that families compute with.
+
+    The keys of a text_config are filled in there, by the class of its own model_type.
+    """
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        return {**config, "text_config": as_read(text)}
+    found = absent_keys(config, class_defaults(config.get("model_type")))
+    return {**config, **{k: v for k, v in found.items() if k not in _NOT_COMPUTED}}
+
+
+@cache
+def _rows() -> Mapping[str, Any]:
+    return read_json_object(_FILE, "install draftquant again")
