@@ -75,16 +75,16 @@ KINDS: Mapping[str, tuple[Build, str]] = {
     "gates": (made(tiny_dflash, "layers.0.self_attn.g_proj.weight"), "dflash with gates"),
     "DFlash with experts": (made(tiny_dflash, f"layers.0.{EXPERT}"), "dflash with a mixture"),
     "DSpark with experts": (made(tiny_dspark, f"layers.0.{EXPERT}"), "dspark with a mixture"),
+    "MLX": (by_mlx(tiny_dflash, quantization=MLX, quantization_config=MLX), "MLX"),
     "experts": (made(tiny_eagle3_llama, f"midlayer.{EXPERT}"), "eagle3-llama with a mixture"),
     "MLA": (made(tiny_dflash, LATENT, name="DeepseekDFlashDraftModel"), "DFlash with latent"),
     "a mode": (made(tiny_dflash, LATENT, kv_lora_rank=64), "dflash with latent attention (MLA)"),
     "DFlare": (made(tiny_dflash, name="DFlareDraftModel"), "it is DFlare"),
     "Mistral": (made(tiny_eagle3_llama, name="EagleMistralForCausalLM"), "Mistral's EAGLE"),
+    "MTP": (made(tiny_eagle3_llama, name="Qwen3MoeForCausalLMMTP"), "an MTP layer"),
     "Nemotron": (
         made(tiny_eagle3_llama, name="NemotronHMTPModel", model_type="nemotron_h"), "Nemotron-H",
     ),
-    "MTP": (made(tiny_eagle3_llama, name="Qwen3MoeForCausalLMMTP"), "an MTP layer"),
-    "MLX": (by_mlx(tiny_dflash, quantization=MLX, quantization_config=MLX), "MLX"),
     "MLX of old": (by_mlx(tiny_eagle3_llama, quantization=MLX), "MLX"),
     "MLX undeclared": (by_mlx(tiny_eagle3_llama), "MLX"),
 }  # fmt: skip
