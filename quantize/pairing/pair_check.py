@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..drafts import read_config
 from ..drafts.config_reader import with_text_config
+from ..drafts.recognition import other_kind
 from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import ENGINE_NAMES, EngineCheck, EngineName
 from ..engines.engine_check import check_checkpoint, with_values
@@ -118,7 +119,8 @@ def _read(
     args = TargetArgs.parse(target_args)
     split = tensor_parallel_size(tp, args)
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
-    family, geometry = read_config(checkpoint)
+    kind = other_kind(checkpoint)  # which each engine's answer says
+    family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
     return Pair(
         draft=checkpoint,
         config=with_text_config(checkpoint.config),
