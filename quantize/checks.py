@@ -7,12 +7,14 @@ from ..recipes.schema import Recipe
 from .backends import get_backend
 from .drafts import Draft, Row
 from .errors import PASS_TRACES, BackendError, CheckpointError, PlanError
-from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
+from .files.checkpoint import CONFIG_FILE
 from .files.provenance import CutProvenance
 from .files.provenance_file import check_seal, read_provenance
 from .files.side_files import check_no_other_weights, check_not_made
 from .files.vocabulary_cut import VocabularyCut
+from .outputs import ONLY_OF_CODES
 from .quantization_plan import Plan
+from .stored.declarations import raw_declaration
 from .stored.looks_quantized import looks_quantized
 from .stored.stored_tables import StoredTables, first_differing_row
 from .stored.table_names import EMBEDDING
@@ -116,12 +118,13 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
     cuts = _cuts_before(folder)
     check_not_made(folder, side_files, cut=bool(cuts))
     if looks_quantized(plan.draft.checkpoint):
+        declared = raw_declaration(plan.draft.checkpoint)
         raise CheckpointError(
-            folder / CONFIG_FILE,
+            declared.where if declared else folder / CONFIG_FILE,
             "the source is quantized already (it declares a quantization_config)",
             fix="start from the BF16 draft",
         )
-    return tuple(file for file in side_files if file != PROVENANCE_FILE), cuts
+    return tuple(file for file in side_files if file not in ONLY_OF_CODES), cuts
 
 
 def _cuts_before(folder: Path) -> tuple[VocabularyCut, ...]:

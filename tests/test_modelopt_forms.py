@@ -1,6 +1,7 @@
 """ModelOpt's declaration in each form: flat, nested in config.json, hf_quant_config.json alone."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from draftquant.quantize.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
@@ -20,7 +22,8 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
 from draftquant.recipes import load_recipe
-from tiny import edit_json, read_tensors, tiny_eagle3_llama
+from draftquant.scripts.cli import main
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 
 RECIPES = ("blackwell-fp8", "blackwell-nvfp4")
 Folders = dict[str, Path]
@@ -194,3 +197,63 @@ def test_a_side_file_alone_that_is_no_json(flat: Folders, tmp_path: Path) -> Non
     (folder / HF_QUANT_CONFIG).write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match=HF_QUANT_CONFIG):
         scheme_of(folder)
+
+
+NO_ALGORITHM = {"producer": {"name": "modelopt", "version": "0.35.0"},
+                "quantization": {"quant_algo": None, "kv_cache_quant_algo": None}}  # fmt: skip
+FLAT_NULL = {"quant_method": "modelopt", "quant_algo": None, "exclude_modules": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("declared", "beside", "vllm", "sglang"),
+    [
+        (None, NO_ALGORITHM, "LOADS", "LOADS"),
+        (None, {"quantization": {}}, "LOADS", "LOADS"),
+        (None, {}, "LOADS", "LOADS"),
+        (NO_ALGORITHM, None, "LOADS", "REFUSED"),
+        (FLAT_NULL, NO_ALGORITHM, "REFUSED", "REFUSED"),
+        ({}, None, "LOADS", "REFUSED"),
+        ({"quant_method": ""}, None, "LOADS", "REFUSED"),
+        ({"quant_method": None}, None, "REFUSED", "REFUSED"),
+    ],
+)
+def test_a_declaration_without_an_algorithm_is_that_of_a_bf16_draft(
+    declared: Any, beside: Any, vllm: str, sglang: str, draft: Path, tmp_path: Path
+) -> None:
+    """As NVIDIA published one; the verdicts were executed."""
+    folder = shutil.copytree(draft, tmp_path / "bf16")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if declared is not None:
+        config["quantization_config"] = declared
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if beside is not None:
+        (folder / HF_QUANT_CONFIG).write_text(json.dumps(beside), encoding="utf-8")
+    for engine, verdict in (("vllm", vllm), ("sglang", sglang)):
+        assert check_draft(folder, engine=engine, arch="sm90").verdict == verdict  # type: ignore[arg-type]
+    assert declared_scheme(Checkpoint.open(folder)) is None
+    assert main(["inspect", str(folder)]) == 0
+    out = tmp_path / "out"
+    assert main(["quantize", str(folder), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
+    assert not (out / HF_QUANT_CONFIG).exists()
+    assert main(["verify", str(out), "--against", str(folder)]) == 0
+    assert main(["dequantize", str(folder), "--out", str(tmp_path / "plain")]) == 2
+
+
+@pytest.mark.parametrize("inputs", [{}, {"input_activations": None}])
+def test_nvfp4_whose_groups_have_no_activations_is_weight_only(
+    inputs: dict[str, Any], flat: Folders, tmp_path: Path
+) -> None:
+    """vLLM serves it so, SGLang looks for the input scales: executed."""
+    out = shutil.copytree(flat["blackwell-nvfp4"], tmp_path / "out")
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    (group,) = config["quantization_config"]["config_groups"].values()
+    group.pop("input_activations")
+    group |= inputs
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {n: t for n, t in read_tensors(out).items() if not n.endswith("input_scale")}
+    write_tensors(out, tensors)
+    scheme = declared_scheme(Checkpoint.open(out))
+    assert scheme is not None
+    assert scheme.activations == "none"
+    assert check_draft(out, engine="vllm", arch="sm90").verdict == "LOADS"
+    assert check_draft(out, engine="sglang", arch="sm90").verdict == "LOADS BUT WRONG"

@@ -33,7 +33,7 @@ def is_speculators(config: Mapping[str, Any]) -> bool:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     ours = [form.architectures[0] for form in FORMS.values()]
-    return any(key in config for key in _MARKS) or name in ours
+    return any(config.get(key) is not None for key in _MARKS) or name in ours
 
 
 def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:

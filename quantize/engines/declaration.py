@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...recipes.errors import short
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import Checkpoint
-from ..stored.declarations import Form, RawDeclaration, raw_declaration, read_scheme
+from ..stored.declarations import Form, RawDeclaration, read_scheme, written_declaration
 from ..stored.layouts import LAYOUTS
 from ..stored.layouts.reader import ObjectReader
 from .declared import READERS
@@ -79,7 +79,7 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
         CheckpointError: hf_quant_config.json is not readable as JSON, or quantization_config is no
             object that says anything.
     """
-    found = raw_declaration(checkpoint)
+    found = written_declaration(checkpoint)
     if found is None:
         return None
     raw = found.value

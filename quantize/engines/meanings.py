@@ -46,7 +46,9 @@ _OF_CONFIG = {
     " computes with it",
     r"argument 'size' got (.+) for the number": "{engine} counts the layers that fc reads by"
     " num_aux_hidden_states, which is {0} in config.json",
-    r"TypeError: (\w+) is null in": "The key {0} is null in config.json, and {engine} computes with it",
+    r"TypeError: (\w+) is null in": "The key {0} is null in config.json, and {engine}"
+    " computes with it",
+    r"Missing 'quant_algo'": "The declaration names ModelOpt as its method, and no algorithm of it",
     r"EAGLE3 interface|set_\w+_layers_to_capture": "{engine}'s model of this target does not hand"
     " out the hidden states of its layers, which the draft reads",
     r"Field '(\w+)' expected (\w+), got NoneType": "{0} is null in config.json, and Transformers,"

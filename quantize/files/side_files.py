@@ -33,7 +33,7 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
 
 
 def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> None:
-    """No side file says that the source was quantized: outputs are made of BF16 drafts.
+    """No record says that the source was quantized: outputs are made of BF16 drafts.
 
     Args:
         folder: the source.
@@ -43,13 +43,12 @@ def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> 
     Raises:
         CheckpointError: names the file.
     """
-    for file in (PROVENANCE_FILE, "hf_quant_config.json"):
-        if file in files and not (cut and file == PROVENANCE_FILE):
-            raise CheckpointError(
-                folder / file,
-                "the source is already the result of a quantization",
-                fix="start from the BF16 draft",
-            )
+    if PROVENANCE_FILE in files and not cut:
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "the source is already the result of a quantization",
+            fix="start from the BF16 draft",
+        )
 
 
 def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:

@@ -15,22 +15,19 @@ from pathlib import Path
 import numpy as np
 
 from ..drafts import Row, read_draft
-from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import NEWEST, Algorithm, Digest, tensor_digest
 from ..files.finiteness import Finiteness
 from ..files.safetensors_header import FloatDtype
 from ..files.workers import WORKERS
-from ..stored.declarations import HF_QUANT_CONFIG
 from ..stored.decoded_numbers import Floats, floats, read_rows
 from ..stored.stored_draft import StoredDraft
 from .headers import index_faults, metadata_faults
 from .kept_tensors import compare_kept
 from .rounded_values import rounded_bytes
-from .unowned_files import side_file_faults, unowned_faults
+from .unowned_files import QUANTIZED_ONLY, side_file_faults, unowned_faults
 from .verify_report import Fault, NotFinite
 
-QUANTIZED_ONLY = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
-"""Side files of a quantized folder that say nothing true about the dequantized one."""
 _BLOCK = 2**18  # weights
 
 

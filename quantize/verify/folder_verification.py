@@ -50,7 +50,7 @@ from .method import (
 from .record_faults import NO_RECORD, Record, read_record, record_faults, recorded_changes
 from .rules import Rule, rule_of
 from .scales import companion_faults
-from .unowned_files import ONLY_OURS, card_faults, own_files, side_file_faults, unowned_faults
+from .unowned_files import QUANTIZED_ONLY, card_faults, own_files, side_file_faults, unowned_faults
 from .verify_report import (
     Compared,
     Fault,
@@ -237,7 +237,7 @@ class _Verification:
             *cache_scale_faults(self._draft, self._output, scheme, self._method),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),
-            *side_file_faults(self._source, self._output, without=ONLY_OURS, foreign=not ours),
+            *side_file_faults(self._source, self._output, without=QUANTIZED_ONLY, foreign=not ours),
             *card_faults(self._output, self._provenance),
             *self._unowned_faults(),
             *self._method_faults(),
@@ -247,8 +247,8 @@ class _Verification:
         side_file = self._scheme.layout.side_file if self._scheme else None
         own = own_files(side_file.name if side_file else None)
         return unowned_faults(
-            self._source, self._output, config_file=self._config_file, own=own, without=ONLY_OURS,
-            foreign=self._method is None,
+            self._source, self._output, config_file=self._config_file, own=own,
+            without=QUANTIZED_ONLY, foreign=self._method is None,
         )  # fmt: skip
 
     def _method_faults(self) -> list[Fault]:

@@ -22,10 +22,10 @@ from ..stored.decoded_numbers import stored_scalar
 from ..stored.layouts.scheme import INVERTED
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_draft import StoredDraft
-from .dequantized_verification import QUANTIZED_ONLY, row_blocks
+from .dequantized_verification import row_blocks
 from .headers import index_faults, metadata_faults
 from .kept_tensors import compare_kept
-from .unowned_files import own_files, side_file_faults, unowned_faults
+from .unowned_files import QUANTIZED_ONLY, own_files, side_file_faults, unowned_faults
 from .verify_report import Fault, NotFinite
 
 

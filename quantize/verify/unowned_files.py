@@ -8,10 +8,13 @@ from ..files.card_text import CARD_FILE
 from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.files_of_folder import SIGNATURE_FILE, entries, looks_like_weights
 from ..files.provenance import QuantizedProvenance
+from ..stored.declarations import HF_QUANT_CONFIG
 from .verify_report import Fault
 
 ONLY_OURS = frozenset({PROVENANCE_FILE})
 """Of a source that was cut: it says nothing true of what is made of it."""
+QUANTIZED_ONLY = ONLY_OURS | {HF_QUANT_CONFIG}
+"""Nor does an empty declaration of a BF16 draft of what is quantized."""
 _SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_map.json",
                "tokenizer_config.json", "chat_template.jinja")  # fmt: skip
 """What transformers writes beside the weights of a model whenever it saves one."""

@@ -4,11 +4,13 @@ Source: `_verify_quantization` and `_normalize_quantization_config` of `config/m
 `QUANTIZATION_METHODS`, and `supported_quantization` of `platforms/rocm.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ...drafts.engine_traits import INVALID, Finding
 from ..declaration import Declaration
 from ..declared.quark import quantizes_outputs
+from ..linear_scheme import Group
 from ..needed_keys import NEEDED, NO_OUTPUTS, absent_key
 
 _NAMES = """
@@ -37,14 +39,28 @@ _OF_PACKAGES = {"torchao": "torchao>=0.10.0"}
 """quant_method -> the package that it wants, and that its wheel does not ask for."""
 _FLOATS = frozenset({"experts_int8"})
 """Each quant_method that quantizes experts alone, while loading."""
+_OF_MXFP8 = "modelopt_mxfp8"
+"""The quant_method that says the algorithm."""
+_NULL = "AttributeError: 'NoneType' object has no attribute 'lower'"
+_REMOVE = "remove quantization_config, or hf_quant_config.json, if the draft is not quantized"
 _DEQUANTIZE = "write it in BF16 with the tool that made it, and quantize that"
 
 
 def taken(declaration: Declaration, arch: str) -> Declaration | Finding:
     """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
+    keys, method = declaration.keys, declaration.method
+    if None in (keys.get("quant_method", ""), keys.get("quantization", "")):
+        return Finding("config", _NULL, _REMOVE)
+    if not method and declaration.algorithm is None:
+        return replace(declaration, method=None)
+    if method == "modelopt" and not declaration.algorithm and declaration.spelled != _OF_MXFP8:
+        text = "ValueError: Missing 'quant_algo' in quantization config"
+        return Finding("init", text, _REMOVE)
     problem = _refused(declaration, arch) or absent_key(declaration, NEEDED)
     if problem is not None:
         return problem
+    if declaration.algorithm == "NVFP4" and _is_weight_only(keys.get("config_groups")):
+        declaration = replace(declaration, groups=tuple(map(_without_inputs, declaration.groups)))
     if declaration.form == "flat" or not declaration.by_modelopt:
         algorithm = (declaration.algorithm or "").upper()
         if declaration.method == "modelopt" and algorithm and algorithm not in _ALGORITHMS:
@@ -60,6 +76,18 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding:
             "write quantization_config of config.json in ModelOpt's flat form",
         )
     return replace(declaration, method="modelopt")
+
+
+def _is_weight_only(groups: object) -> bool:
+    """`ModelOptNvFp4Config._from_config`: no group has input_activations, or each has null."""
+    found = list(groups.values()) if isinstance(groups, Mapping) else []
+    inputs = [each.get("input_activations") for each in found if isinstance(each, Mapping)]
+    return bool(found) and inputs == [None] * len(found)
+
+
+def _without_inputs(group: Group) -> Group:
+    not_read = (*group.scheme.not_read, "input_scale")
+    return group._replace(scheme=replace(group.scheme, not_read=not_read))
 
 
 def _refused(declaration: Declaration, arch: str) -> Finding | None:

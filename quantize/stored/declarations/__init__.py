@@ -13,7 +13,7 @@ from ..layouts import HF_QUANT_CONFIG, READ_LAYOUTS, DeclaredScheme, StoredLayou
 from ..layouts.name_matching import check_patterns
 from ..layouts.reader import ObjectReader
 from ..layouts.unread import OTHER_WAY, UNREAD_METHODS
-from .raw import Form, RawDeclaration, raw_declaration
+from .raw import Form, RawDeclaration, raw_declaration, written_declaration
 
 __all__ = [
     "HF_QUANT_CONFIG",
@@ -24,6 +24,7 @@ __all__ = [
     "declared_scheme",
     "raw_declaration",
     "read_scheme",
+    "written_declaration",
 ]
 
 # Keys that say who made the folder or how values were found, never how to decode them.

@@ -11,8 +11,10 @@ from typing import Any, Literal
 from ...files.checkpoint import CONFIG_FILE, Checkpoint, read_json_object
 from ...files.files_of_folder import check_own
 from ..layouts import HF_QUANT_CONFIG
+from ..parts import quantized_looking
 
 _DECLARATION, _NESTED = "quantization_config", "quantization"
+_OF_NO_SCHEME = ("quant_method", "producer", "version", "exclude_modules", "ignore", "group_size")
 Form = Literal["flat", "nested", "side file"]
 
 
@@ -40,9 +42,28 @@ class RawDeclaration:
         keys = {"group_size", "bits"}
         return not self.has_method and isinstance(self.value, dict) and keys <= self.value.keys()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it names no scheme: ModelOpt writes a null quant_algo beside a BF16 draft."""
+        said = self.value if isinstance(self.value, dict) else {"": True}
+        named = any(value for key, value in said.items() if key not in _OF_NO_SCHEME)
+        return not named and str(said.get("quant_method") or "modelopt").startswith("modelopt")
+
 
 def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
-    """What a folder declares; None = nothing.
+    """What a folder declares; None = nothing, also by an empty declaration beside a BF16 draft.
+
+    Raises:
+        CheckpointError: hf_quant_config.json is not readable as JSON.
+    """
+    found = written_declaration(checkpoint)
+    if found is None or not found.is_empty or quantized_looking(checkpoint.tensors.values()):
+        return found
+    return None
+
+
+def written_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
+    """The declaration that engines look at, empty or not; None = there is none.
 
     Engines read config.json, and hf_quant_config.json only where it declares nothing (executed with
     vLLM 0.33 and SGLang 0.5.23).

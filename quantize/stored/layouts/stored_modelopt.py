@@ -96,8 +96,12 @@ class StoredModelOpt(StoredLayout):
             keys.optional("group_size", group_size)
         else:
             keys.absent("group_size")
-        if keys.has("config_groups"):
-            _check_group(only_group(keys), granularity, group_size)
+        if keys.has("config_groups") and keys.plain("config_groups") != {}:
+            group = only_group(keys)
+            # Weight-only under NVFP4's name: what an engine makes of it, it says itself.
+            if keys.strictness != "engine" and not group.has("input_activations"):
+                activations = "none" if algo == "NVFP4" else activations
+            _check_group(group, granularity, group_size)
         return DeclaredScheme(
             layout=self,
             weight_dtype=dtype,
