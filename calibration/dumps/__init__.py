@@ -1,6 +1,6 @@
-"""Hidden states that trainers dumped: one module per layout, and one that makes traces of them.
+"""Hidden states that trainers dumped: readers of their layouts, and what makes traces of them.
 
-A layout's module gives `Sample`s: tokens, answers as the dump marks them, aux features, and the
-last hidden state. Three facts are verified, not taken from the dump: the layers, whether the norm
-was applied, and the token of each row. `head`, `recomputed` and `draft_steps` hold the evidence.
+A reader gives `Sample`s: tokens, answers as the dump marks them, aux features, and the last hidden
+state. Three facts are verified, not taken from the dump: the layers, whether the norm was applied,
+and the token of each row. `head`, `recomputed`, `whole_texts` and `draft_steps` hold the evidence.
 """

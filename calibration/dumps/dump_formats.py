@@ -9,10 +9,14 @@ if TYPE_CHECKING:
     from .sample import Pending
 
 DumpFormat = Literal["specforge", "torchspec", "speculators", "modelopt", "angelslim", "vllm"]
-"""Which module beside this one reads which layout."""
+"""Those of `torch_dumps`, and one module beside this one for each other."""
 
 
 def samples_of(dump: Path, layout: DumpFormat) -> "Sequence[Pending]":
     """The samples of a dump folder, unread, in the order of their numbers."""
+    from . import torch_dumps
+
+    if layout in torch_dumps.LAYOUTS:
+        return torch_dumps.samples(dump, layout)
     found: Sequence[Pending] = importlib.import_module(f".{layout}", __package__).samples(dump)
     return found

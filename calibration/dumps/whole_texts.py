@@ -31,14 +31,14 @@ MAX_OTHER_ROWS = 0.001
 """Share of a text's positions, and one more: a target may choose other experts at a few."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class RowCounts:
     """Of `num_seen` texts `num_texts` were recomputed; `num_other` positions hold other rows."""
 
-    num_seen: int
-    num_texts: int
-    num_positions: int
-    num_other: int
+    num_seen: int = 0
+    num_texts: int = 0
+    num_positions: int = 0
+    num_other: int = 0
 
 
 class WholeTexts:
@@ -46,13 +46,14 @@ class WholeTexts:
 
     def __init__(self, target: RecordedTarget, found: RecomputedFinding, every: int) -> None:
         self._target, self._found, self._every = target, found, every
-        self._num_seen = self._num_texts = self._num_positions = self._num_other = 0
+        self._counts = RowCounts()
         self._refused: list[tuple[Path, str]] = []
 
     def add(self, sample: Sample, stop: int) -> None:
         """Take in the next text, of which the tokens before `stop` are used."""
-        self._num_seen += 1
-        if (self._num_seen - 1) % self._every:
+        counts = self._counts
+        counts.num_seen += 1
+        if (counts.num_seen - 1) % self._every:
             return
         token_ids, shift = sample.token_ids[:stop], self._found.shift
         computed = self._computed(token_ids)
@@ -61,20 +62,17 @@ class WholeTexts:
         tokens = torch.arange(max(shift, 0), len(token_ids) + min(shift, 0))
         other = _differs(slots[tokens - shift], layers[tokens])
         wrong, which = tokens[other.any(dim=1)], other.any(dim=0)
-        self._num_texts += 1
-        self._num_positions += len(tokens)
-        self._num_other += len(wrong)
+        counts.num_texts += 1
+        counts.num_positions += len(tokens)
+        counts.num_other += len(wrong)
         if len(wrong) > 1 + MAX_OTHER_ROWS * len(tokens):
             ids = torch.tensor(self._found.layer_ids)[which].tolist()
-            whose = _whose(slots[wrong - shift][:, which], layers[:, which], wrong)
-            self._refused.append(
-                (
-                    sample.file,
-                    f"at {len(wrong)} of {len(tokens)} positions, {int(wrong[0])} to"
-                    f" {int(wrong[-1])}, the hidden states of layers {ids} are not what the target"
-                    f" computes there, but {whose}",
-                )
+            what = (
+                f"at {len(wrong)} of {len(tokens)} positions, {int(wrong[0])} to {int(wrong[-1])},"
+                f" the hidden states of layers {ids} are not what the target computes there, but"
+                f" {_whose(slots[wrong - shift][:, which], layers[:, which], wrong)}"
             )
+            self._refused.append((sample.file, what))
 
     @torch.inference_mode()
     def _computed(self, token_ids: Tensor) -> Tensor:
@@ -96,16 +94,11 @@ class WholeTexts:
             if more:
                 names = ", ".join(other.name for other, _ in more[:8])
                 what += (
-                    f"; and in {len(more)} of the {self._num_texts - 1} other texts that were"
-                    f" recomputed: {names}{', ...' if len(more) > 8 else ''}"
+                    f"; and in {len(more)} of the {self._counts.num_texts - 1} other texts that"
+                    f" were recomputed: {names}{', ...' if len(more) > 8 else ''}"
                 )
             raise TraceError(file, what, fix=TEXT_AGAIN)
-        return RowCounts(
-            num_seen=self._num_seen,
-            num_texts=self._num_texts,
-            num_positions=self._num_positions,
-            num_other=self._num_other,
-        )
+        return self._counts
 
 
 @contextmanager

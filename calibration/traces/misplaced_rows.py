@@ -60,7 +60,9 @@ def explained(
         last = max(first, min(stop, len(text.features) - REACH))
         tokens.append(text.token_ids[first + shift : last + shift])
         rows.append(text.features[first:last])
-    _, groups, counts = torch.cat(tokens).unique(return_inverse=True, return_counts=True)
+    _, groups, counts = torch.unique(  # type: ignore[no-untyped-call]
+        torch.cat(tokens), return_inverse=True, return_counts=True
+    )
     sums, squares = torch.zeros(2, len(counts), rows[0].shape[1], dtype=torch.float64)
     for some, block in zip(groups.split([len(one) for one in rows]), rows, strict=True):
         sums.index_add_(0, some, block.double())
@@ -124,7 +126,7 @@ def _votes(texts: Sequence[HeldText]) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each text the positions that can be told apart, and which of `SHIFTS` each is nearest."""
     rows = torch.cat([text.features for text in texts]).double()
     center, scale = rows.mean(dim=0), rows.std(dim=0).clamp(min=1e-9)
-    ids = torch.cat([text.token_ids for text in texts]).unique()
+    ids = torch.tensor(sorted({i for text in texts for i in text.token_ids.tolist()}))
     count = torch.zeros(len(ids), dtype=torch.float64)
     total = torch.zeros(len(ids), rows.shape[1], dtype=torch.float64)
     known = [
