@@ -80,7 +80,7 @@ class WholeTexts:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._target.model.config)
-        pieces = token_ids.split(max(1, MAX_LOGITS // self._target.config.vocab_size))
+        pieces = torch.split(token_ids, max(1, MAX_LOGITS // self._target.config.vocab_size))
         return torch.cat([self._target.run(some[None], cache, {}).features[0] for some in pieces])
 
     def counts(self) -> RowCounts:
@@ -129,7 +129,8 @@ def recomputing(
 
 def _differs(slots: Tensor, layers: Tensor) -> Tensor:
     """[N, m] bool of rows [N, m, W]."""
-    return (slots - layers).norm(dim=2) > MAX_DIFFERENCE * layers.norm(dim=2)
+    off: Tensor = (slots - layers).norm(dim=2) / layers.norm(dim=2).clamp(min=1e-9)
+    return off > MAX_DIFFERENCE
 
 
 def _whose(rows: Tensor, layers: Tensor, tokens: Tensor) -> str:

@@ -60,9 +60,7 @@ def explained(
         last = max(first, min(stop, len(text.features) - REACH))
         tokens.append(text.token_ids[first + shift : last + shift])
         rows.append(text.features[first:last])
-    _, groups, counts = torch.unique(  # type: ignore[no-untyped-call]
-        torch.cat(tokens), return_inverse=True, return_counts=True
-    )
+    _, groups, counts = torch.unique(torch.cat(tokens), return_inverse=True, return_counts=True)
     sums, squares = torch.zeros(2, len(counts), rows[0].shape[1], dtype=torch.float64)
     for some, block in zip(groups.split([len(one) for one in rows]), rows, strict=True):
         sums.index_add_(0, some, block.double())
