@@ -185,6 +185,7 @@ MISTAKES: Mapping[str, Build] = {
     "no name of DFlash": made(DFLASH, name=None),
     "nested": nested(),
     "nested, named outside": nested("architectures", architectures=["LlamaForCausalLMEagle3"]),
+    "nested, named inside and outside": nested(architectures=["LlamaForCausalLMEagle3"]),
     "nested without a name": nested("architectures"),
     "eagle": made(LLAMA, model_type="eagle"),
     "MLX, and nothing packed": made(DFLASH, quantization_config=MLX),

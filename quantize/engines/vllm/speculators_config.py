@@ -33,6 +33,8 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
             "Unrecognized model in DRAFT. Should have a `model_type` key in its config.json."
         )
         return Finding("config", text, f"{OF_LAYERS}; or add speculators_config")
+    if model_type == "eagle":
+        return config  # which `architecture_problem` reads
     if model_type not in (None, "speculators"):
         return rewritten(draft_traits(config), config) or as_class_reads(config, "vllm", INVALID)
     kind = config.get("speculators_model_type")
