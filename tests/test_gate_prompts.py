@@ -137,9 +137,8 @@ def test_declared_clusters_hide_no_category(
         RELEASE,
     )
     assert (report.verdict, report.categories[1].outcome) == (verdict, outcome)
-    few = "fewer than 30 prompts or with declared clusters" if outcome else "fewer than 30 prompts"
-    if verdict != "FAIL":
-        assert f"whole, but a category with {few} lost more than 3.00%" in report.reason
+    few = "fewer than 30 prompts, or without the declared clusters, lost more than 3.00%, more than"
+    assert (f"passes as a whole, but a category with {few}" in report.reason) == (verdict != "FAIL")
 
 
 def test_ids_that_suggest_clusters_are_said() -> None:

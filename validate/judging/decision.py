@@ -53,6 +53,11 @@ class Evidence:
     wording: Wording
 
     @property
+    def declared(self) -> bool:
+        """Whether clusters were declared that texts do not show."""
+        return any(prompt.cluster != prompt.alike for prompt in self.baseline.prompts)
+
+    @property
     def counted(self) -> str:
         """How many prompts there are, in words."""
         clustered = any(prompt.cluster for prompt in self.baseline.prompts)
@@ -225,7 +230,7 @@ def _a_small_part_lost(evidence: Evidence) -> Decision | None:
         return None
     least = evidence.policy.min_category_prompts
     few = f"{least} prompts{' in effect' if any(one.is_context_bin for one in lost) else ''}"
-    few += " or with declared clusters" if any(one.outcome for one in lost) else ""
+    few += ", or without the declared clusters," if evidence.declared else ""
     number = f"fresh prompts, with at least {least} of {names(lost)}"
     return Decision(
         "INCONCLUSIVE",

@@ -79,8 +79,8 @@ def report_warnings(
 
 def _wider_of_two(evidence: Evidence) -> Iterator[str]:
     """Of the bounds with and without declared clusters: which count."""
-    change, prompts = evidence.change, evidence.baseline.prompts
-    if change and any(prompt.cluster != prompt.alike for prompt in prompts):
+    change = evidence.change
+    if change and evidence.declared:
         own = change_of(evidence.prompts, change.confidence)
         lower, upper = (
             "with" if getattr(own, bound) == getattr(change, bound) else "without"
