@@ -6,6 +6,7 @@ What the engines' own code makes of the same configs is executed by --engines (`
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.captured_layers import (
@@ -13,7 +14,7 @@ from draftquant.quantize.engines.captured_layers import (
     sglang_captures,
     vllm_captures,
 )
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -169,3 +170,23 @@ def test_no_layers_are_the_default_ones(tmp_path: Path) -> None:
     assert answer.remedy == (
         f"set {KEY} in eagle_config of config.json to null, which means the default layers"
     )
+
+
+@pytest.mark.parametrize("count", ["3", 3.0, -1, 10**12])
+def test_a_number_of_layers_that_is_none_is_refused(count: Any, tmp_path: Path) -> None:
+    own = {"num_aux_hidden_states": count, "fc_norm": True}
+    folder = tiny_eagle3_llama(tmp_path / "a", config=own)
+    for engine in ("vllm", "sglang"):
+        answer = check_draft(folder, engine=engine, arch="sm90")  # type: ignore[arg-type]
+        assert answer.verdict == "REFUSED"
+        assert f"which is {count!r} in config.json" in str(answer.error)
+
+
+def test_fc_for_another_number_than_is_captured_fails(tmp_path: Path) -> None:
+    ids = {"eagle_config": {KEY: [0, 1, 2]}, KEY: [1, 2, 3]}
+    folder = tiny_eagle3_llama(tmp_path / "a", config=ids | {"num_aux_hidden_states": 2})
+    fc = store(np.zeros((64, 2 * 64), np.float32), "BF16")
+    write_tensors(folder, read_tensors(folder) | {"fc.weight": fc})
+    answer = check_draft(folder, engine="vllm", arch="sm90")
+    assert answer.verdict == "LOADS BUT WRONG"
+    assert "hands the draft 3 layers of the target, builds fc for 2" in str(answer.error)

@@ -20,6 +20,8 @@ from ..drafts.speculators_layout import LAYER_CONFIG, is_speculators
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 _WIDTH = "target_hidden_size"
+_MOST_LAYERS = 1024
+"""Of any target: fc and its norms are held against a table of so many."""
 
 
 class Capture(NamedTuple):
@@ -74,7 +76,7 @@ def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> A
         return Finding("init", fusion.null_width, f"remove {_WIDTH} from config.json, or set it")
     if fusion.counted_by:
         count = fusion.num_layers(config)
-        if not isinstance(count, int):
+        if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
             text = f"TypeError: empty(): argument 'size' got {count!r} for the number of layers"
             return Finding("init", text, "write num_aux_hidden_states as a whole number")
         changes["num_aux_layers"] = int(count)
