@@ -9,11 +9,8 @@ from ..stored.parts import COMPANIONS
 from .contract import Module, Question, UnsureError
 from .engine import Engine
 from .exclude_keys import gptq_by_rules
-from .mtp import ROUTED, first_prefix
-
-_ASKED_BY_NAME = frozenset({"quark", "compressed-tensors", "fp8", "modelopt"})
-"""Each quant_method that was executed with float experts that nothing excludes."""
-_GRAFT = "or take the layer of the BF16 original: draftquant graft TARGET LAYER --out O"
+from .float_findings import excluding
+from .mtp import GRAFT, GRAFTED, ROUTED, first_prefix
 
 
 def float_experts(engine: Engine, question: Question) -> Finding | None:
@@ -41,8 +38,11 @@ def float_experts(engine: Engine, question: Question) -> Finding | None:
     named = question.method in rules.experts_by_name - {"compressed-tensors"} and by_whole
     if listed or named or (by_whole and by_single == {True}):
         return None
-    remedy = f"exclude each expert of the layer by its name, and {whole!r}; {_GRAFT}"
-    if question.method not in _ASKED_BY_NAME or by_whole or True in by_single:
+    remedy = excluding(engine, question, Module(whole, whole, (), "column"))
+    if remedy.startswith("exclude"):
+        remedy = f"exclude each expert of the layer by its name, and {whole!r}"
+        remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
+    if question.method not in GRAFTED or by_whole or True in by_single:
         text = f"How {engine.title} takes {whole} was never executed with these excludes"
         return Finding("unknown", text, remedy)
     text = f"{engine.title} takes {whole} as quantized, and its experts are stored as floats"

@@ -10,6 +10,7 @@ from .contract import Module, Question, UnsureError
 from .engine import Engine
 from .folder_findings import no_such_name
 from .linear_scheme import LinearScheme
+from .mtp import GRAFT, GRAFTED, of_other_layer
 from .parameters import refused_shape
 
 
@@ -81,16 +82,27 @@ def _remedy(engine: Engine, question: Question, module: Module, *, mixed: bool) 
         return unread
     if mixed:
         return f"quantize all parts of {module.leaf} or none: they are fused"
-    names = ", ".join(map(repr, _excluding(engine, question, module)))
-    return f"exclude {module.leaf} so that {engine.title} matches it as {names}"
+    return excluding(engine, question, module)
 
 
-def _excluding(engine: Engine, question: Question, module: Module) -> tuple[str, ...]:
-    """Names that exclude a module if a list has them: its own, or those of its parts."""
-    for names in (module.prefix,), module.part_prefixes:
+def excluding(engine: Engine, question: Question, module: Module) -> str:
+    """What excludes a module: its own name, or those of its parts, if no other layer has them."""
+
+    def excluded(asked: Module, names: tuple[str, ...]) -> bool:
         declared = question.declaration and replace(question.declaration, excludes=names)
-        asked = replace(question, declaration=declared)
         with suppress(UnsureError):
-            if engine.declaration.is_excluded(asked, module) is True:
-                return names
-    return (module.prefix,)
+            answer = engine.declaration.is_excluded(replace(question, declaration=declared), asked)
+            return answer is True
+        return False
+
+    names, twin = (module.prefix,), of_other_layer(question, module)
+    shared = twin == module
+    if not excluded(module, ()):  # as by keys of another kind
+        names = next((n for n in (names, module.part_prefixes) if excluded(module, n)), names)
+        shared = shared or (twin is not None and excluded(twin, names))
+    if shared:
+        graft = f"{GRAFT}, and " if question.method in GRAFTED else ""
+        what = f"{engine.title} knows the layer's linears by names that others of the target have"
+        return f"{graft}serve it with another engine: {what}"
+    said = ", ".join(map(repr, names))
+    return f"exclude {module.leaf} so that {engine.title} matches it as {said}"

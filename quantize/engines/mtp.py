@@ -26,6 +26,9 @@ EXPERTS_LOADED = frozenset(
     }
 )
 """Signatures of which both engines loaded routed experts, on H200."""
+GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
+GRAFTED = frozenset({"quark", "compressed-tensors", "fp8", "modelopt"})
+"""Each quant_method in which graft declares a layer; with float experts all were executed."""
 ROUTED = ".experts."
 """In the names of the linears that engines fuse into one module."""
 _ATTENTION = "self_attn."
@@ -157,6 +160,16 @@ def first_prefix(question: Question, served: MtpLayer) -> str:
     """The beginning of the names that excludes of the first layer are held against."""
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     return prefix.format(n=question.config.get("num_hidden_layers", 0))
+
+
+def of_other_layer(question: Question, module: Module) -> Module | None:
+    """The same linear of the target's first layer; None where there is none."""
+    served = question.own.mtp
+    first = first_prefix(question, served) if served is not None else ""
+    outside = served is None or not question.inside_target or module.leaf in ("fc", "lm_head")
+    if outside or not module.prefix.startswith(first):
+        return None
+    return module._replace(prefix=f"model.layers.0.{module.prefix.removeprefix(first)}")
 
 
 def in_engine(name: str, layer: str) -> str:
