@@ -6,8 +6,6 @@ Of those inside a quantized target, and what excludes them: `engines/inside.json
 import json
 import re
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,18 +17,12 @@ from draftquant.quantize.pairing import check_pair
 from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import edit_json
-from tiny_mtp import (
-    tiny_deepseek_mtp,
-    tiny_glm4_moe_mtp,
-    tiny_mimo_mtp,
-    tiny_qwen3_next_mtp,
-    tiny_step3p5_mtp,
-)
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 import inside  # noqa: E402
+from mtp import BUILDERS, RECIPES  # noqa: E402
 
 ROWS = json.loads((ENGINES_FOLDER / "mtp.json").read_text(encoding="utf-8"))
 INSIDE = json.loads((ENGINES_FOLDER / "inside.json").read_text(encoding="utf-8"))
@@ -39,24 +31,6 @@ NOT_OF_LAYERS = ("one part", "fc quantized", "*subtree*")
 """Cases that `inspect` leaves to `check`, or finds wrong whatever engines do."""
 NOT_OF_EXPERTS = ("leaves", "fused", "parts", "quantized", "undeclared", "regex inside")
 """Cases of which `check` may not know how an engine takes fused experts: UNKNOWN."""
-BUILDERS: dict[str, Callable[..., Path]] = {
-    "mimo-mtp": partial(tiny_mimo_mtp, config={"model_type": "qwen2"}),
-    "deepseek-mtp": tiny_deepseek_mtp,
-    "glm4-moe-mtp": tiny_glm4_moe_mtp,
-    "qwen3-next-mtp": tiny_qwen3_next_mtp,
-    "qwen3.5-mtp": partial(tiny_qwen3_next_mtp, experts=0),
-    "deepseek-mtp of 3": partial(tiny_deepseek_mtp, modules=3),
-    "glm4-moe-mtp of 3": partial(tiny_glm4_moe_mtp, modules=3),
-    "step3p5-mtp": partial(tiny_step3p5_mtp, number=45),
-    "step3p5-mtp in Quark's layout": partial(tiny_step3p5_mtp, number=45),
-    "step3p5-mtp in ModelOpt's layout": partial(tiny_step3p5_mtp, number=45),
-}
-RECIPES = {
-    "step3p5-mtp in Quark's layout": ["mi325x-fp8", "--backend", "torch"],
-    "step3p5-mtp in ModelOpt's layout": [
-        "blackwell-fp8", "--backend", "torch", "--input-scale", "0.01",
-    ],
-}  # fmt: skip
 HEAD_OF_THE_TARGET = tuple(
     f"vllm {family} plain"
     for family in ("deepseek-mtp", "glm4-moe-mtp", "deepseek-mtp of 3", "glm4-moe-mtp of 3")

@@ -25,42 +25,36 @@ from tiny import edit_json, read_tensors, write_tensors  # noqa: E402
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp  # noqa: E402
 
 OUT = HERE / "inside.json"
-LAYERS = 2
-_SIZES = {
-    "hidden": 256, "intermediate": 512, "vocab": 256, "heads": 4, "kv_heads": 2, "head_dim": 64,
-}  # fmt: skip
-_TEXT = {
-    "num_hidden_layers": LAYERS,
-    "layer_types": ["full_attention"] * LAYERS,
-    "rope_parameters": {"rope_type": "default", "mrope_interleaved": True, "rope_theta": 1e7,
-                        "mrope_section": [3, 3, 2], "partial_rotary_factor": 0.25},
-}  # fmt: skip
-_VISION = {
-    "model_type": "qwen3_5", "depth": 1, "hidden_size": 64, "intermediate_size": 128,
-    "num_heads": 2, "out_hidden_size": 256, "num_position_embeddings": 64,
-}  # fmt: skip
+_SIZES = {"hidden": 256, "intermediate": 512, "vocab": 256, "heads": 4, "kv_heads": 2,
+          "head_dim": 64}  # fmt: skip
 _MIXTURE = {**_SIZES, "moe_intermediate": 128}
-_GLM = {"first_k_dense_replace": 0, "num_hidden_layers": LAYERS}
-_NEXT = {"num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}
-_MIMO = {"num_hidden_layers": LAYERS, "model_type": "qwen2"}
-FAMILIES: Mapping[str, tuple[Callable[[Path], Path], str, str]] = {
-    "qwen": (
-        partial(tiny_qwen3_next_mtp, experts=0, config=_TEXT, **_SIZES),
-        "mtp",
-        "mtp.layers.0",
-    ),
-    "next": (partial(tiny_qwen3_next_mtp, config=_NEXT, **_MIXTURE), "mtp", "mtp.layers.0"),
-    "mimo": (partial(tiny_mimo_mtp, config=_MIMO, **_SIZES), *["model.mtp_layers.0"] * 2),
-    "glm": (
-        partial(tiny_glm4_moe_mtp, number=LAYERS, config=_GLM, **_MIXTURE),
-        *["model.layers.2"] * 2,
-    ),
+_TWO = {"num_hidden_layers": 2}
+_ALL_FULL = {**_TWO, "layer_types": ["full_attention"] * 2}
+_ROPE = {"rope_type": "default", "mrope_interleaved": True, "rope_theta": 1e7,
+         "mrope_section": [3, 3, 2], "partial_rotary_factor": 0.25}  # fmt: skip
+_VISION = {"model_type": "qwen3_5", "depth": 1, "hidden_size": 64, "intermediate_size": 128,
+           "num_heads": 2, "out_hidden_size": 256, "num_position_embeddings": 64}  # fmt: skip
+_QWEN = {**_ALL_FULL, "rope_parameters": _ROPE}
+_MIMO = {**_TWO, "model_type": "qwen2"}
+_GLM = {**_TWO, "first_k_dense_replace": 0}
+FAMILIES: Mapping[str, tuple[Callable[[Path], Path], str]] = {
+    "qwen": (partial(tiny_qwen3_next_mtp, experts=0, config=_QWEN, **_SIZES), "mtp"),
+    "next": (partial(tiny_qwen3_next_mtp, config=_ALL_FULL, **_MIXTURE), "mtp"),
+    "mimo": (partial(tiny_mimo_mtp, config=_MIMO, **_SIZES), "model.mtp_layers.0"),
+    "glm": (partial(tiny_glm4_moe_mtp, number=2, config=_GLM, **_MIXTURE), "model.layers.2"),
 }
-"""Name -> builder, the subtree, and what the names of its linears begin with."""
-_SPEC = quark_spec("fp8_e4m3", "per_channel", ch_axis=0)
-_TOKEN = quark_spec("fp8_e4m3", "per_channel", ch_axis=1, is_dynamic=True)
+"""Name -> builder, and the subtree."""
 _MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.47.0"}}
-_FLOAT = {"bits": 16, "data_type": "float"}
+_QUARK = quark_config(
+    quark_spec("fp8_e4m3", "per_channel", ch_axis=0),
+    quark_spec("fp8_e4m3", "per_channel", ch_axis=1, is_dynamic=True),
+    [],
+)
+_CT = kinds.declared_ct(
+    kinds.args("float", 8, "channel"),
+    kinds.args("float", 8, "token", dynamic=True),
+    "float-quantized",
+)
 
 
 def _quark_fp8(rows: int, columns: int) -> kinds.Shapes:
@@ -71,19 +65,19 @@ def _with(key: str, declared: Mapping[str, Any]) -> Callable[[Sequence[str]], di
     return lambda names: {**declared, key: ["lm_head", *names]}
 
 
+def _gptq(names: Sequence[str]) -> dict[str, Any]:
+    said = (n.removeprefix("re:") if n.startswith("re:") else re.escape(n) for n in names)
+    return kinds.declared_gptq(dynamic={f"-:{name}": {} for name in said})
+
+
+def _auto_round(names: Sequence[str]) -> dict[str, Any]:
+    floats = {"bits": 16, "data_type": "float"}
+    return kinds.declared_auto_round(extra_config={n.removeprefix("re:"): floats for n in names})
+
+
 FORMATS: Mapping[str, tuple[kinds.Store, Callable[[Sequence[str]], dict[str, Any]]]] = {
-    "quark": (_quark_fp8, _with("exclude", quark_config(_SPEC, _TOKEN, []))),
-    "ct-fp8": (
-        kinds.fp8_tokens,
-        _with(
-            "ignore",
-            kinds.declared_ct(
-                kinds.args("float", 8, "channel"),
-                kinds.args("float", 8, "token", dynamic=True),
-                "float-quantized",
-            ),
-        ),
-    ),
+    "quark": (_quark_fp8, _with("exclude", _QUARK)),
+    "ct-fp8": (kinds.fp8_tokens, _with("ignore", _CT)),
     "fp8-block": (kinds.fp8_blocks(), _with("modules_to_not_convert", kinds.declared_blocks())),
     "fp8": (kinds.fp8, _with("modules_to_not_convert", kinds.declared_fp8())),
     "modelopt-fp8": (kinds.fp8, _with("ignore", {**_MODELOPT, "quant_algo": "FP8"})),
@@ -92,25 +86,12 @@ FORMATS: Mapping[str, tuple[kinds.Store, Callable[[Sequence[str]], dict[str, Any
         _with("ignore", {**_MODELOPT, "quant_algo": "NVFP4", "group_size": 16}),
     ),
     "awq": (kinds.awq(), _with("modules_to_not_convert", kinds.declared_awq())),
-    "gptq": (
-        kinds.gptq(),
-        lambda names: kinds.declared_gptq(
-            dynamic={
-                f"-:{n.removeprefix('re:') if n.startswith('re:') else re.escape(n)}": {}
-                for n in names
-            }
-        ),
-    ),
+    "gptq": (kinds.gptq(), _gptq),
     "gptq-lists": (
         kinds.gptq(),
         lambda names: kinds.declared_gptq(modules_in_block_to_quantize=[list(names)]),
     ),
-    "auto-round": (
-        kinds.gptq(g_idx=False),
-        lambda names: kinds.declared_auto_round(
-            extra_config={n.removeprefix("re:"): _FLOAT for n in names}
-        ),
-    ),
+    "auto-round": (kinds.gptq(g_idx=False), _auto_round),
     "auto-round-blocks": (
         kinds.gptq(g_idx=False),
         lambda names: kinds.declared_auto_round(block_name_to_quantize=",".join(names)),
@@ -118,63 +99,37 @@ FORMATS: Mapping[str, tuple[kinds.Store, Callable[[Sequence[str]], dict[str, Any
 }
 """Name -> how a linear is stored, and a quantization_config that excludes names; that of the lists
 of GPTQ and the blocks of AutoRound quantizes them."""
-
-
 _NAMED = ("undeclared", "parts", "fused", "one part", "regex inside", "subtree*", "leaves",
           "quantized", "mlp quantized")  # fmt: skip
 _MORE = ("blocks", "subtree", "*subtree*", "regex subtree", "regex parts",
          "quantized, fc by regex", "mlp quantized, fused", "attention quantized",
          "quantized, excluded", "fc quantized", "quantized, fc undeclared")  # fmt: skip
-_ONE_EACH = (
-    "quark",
-    "ct-fp8",
-    "fp8",
-    "modelopt-fp8",
-    "modelopt-nvfp4",
-    "awq",
-    "gptq",
-    "auto-round",
-)
 _FP8 = ("quark", "ct-fp8", "fp8-block", "modelopt-fp8")
+_INTEGERS = ("awq", "gptq", "auto-round")
+_OTHERS = ("quark", "ct-fp8", "fp8", "modelopt-fp8", *_INTEGERS)
 GRID: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("qwen", _ONE_EACH, _NAMED + _MORE),
+    ("qwen", (*_OTHERS, "modelopt-nvfp4"), _NAMED + _MORE),
     ("qwen", ("gptq-lists", "auto-round-blocks"), _NAMED),
-    (
-        "mimo",
-        ("quark", "ct-fp8", "fp8", "modelopt-fp8", "awq", "gptq", "auto-round"),
-        ("undeclared", "parts", "run-time parts", "fused", "regex inside", "leaves", "quantized",
-         "mlp quantized"),
-    ),
+    ("mimo", _OTHERS, (*_NAMED[:3], "run-time parts", *_NAMED[4:5], *_NAMED[6:])),
     ("next", _FP8, (*_NAMED[:3], *_NAMED[4:8], "parts without experts", "attention quantized")),
-    (
-        "next",
-        ("awq", "gptq", "auto-round"),
-        ("undeclared", "regex inside", "parts", "fused", "quantized"),
-    ),
-    (
-        "glm",
-        _FP8,
-        ("undeclared", "parts", "parts without experts", "leaves", "regex inside", "subtree",
-         "quantized"),
-    ),
+    ("next", _INTEGERS, ("undeclared", "regex inside", "parts", "fused", "quantized")),
+    ("glm", _FP8, (*_NAMED[:2], "parts without experts", "leaves", "regex inside", "subtree",
+                   "quantized")),
 )  # fmt: skip
 """Family, formats, cases."""
 
 
-def cases(layer: str, linears: Sequence[str]) -> dict[str, tuple[list[str], str]]:
+def cases(subtree: str, linears: Sequence[str]) -> dict[str, tuple[list[str], str]]:
     """Which names are excluded ("re:" = an expression), and which linears are stored quantized."""
-    fc = f"{layer}.input_proj" if "mtp_layers" in layer else f"{layer}.eh_proj"
-    subtree = layer.removesuffix(".layers.0").removesuffix(".0")
-    kept = ["mtp.fc" if subtree == "mtp" else fc]
-    kept += [n for n in linears if re.search(r"mlp\.(gate|shared_expert_gate)$", n)]
-    parts = [n for n in linears if n not in kept and "eh_proj" not in n and "input_proj" not in n]
-    fused = list(dict.fromkeys(
-        re.sub(r"\b(gate|up)_proj$", "gate_up_proj", re.sub(r"\b[qkv]_proj$", "qkv_proj", n))
-        for n in parts if ".experts." not in n
-    ))  # fmt: skip
+    layer = "mtp.layers.0" if subtree == "mtp" else subtree
+    above = subtree.removesuffix(".0")
+    kept = [
+        n for n in linears if re.search(r"(mtp\.fc|input_proj|eh_proj|mlp\.(gate|.*_gate))$", n)
+    ]
+    parts = [n for n in linears if n not in kept]
+    fused = [re.sub("(gate|up)_proj$", "gate_up_proj", re.sub("[qkv]_proj$", "qkv_proj", n))
+             for n in parts if ".experts." not in n]  # fmt: skip
     experts = [f"{layer}.mlp.experts"] if any(".experts." in n for n in parts) else []
-    served = "mtp.layers.0" if subtree == "mtp" else f"model.layers.{LAYERS}"
-    at_run_time = [n.replace(layer, served) for n in [*parts, *experts]]
     attention = [n for n in parts if "attn" in n]
     return {
         "undeclared": ([], ""),
@@ -182,46 +137,45 @@ def cases(layer: str, linears: Sequence[str]) -> dict[str, tuple[list[str], str]
         "parts without experts": ([*kept, *(n for n in parts if ".experts." not in n)], ""),
         "fused": ([*kept, *fused, *experts], ""),
         "one part": ([*kept, *(n for n in parts if not re.search("[kv]_proj", n))], ""),
-        "run-time parts": ([*kept, *at_run_time], ""),
-        "leaves": (["fc", *dict.fromkeys(n.rpartition(".")[2] for n in [*kept, *parts])], ""),
+        "run-time parts": ([*kept, *(n.replace(layer, "model.layers.2") for n in parts)], ""),
+        "leaves": (["fc", *(n.rpartition(".")[2] for n in [*kept, *parts])], ""),
         "blocks": ([*kept, f"{layer}.self_attn", f"{layer}.mlp"], ""),
-        "subtree": ([subtree], ""),
-        "subtree*": ([f"{subtree}*"], ""),
-        "*subtree*": ([f"*{subtree}*"], ""),
-        "regex subtree": ([f"re:{subtree}.*"], ""),
-        "regex inside": ([f"re:.*{subtree}.*"], ""),
-        "regex parts": (["re:.*fc", r"re:.*mlp\.gate", r"re:.*(q|k|v|o|gate|up|down)_proj"], ""),
+        "subtree": ([above], ""),
+        "subtree*": ([f"{above}*"], ""),
+        "*subtree*": ([f"*{above}*"], ""),
+        "regex subtree": ([f"re:{above}.*"], ""),
+        "regex inside": ([f"re:.*{above}.*"], ""),
+        "regex parts": (["re:.*fc", r"re:.*mlp\.gate", "re:.*(q|k|v|o|gate|up|down)_proj"], ""),
         "quantized": (kept, "_proj"),
         "quantized, fc undeclared": (kept[1:], "_proj"),
-        "quantized, fc by regex": ([f"re:.*{subtree}.*fc", *kept[1:]], "_proj"),
-        "mlp quantized": ([*kept, *attention], r"mlp.*_proj"),
-        "mlp quantized, fused": ([*kept, *(n for n in fused if "attn" in n)], r"mlp.*_proj"),
-        "attention quantized": ([*kept, *(n for n in parts if "mlp" in n)], "attn"),
-        "fc quantized": ([], r"_proj|fc"),
+        "quantized, fc by regex": ([f"re:.*{above}.*fc", *kept[1:]], "_proj"),
+        "mlp quantized": ([*kept, *attention], "mlp.*_proj"),
+        "mlp quantized, fused": ([*kept, *(n for n in fused if "attn" in n)], "mlp.*_proj"),
+        "attention quantized": ([*kept, *(n for n in parts if "mlp" in n)], "attn.*_proj"),
+        "fc quantized": ([], "_proj|fc"),
         "quantized, excluded": ([*kept, *parts], "_proj"),
     }
 
 
 def write(folder: Path, family: str, form: str, case: str) -> None:
     """One target: a linear of its first layer is quantized, its MTP layer as the case says."""
-    build, _, layer = FAMILIES[family]
+    build, subtree = FAMILIES[family]
     build(folder)
     tensors = read_tensors(folder)
     shapes = {
         name.removesuffix(".weight"): tensor.shape
-        for name, tensor in tensors.items()
-        if name.startswith((f"{layer}.", "mtp.fc")) and len(tensor.shape) == 2
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[0] != "mtp.fc.weight")
+        if name.startswith(f"{subtree}.") and len(tensor.shape) == 2
         and not re.search("shared_head|embed", name)
     }  # fmt: skip
-    excluded, which = cases(layer, [name for name in shapes if name != "mtp.fc"])[case]
+    excluded, which = cases(subtree, list(shapes))[case]
     chosen = [n for n in shapes if which and re.search(rf"(?<!input)(?<!eh)({which})$", n)]
-    root = "model.language_model" if family == "qwen" else "model"
-    shapes[f"{root}.layers.0.mlp.down_proj"] = (256, 512)
+    below = f"model.{'language_model.' * (family == 'qwen')}layers.0.mlp.down_proj"
     stored, declared = FORMATS[form]
     rng = np.random.default_rng(3)
     found = {n: tensor for n, tensor in tensors.items() if n.removesuffix(".weight") not in chosen}
-    for module in [*chosen, f"{root}.layers.0.mlp.down_proj"]:
-        for suffix, (dtype, shape) in stored(*shapes[module]).items():
+    for module in [*chosen, below]:
+        for suffix, (dtype, shape) in stored(*shapes.get(module, (256, 512))).items():
             found[f"{module}.{suffix}"] = kinds.random_tensor(rng, suffix, dtype, shape)
     write_tensors(folder, found, metadata={"format": "pt"})
     more = {"vision_config": _VISION} if family == "qwen" else {}

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from tiny_mtp import (  # noqa: E402
 
 OUT = HERE / "mtp.json"
 RECIPE = "fp8-ptpc"
-BUILDERS = {
-    "mimo-mtp": tiny_mimo_mtp,
+BUILDERS: dict[str, Callable[..., Path]] = {
+    "mimo-mtp": partial(tiny_mimo_mtp, config={"model_type": "qwen2"}),
     "deepseek-mtp": tiny_deepseek_mtp,
     "glm4-moe-mtp": tiny_glm4_moe_mtp,
     "qwen3-next-mtp": tiny_qwen3_next_mtp,
@@ -39,9 +40,11 @@ BUILDERS = {
     "step3p5-mtp in ModelOpt's layout": partial(tiny_step3p5_mtp, number=45),
 }
 RECIPES = {
-    "step3p5-mtp in Quark's layout": ["mi325x-fp8"],
-    "step3p5-mtp in ModelOpt's layout": ["blackwell-fp8", "--input-scale", "0.01"],
-}
+    "step3p5-mtp in Quark's layout": ["mi325x-fp8", "--backend", "torch"],
+    "step3p5-mtp in ModelOpt's layout": [
+        "blackwell-fp8", "--backend", "torch", "--input-scale", "0.01",
+    ],
+}  # fmt: skip
 
 
 def main() -> int:
@@ -49,11 +52,10 @@ def main() -> int:
     rows = {}
     with tempfile.TemporaryDirectory() as made:
         for family, build in BUILDERS.items():
-            config = {"model_type": "qwen2"} if family == "mimo-mtp" else {}
             folder = Path(made) / family
             folder.mkdir()
             tables = family.startswith("step3p5")  # vLLM wants its embedding
-            plain = build(folder / "plain", tables=tables, config=config)
+            plain = build(folder / "plain", tables=tables)
             layers = ["--target-layers", "45"] if tables else []
             recipe = RECIPES.get(family, [RECIPE])
             quantize = ["quantize", str(plain), *layers, "--recipe", *recipe]
