@@ -95,8 +95,8 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
             return answer is True
         return False
 
-    names, twin = (module.prefix,), of_other_layer(question, module)
-    shared = twin == module
+    names: tuple[str, ...] = (module.prefix,)
+    shared = (twin := of_other_layer(question, module)) == module
     if not excluded(module, ()):  # as by keys of another kind
         names = next((n for n in (names, module.part_prefixes) if excluded(module, n)), names)
         shared = shared or (twin is not None and excluded(twin, names))
