@@ -307,9 +307,9 @@ OTHER_KINDS: dict[str, tuple[str, str]] = {
     ),
     "nobody's": (
         '{\n "tokens": 5,\n "speed": 7\n}',
-        r"holds the keys \['speed', 'tokens'\], which no",
+        r"holds the keys \['speed', 'tokens'\]: neither",
     ),
-    "a list of nobody's": ("[1, 2]", "holds a list, which no tool"),
+    "a list of nobody's": ("[1, 2]", "holds a list: neither"),
 }
 
 

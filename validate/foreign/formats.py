@@ -97,9 +97,8 @@ def is_foreign(baseline: Path, candidate: Path) -> bool:
         first = _first(path) if one is None else None
         if isinstance(first, Mapping | list) and "format" not in first:
             held = "a list" if isinstance(first, list) else f"the keys {short(sorted(first))}"
-            raise MeasureError(
-                path, f"holds {held}, which no tool writes of which measurements are read", fix=PAGE
-            )
+            what = f"holds {held}: neither 'draftquant measure' nor a tool that is read writes that"
+            raise MeasureError(path, what, fix=PAGE)
     return any(found)
 
 
