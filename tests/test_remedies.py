@@ -227,7 +227,7 @@ def test_a_remedy_that_is_followed_helps(case: str, first: EngineName, tmp_path:
 
 
 def test_a_folder_of_mlx_in_which_nothing_is_packed_is_a_bf16_draft(tmp_path: Path) -> None:
-    draft = MISTAKES["MLX of no bits"](tmp_path / "draft")
+    draft = MISTAKES["MLX, and nothing packed"](tmp_path / "draft")
     assert dq.inspect(draft).audit is None
     out = dq.quantize(draft, recipe="fp8-ptpc", out=tmp_path / "out", fix_config=True).out
     assert dq.verify(out, against=draft).ok

@@ -13,6 +13,6 @@ def looks_quantized(checkpoint: Checkpoint) -> bool:
     Raises:
         CheckpointError: hf_quant_config.json is not readable as JSON.
     """
-    raw = raw_declaration(checkpoint)
-    declared = raw is not None and not raw.of_mlx
-    return declared or bool(quantized_looking(checkpoint.tensors.values()))
+    return raw_declaration(checkpoint) is not None or bool(
+        quantized_looking(checkpoint.tensors.values())
+    )

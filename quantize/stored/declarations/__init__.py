@@ -45,7 +45,7 @@ def declared_scheme(
     if packed is not None:
         raise DeclarationError(checkpoint.folder, packed.what, fix=packed.fix)
     raw = raw_declaration(checkpoint)
-    return None if raw is None or raw.of_mlx else read_scheme(raw, strictness=strictness)
+    return None if raw is None else read_scheme(raw, strictness=strictness)
 
 
 def read_scheme(

@@ -37,15 +37,14 @@ class RawDeclaration:
     has_method: bool
 
     @property
-    def of_mlx(self) -> bool:
-        """MLX's {group_size, bits, mode}: where no tensor is packed, it says nothing of any."""
-        keys = {"group_size", "bits"}
-        return not self.has_method and isinstance(self.value, dict) and keys <= self.value.keys()
-
-    @property
     def is_empty(self) -> bool:
-        """Whether it names no scheme: ModelOpt writes a null quant_algo beside a BF16 draft."""
+        """Whether it names no scheme: ModelOpt writes a null quant_algo beside a BF16 draft.
+
+        MLX's {group_size, bits, mode} says how tensors are packed, not which.
+        """
         said = self.value if isinstance(self.value, dict) else {"": True}
+        if not self.has_method and {"group_size", "bits"} <= said.keys():
+            return True
         named = any(value for key, value in said.items() if key not in _OF_NO_SCHEME)
         return not named and str(said.get("quant_method") or "modelopt").startswith("modelopt")
 
