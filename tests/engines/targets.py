@@ -9,16 +9,16 @@ the source is read.
 
 import ast
 import importlib
+import json
 import os
 import sys
 import textwrap
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -58,6 +58,7 @@ def vllm_answers() -> Answers:
 def sglang_answers() -> Answers:
     """The method that the engine looks for, of each class that a module registers."""
     import sglang_platform
+    from torch.nn import Module
 
     sglang_platform.install("sm90")
     package = "sglang.srt.models"
@@ -70,7 +71,7 @@ def sglang_answers() -> Answers:
             try:
                 own = getattr(importlib.import_module(module), node.id)
                 made = {name for each in own.__mro__[:-1] for name in vars(each)}
-                made -= {"__getattr__"} if own.__getattr__ is _TORCHS else set()
+                made -= {"__getattr__"} if own.__getattr__ is Module.__getattr__ else set()
                 how = "executed"
             except Exception:  # noqa: BLE001
                 made = {name for _, names in ancestry(module, node.id) for name in names}
@@ -86,26 +87,20 @@ def _is_entry(node: ast.Assign) -> bool:
 
 def ancestry(module: str, name: str) -> Iterator[tuple[str, list[str]]]:
     """A class and its bases, each with the functions that it defines, as their source has them."""
-    tree = _tree(module)
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    imports = dict(_imports(module, tree))
-    if name in classes:
-        body = classes[name].body
-        yield name, [node.name for node in body if isinstance(node, ast.FunctionDef)]
-        for base in classes[name].bases:
-            yield from ancestry(module, ast.unparse(base).partition("[")[0])
-    elif name in imports and imports[name][0].startswith(("vllm.", "sglang.")):
-        yield from ancestry(*imports[name])
-
-
-def _imports(module: str, tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Name -> (module, name there)."""
-    parts = module.split(".")
+    tree, parts = _tree(module), module.split(".")
     parts = parts if _path(module).name == "__init__.py" else parts[:-1]
+    imports = {}
     for node in (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)):
         above = parts[: len(parts) - node.level + 1] if node.level else []
         base = ".".join([*above, *([node.module] if node.module else [])])
-        yield from ((each.asname or each.name, (base, each.name)) for each in node.names)
+        imports |= {each.asname or each.name: (base, each.name) for each in node.names}
+    own = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    if own:
+        yield name, [node.name for node in own[0].body if isinstance(node, ast.FunctionDef)]
+        for each in own[0].bases:
+            yield from ancestry(module, ast.unparse(each).partition("[")[0])
+    elif name in imports and imports[name][0].startswith(("vllm.", "sglang.")):
+        yield from ancestry(*imports[name])
 
 
 def _path(module: str) -> Path:
@@ -126,27 +121,19 @@ def write(engine: str, answers: Answers) -> None:
     """The rows of one engine; the head of the file and other engines' rows stay."""
     head, *rows = OUT.read_text(encoding="utf-8").split("[[row]]\n")
     rows = [row for row in rows if tomllib.loads(row)["engine"] != engine]
-    alike: dict[tuple[str, Mapping[str, bool]], list[str]] = defaultdict(list)
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for name, serves, how in answers:
-        alike[how, tuple(serves.items())].append(name)  # type: ignore[index]
-    for (how, serves), names in sorted(alike.items(), key=str):
-        said = {each: [m for m, yes in serves if yes == (each == "serves")] for each in _LISTS}
-        keys = {"engine": engine, "version": version(engine), "source": how, **said}
-        lines = [f"{key} = {_toml(value)}\n" for key, value in keys.items() if value]
+        alike[how, tuple(method for method in METHODS if serves[method])].append(name)
+    for (how, serves), names in alike.items():
+        said = {"serves": serves, "refuses": [each for each in METHODS if each not in serves]}
+        lists = "".join(f"{key} = {json.dumps(list(v))}\n" for key, v in said.items() if v)
         wrapped = textwrap.fill(" ".join(sorted(names)), 98, break_on_hyphens=False)
-        rows.append("".join([*lines, f'classes = """\n{wrapped}\n"""\n\n']))
+        rows.append(
+            f'engine = "{engine}"\nversion = "{version(engine)}"\nsource = "{how}"\n{lists}'
+            f'classes = """\n{wrapped}\n"""\n\n'
+        )
     OUT.write_text("[[row]]\n".join([head, *sorted(rows)]).rstrip("\n") + "\n", encoding="utf-8")
 
 
-_LISTS = ("serves", "refuses")
-
-
-def _toml(value: Any) -> str:
-    return str(value).replace("'", '"') if isinstance(value, list) else f'"{value}"'
-
-
 if __name__ == "__main__":
-    import torch
-
-    _TORCHS = torch.nn.Module.__getattr__
     write(sys.argv[1], {"vllm": vllm_answers, "sglang": sglang_answers}[sys.argv[1]]())
