@@ -151,8 +151,9 @@ def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: An
     """
     count = read.num_aux_layers
     if built.num_aux_layers == count:
-        width = f"set {_WIDTH} in config.json to the width of the target's hidden states"
-        return width if fusion.reads_width else "serve it with vLLM"
+        if built.target_hidden_size != read.target_hidden_size:
+            return "serve it with vLLM"
+        return f"correct the layers that config.json names, or {_WIDTH}, as the draft was trained"
     for key in fusion.counted_by:
         if config.get(key) not in (None, count) and type(config[key]) is not list:
             return f"set {key} in config.json to {count}, or remove it"

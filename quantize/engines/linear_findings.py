@@ -192,8 +192,11 @@ class Walk:
         same = module.sharding == "row" or weight.shape[1:] == shape[1:]
         if same or not self.engine.tensors.checks_shapes:
             return other_shape(weight, shape)
-        remedy = self.fc_remedy if module.leaf == "fc" else "correct the sizes in config.json"
+        remedy = self._reshaped(module) or "correct the sizes in config.json"
         return refused_shape(weight, shape, remedy)
+
+    def _reshaped(self, module: Module) -> str:
+        return self.fc_remedy if module.leaf == "fc" else ""
 
     def _codes_into_floats(
         self,
@@ -275,11 +278,11 @@ class Walk:
             elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
                 part.shape
             ):
-                wrong_shape = self.engine.tensors.checks_shapes and never_fits(
-                    tensor.shape, part.shape
+                wrong_shape = self.engine.tensors.checks_shapes and (
+                    module.sharding == "replicated" or never_fits(tensor.shape, part.shape)
                 )
                 yield (
-                    refused_shape(tensor, part.shape, _REQUANTIZE)
+                    refused_shape(tensor, part.shape, self._reshaped(module) or _REQUANTIZE)
                     if wrong_shape
                     else other_shape(tensor, part.shape)
                 )
