@@ -86,7 +86,7 @@ def class_defaults(model_type: Any, engine: Source | None = None) -> Row:
         return "unknown"
     places = ("transformers", "vllm", "sglang") if engine is None else (engine, "transformers")
     tables = [_rows()[place]["types"] for place in places]
-    row = next((types[model_type] for types in tables if model_type in types), False)
+    row: Any = next((types[model_type] for types in tables if model_type in types), False)
     if row is False:
         return "unknown"
     if row is None:

@@ -44,8 +44,8 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
     nested = config.get("rope_parameters") or {}
     if config.get("rope_theta") is None and nested.get("rope_theta") is None:
         null, rope = "rope_theta" in config, draft.geometry.rope
-        by_class = rope.theta != DEFAULT_THETA or rope.yarn is not None
-        whose = f", which model_type {config.get('model_type')} fills in" if by_class else ""
+        by_class = f", which model_type {config.get('model_type')} fills in"
+        whose = by_class if rope.theta != DEFAULT_THETA else ""
         yield Lint(
             name="rope-theta-missing",
             level="warning" if null else "note",

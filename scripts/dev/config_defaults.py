@@ -6,6 +6,7 @@ classes say. `python scripts/dev/config_defaults.py TRANSFORMERS VLLM SGLANG`, g
 outputs, writes the file. `tests/test_config_defaults.py` asks transformers again.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -16,8 +17,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "quantize" / "drafts" / "config_defaults.json"
-ENGINES = ("vllm", "sglang")
-PROBES = tuple(
+REGISTRIES = {
+    "vllm": "vllm.transformers_utils.config",
+    "sglang": "sglang.srt.utils.hf_transformers.common",
+}
+"""Engine -> the module that has its own classes."""
+PROBES: tuple[dict[str, Any], ...] = tuple(
     {
         "hidden_size": hidden,
         "num_attention_heads": heads,
@@ -171,31 +176,21 @@ def layer_types(ask: Ask) -> list[str] | None:
 
 def classes(engine: str | None) -> dict[str, Any]:
     """model_type -> the class that reads it: an engine's own goes first."""
-    own: Mapping[str, Any] = {}
+    mapping: Any = importlib.import_module("transformers").CONFIG_MAPPING
+    own: Any = {}
     if engine is not None:
         sys.path.insert(0, str(ROOT / "tests" / "engines"))
         os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
-    if engine == "vllm":
-        from vllm.transformers_utils.config import _CONFIG_REGISTRY
-
-        own = {name: _CONFIG_REGISTRY[name] for name in _CONFIG_REGISTRY}
-    elif engine == "sglang":
-        import sglang_platform
-
-        sglang_platform.install("sm90")
-        from sglang.srt.utils.hf_transformers.common import _CONFIG_REGISTRY
-
-        own = dict(_CONFIG_REGISTRY)
-    from transformers import CONFIG_MAPPING
-
-    known = [name for name in CONFIG_MAPPING.keys() if name not in own]  # noqa: SIM118  its iter() is another
-    return {name: CONFIG_MAPPING[name] for name in known} | own
+        if engine == "sglang":
+            importlib.import_module("sglang_platform").install("sm90")
+        own = importlib.import_module(REGISTRIES[engine])._CONFIG_REGISTRY
+    names = [*mapping.keys(), *own]  # `CONFIG_MAPPING` has its names behind `keys` alone
+    return {name: own[name] if name in own else mapping[name] for name in names}
 
 
 def answers(engine: str | None) -> dict[str, Any]:
     """The version of transformers here, and the row of every model_type."""
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     found = {name: row(config_class) for name, config_class in sorted(classes(engine).items())}
     return {"transformers": transformers.__version__, "types": found}
@@ -228,11 +223,11 @@ def text_of(here: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -
 
 def main(words: list[str]) -> None:
     """See the module."""
-    if len(words) == 1 + len(ENGINES):
+    if len(words) == 1 + len(REGISTRIES):
         here, *engines = (json.loads(Path(word).read_text(encoding="utf-8")) for word in words)
-        OUT.write_text(text_of(here, dict(zip(ENGINES, engines, strict=True))), encoding="utf-8")
+        OUT.write_text(text_of(here, dict(zip(REGISTRIES, engines, strict=True))), encoding="utf-8")
     else:
-        print(json.dumps(answers(*words or [None])))
+        print(json.dumps(answers(words[0] if words else None)))
 
 
 if __name__ == "__main__":
