@@ -147,7 +147,7 @@ def test_no_help_of_any_command_is_heavy() -> None:
             "2 arguments too many: 'fp8-ptpc', 'out'; and --recipe, --out is missing",
             "draftquant quantize d --recipe fp8-ptpc --out out",
         ),
-        (["quantize", "--model", "d"], "has no option --model", "give DRAFT without an option"),
+        (["quantize", "--model", "d"], "has no option --model", "DRAFT is given by its place"),
         (["gate", "--trace-s", "d"], "has no option --trace-s", "did you mean --traces?"),
     ],
 )

@@ -1,6 +1,7 @@
 """What is learned from and what is held back: whole conversations, in whatever order they stand."""
 
 import dataclasses
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -53,14 +54,19 @@ def test_another_seed_holds_others_back(tmp_path: Path) -> None:
     assert len({tuple(e.id for e in split(traces, seed=seed).held_back) for seed in range(5)}) == 5
 
 
+def drawn_text(seed: int, length: int = 10) -> list[int]:
+    """Texts that share no run of tokens."""
+    return random.Random(seed).choices(range(50), k=length)
+
+
 def test_a_conversation_stays_together(tmp_path: Path) -> None:
     """Twelve conversations of three turns: 36 prompts, a fifth of them in whole conversations."""
     names_of = [[f"c{'a' * (3 * i + turn)}" for turn in range(3)] for i in range(12)]
     traces = []
     for i, (opening, *later) in enumerate(names_of):
-        first = make_trace(opening, body(3 * i))
+        first = make_trace(opening, drawn_text(3 * i))
         turns = [
-            make_trace(name, body(3 * i + turn, 20), conversation_sha256=first.prompt_sha256)
+            make_trace(name, drawn_text(3 * i + turn, 20), conversation_sha256=first.prompt_sha256)
             for turn, name in enumerate(later, start=1)
         ]
         traces += [first, *turns]

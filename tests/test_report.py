@@ -394,7 +394,7 @@ def classes_in(hint: Any) -> Iterator[type]:
 
 
 OF_TRACES = {"config_sha256", "weights_sha256", "num_layers", "vocab_size", "top_p", "top_k",
-             "seed", "repeats", "constant", "share"}  # fmt: skip
+             "seed", "repeats", "constant", "misplaced", "share"}  # fmt: skip
 """Keys of trace.json and of what the traces say of themselves."""
 
 

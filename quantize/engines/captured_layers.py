@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from ..drafts.engine_traits import Finding, Fusion
 from ..drafts.shared.aux_layers import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places
-from ..drafts.speculators_layout import LAYER_CONFIG, is_speculators
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 _WIDTH = "target_hidden_size"
@@ -149,6 +148,8 @@ def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: An
         read: the geometry of the draft.
         built: the one of what the engine builds.
     """
+    from ..drafts.speculators_layout import LAYER_CONFIG, is_speculators  # imports all families
+
     count = read.num_aux_layers
     if built.num_aux_layers == count:
         if built.target_hidden_size != read.target_hidden_size:

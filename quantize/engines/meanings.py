@@ -36,9 +36,18 @@ _OF_CONFIG = {
     r"'draft_vocab_size'": "SGLang needs the key draft_vocab_size in config.json",
     r"object has no attribute 'markov_rank'": "vLLM looks for markov_rank at the top level of"
     " config.json, where it is missing",
+    r"'\w+Config' object has no attribute '(\w+)'": "The class that reads this model_type has no"
+    " {0}, which {engine}'s draft model asks for",
+    r"property '(\w+)' of '\w+' object has no setter": "The class that reads this model_type does"
+    " not take {0} from config.json",
+    r"Unsupported activation: (\S+)\. Only silu": "{engine} serves these drafts with silu only, and"
+    " config.json, or the class of its model_type, says {0}",
+    r"Unknown RoPE scaling type": "{engine} does not know the rotation of positions that"
+    " config.json, or the class of its model_type, says",
+    r"must have at least one layer": "{engine} needs a layer, and config.json counts none",
     r"requires markov_(\w+)": "SGLang needs the key markov_{0} in config.json",
-    r"For parallel drafting": "vLLM needs the id of the mask token to draft in parallel, and"
-    " config.json names none",
+    r"For parallel drafting|specify `dflash_config.mask_token_id`": "vLLM needs the id of the mask"
+    " token to draft in parallel, and config.json names none",
     r"is no list of layers": "aux_hidden_state_layer_ids in config.json is not a list of layers",
     r"operand type\(s\) for \*\*": "rope_theta is null in config.json, and {engine} computes with"
     " it",
@@ -54,7 +63,8 @@ _OF_CONFIG = {
     r"Field '(\w+)' expected (\w+), got NoneType": "{0} is null in config.json, and Transformers,"
     " by which {engine} reads it, wants a value of type {1}",
     r"'NoneType' is not iterable": "The key auto_map is null in config.json, and {engine} reads it",
-    r"'NoneType' object": "A section of config.json is null, and {engine} looks into it",
+    r"'NoneType' object (?!is not (?:callable|subscriptable))": "A section of config.json is null,"
+    " and {engine} looks into it",
     r"only supports 1 layer": "SGLang serves EAGLE-3 drafts with MLA only if they have one layer",
     r"Only 1 nextn layer": "SGLang serves one MTP layer, and this folder has several",
     r"No Qwen3Next layer|is greater than the number of": "{engine} serves MTP layers of Qwen3-Next"

@@ -13,7 +13,6 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
 from ...recipes.brief import Brief, megabytes
 from . import arguments
-from .opening import warn_of_a_target
 from .settings import Settings
 from .verb import verb
 
@@ -100,6 +99,7 @@ def inspect(settings: InspectSettings) -> Inspection:
     """
     from ...quantize.files.finiteness import check_finite, not_finite
     from ...quantize.stored.looks_quantized import looks_quantized
+    from .opening import warn_of_a_target
 
     checkpoint = resolve_draft(str(settings.draft), settings.subtree).checkpoint()
     found = _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
