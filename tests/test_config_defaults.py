@@ -108,6 +108,15 @@ def test_what_is_not_known_is_told_apart() -> None:
     assert class_defaults("kimi_k2") == class_defaults("deepseek_v3", "sglang")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_type_of_which_no_draft_was_loaded_is_unknown(tmp_path: Path, engine: Any) -> None:
+    """Executed: vLLM refuses such a draft of GPT-2, whose class calls hidden_size n_embd."""
+    config = {"model_type": "gpt2", "hidden_act": "silu"}
+    draft = tiny_eagle3_llama(tmp_path / "draft", config=config)
+    found = check_draft(draft, engine=engine, arch="sm90")
+    assert (found.verdict, "gpt2 was never executed" in str(found.error)) == ("UNKNOWN", True)
+
+
 def test_geometry_replay_and_lints_take_the_class(tmp_path: Path) -> None:
     draft = oss(tmp_path / "draft", layer_types=["full_attention"])
     rope = read_draft(Checkpoint.open(draft)).geometry.rope

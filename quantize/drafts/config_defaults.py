@@ -99,11 +99,6 @@ def class_defaults(model_type: Any, engine: Source | None = None) -> Row:
     )
 
 
-def has_its_own(model_type: Any, engine: Source) -> bool:
-    """Whether an engine reads a model_type by other classes than those of transformers 5.23.0."""
-    return isinstance(model_type, str) and model_type in _rows()[engine]["types"]
-
-
 def absent_keys(config: Mapping[str, Any], row: Row) -> dict[str, Any]:
     """The keys that a config.json does not have, at the values that its class gives them."""
     if isinstance(row, str):

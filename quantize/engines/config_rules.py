@@ -9,7 +9,6 @@ from ..drafts.config_defaults import (
     Source,
     absent_keys,
     class_defaults,
-    has_its_own,
 )
 from ..drafts.engine_traits import EngineTraits, Finding
 from .engine import TRAITS
@@ -40,8 +39,17 @@ _OF_DRAFTS = {
 """Architecture that drafts have and no MTP layer -> what engines are told of such a draft."""
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
 """Keys that nobody reads of a latent attention."""
-_EXECUTED = frozenset({"deepseek_v32", "kimi_k2", "olmo3", "qwen3_next", "step3p5"})
-"""Types that an engine reads by a class of its own, and loads with nothing else of their own."""
+_EXECUTED = frozenset({
+    "apertus", "arcee", "bamba", "cohere", "cohere2", "deepseek_v3", "deepseek_v32", "dots1",
+    "ernie4_5", "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text",
+    "glm4", "glm4_moe", "glm4_moe_lite", "gpt_neox", "gpt_oss", "granite", "helium",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe", "kimi_k2", "lfm2", "llama", "llama4_text",
+    "minimax_m2", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "olmoe", "phi", "phi3",
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_moe", "qwen3_next",
+    "seed_oss", "smollm3", "stablelm", "starcoder2", "step3p5",
+})  # fmt: skip
+"""Types of drafts that both engines were asked to load. Classes of other types have more of their
+own than their defaults: sizes under other names (GPT-2), rotations of pictures."""
 _NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
 """Attributes that vLLM asks for, too: it takes as many key heads as heads, and no tied head."""
 _MORE_TYPES_THAN_LAYERS = frozenset().union(*(traits.more_types_than_layers for traits in TRAITS))
@@ -73,13 +81,15 @@ def as_class_reads(
     if (problem := _size_problem(config)) is not None or traits is None or row is None:
         return problem or config
     remedy = f"set model_type to {traits.usual_type}, whose layers the draft has"
-    if isinstance(row, str) or (has_its_own(model_type, engine) and model_type not in _EXECUTED):
-        what = f"Loading such a draft of model_type {model_type} was never executed"
-        return Finding("unknown", what, remedy)
+    what = f"Loading such a draft of model_type {model_type} was never executed"
+    unsure = Finding("unknown", what, remedy)
+    if isinstance(row, str):
+        return unsure
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
-    return next(_class_problems(config, read, row, f"{remedy}, or add {{}}", engine), read)
+    problem = next(_class_problems(config, read, row, f"{remedy}, or add {{}}", engine), None)
+    return problem or (read if model_type in _EXECUTED else unsure)
 
 
 def _class_problems(
