@@ -56,7 +56,7 @@ def test_a_run_that_leaves_its_config_first_is_found_out(tmp_path: Path) -> None
 from draftquant.quantize.files import publish
 publish.UNVERIFIED = ""
 plain = publish.staged_output
-publish.staged_output = lambda out, last: plain(out)
+publish.staged_output = lambda out, last, check: plain(out)
 write = publish.copy_side_files
 def slow(*arguments):
     (arguments[1] / "config.json").write_text("{}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,7 +153,14 @@ def replay_beside(
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
     address = settings.ray_address
-    with settings.listener.bar("replay", len(loaded.traces), "work") as bar:
+    with ExitStack() as shown:
+        bar = shown.enter_context(settings.listener.bar("replay", len(loaded.traces), "work"))
+
+        def moved(done: int, total: int) -> None:
+            bar.set(done, total)
+            if done >= total:  # what the traces say of themselves is no work of drafts
+                shown.close()
+
         return replay_drafts(
             loaded.drafts,
             loaded.traces,
@@ -162,7 +170,7 @@ def replay_beside(
             max_tokens=loaded.max_tokens,
             cache=cache,
             elsewhere=replayed_on_ray(address, loaded, settings, bar.set) if address else None,
-            on_progress=bar.set,
+            on_progress=moved,
         )
 
 
