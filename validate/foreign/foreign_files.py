@@ -158,15 +158,8 @@ def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, 
     steps = whole(told, "spec_verify_ct", least=1)
     counts = wholes(told, "spec_correct_drafts_histogram")
     proposed = whole(told, "spec_num_proposed_drafts", least=1)
-    sums = {
-        "spec_verify_ct": sum(counts),
-        "spec_num_correct_drafts": sum(j * count for j, count in enumerate(counts)),
-    }
-    for key, value in sums.items():
-        if whole(told, key) != value:
-            raise AnswerProblem(
-                f"{key}: expected {value} by spec_correct_drafts_histogram, got {told[key]}"
-            )
+    keys = ("spec_verify_ct", "spec_num_correct_drafts")
+    _check_totals(told, keys, counts, "spec_correct_drafts_histogram")
     if proposed % steps:
         raise AnswerProblem(
             f"spec_num_proposed_drafts: {proposed} of {steps} verify steps: K changes, which no"
@@ -200,15 +193,8 @@ def check_sums(metrics: Fields, histogram: tuple[int, ...]) -> None:
     Raises:
         AnswerProblem: it does not.
     """
-    expected = {
-        "num_spec_steps": sum(histogram),
-        "num_accepted_draft_tokens": sum(j * count for j, count in enumerate(histogram)),
-    }
-    for key, value in expected.items():
-        if whole(metrics, key) != value:
-            raise AnswerProblem(
-                f"{key}: expected {value} by acceptance_histogram, got {metrics[key]}"
-            )
+    keys = ("num_spec_steps", "num_accepted_draft_tokens")
+    _check_totals(metrics, keys, histogram, "acceptance_histogram")
     steps = optional(metrics, "per_step_accepted", wholes)
     if steps is not None and [steps.count(j) for j in range(len(histogram))] != [*histogram]:
         raise AnswerProblem(
@@ -221,3 +207,11 @@ def _text(line: bytes) -> str:
         return line.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise JsonProblem(f"not UTF-8: {exc.reason} at byte {exc.start}") from exc
+
+
+def _check_totals(told: Fields, keys: tuple[str, str], counts: tuple[int, ...], by: str) -> None:
+    """The verify steps and the accepted tokens that a file tells are those of its histogram."""
+    totals = sum(counts), sum(j * count for j, count in enumerate(counts))
+    for key, value in zip(keys, totals, strict=True):
+        if whole(told, key) != value:
+            raise AnswerProblem(f"{key}: expected {value} by {by}, got {told[key]}")
