@@ -94,8 +94,6 @@ class ServerClient:
     Args:
         url: http://HOST:PORT, with or without /v1.
         key: sent as a bearer token and shown nowhere; None = none.
-        most_in_flight: connections.
-        patience: of every request.
 
     Raises:
         ServerError: the address is none, or the key cannot be sent.
@@ -203,8 +201,6 @@ class ServerClient:
         for again from its beginning.
 
         Args:
-            path: of the request.
-            body: of the request.
             failed: what an event says if it is that of a server that may answer next time, for
                 some tell in a stream of status 200 that they are overloaded; else None.
 

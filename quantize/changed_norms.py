@@ -43,7 +43,6 @@ def learned_norms(
     An element was multiplied by it or divided, beside what balancing did; 1.0 = nothing changed.
 
     Args:
-        plan: whose recipe says whether norms learn.
         found: what was learned; None = nothing, so that the run ends before it writes.
         balanced: norm -> k, as `balanced_norms` found it.
 

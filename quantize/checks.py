@@ -53,8 +53,6 @@ def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -
     """Show that a target has every table that is to be dropped.
 
     Args:
-        draft: the source.
-        dropped: its tables.
         target: folder of the target; None where nobody said it.
 
     Returns:

@@ -50,7 +50,6 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
 
     Args:
         recipe: what becomes of which tensor.
-        draft: whose headers have been read.
         claimed: what `claims` gave.
     """
     rows = (

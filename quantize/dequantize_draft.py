@@ -113,7 +113,6 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
     """What a quantized folder becomes. Reads headers only.
 
     Args:
-        checkpoint: the quantized folder.
         dtype: of the dequantized weights; None for that of the floating-point weights kept.
 
     Raises:
@@ -181,8 +180,6 @@ def dequantize_draft(
     other tensors and side files keep their bytes, config.json loses its `quantization_config`.
 
     Args:
-        source: the quantized folder.
-        out: folder to create.
         dtype: of the dequantized weights; None for that of the floating-point weights kept.
         argv: the command line, for provenance.
         on_progress: called with the bytes of each tensor written.

@@ -52,9 +52,6 @@ def execute(
     """Write what is not copied into the safetensors files of a plan, and wait for what is.
 
     Args:
-        plan: what to do.
-        run: its open files.
-        backend: who computes codes and scales.
         measured: what is known of inputs; of static scales those of the recipe's linears alone.
         exponents: of balanced norms and of the linears behind them: on-disk module -> k of 2^k.
         allow_zero_rows: store all-zero rows instead of refusing them.

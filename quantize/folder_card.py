@@ -74,11 +74,8 @@ class CardFacts:
         """Of a plan.
 
         Args:
-            plan: what is done.
             source: where the draft came from.
             card: README.md beside it, "" for none.
-            balanced: norms that the run divides.
-            learned: norms that learned.
         """
         changed = {step.row.tensor.name for step in plan.quantized} | {*balanced, *learned}
         rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
@@ -179,9 +176,7 @@ def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
     """What `quantize` writes where the source has no card: what this is, and what is not known.
 
     Args:
-        facts: of the folder.
         before: see `card_text`, as `behind`.
-        behind: likewise.
     """
     return card_text(
         facts.front_matter(),
@@ -213,10 +208,6 @@ def renewed_card(
     """README.md of a folder whose codes are written once more, where its own is one of ours.
 
     Args:
-        stored: the folder that is read.
-        record: its draftquant.json.
-        recipe: of the folder that is written.
-        bytes_after: of its tensors.
         vocabulary: how much of it is left, if it is cut.
 
     Returns:
@@ -233,10 +224,6 @@ def renewed_card(
 
 def plain_card(folder: Path, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """What becomes of the card of a quantized folder that is dequantized: our part is left out.
-
-    Args:
-        folder: the quantized one.
-        files: its side files that travel.
 
     Returns:
         The files that travel as they are, and README.md with its text where something else is left

@@ -97,10 +97,6 @@ def opened(
     wait for each other, as the kernel lets one at a time write to a file.
 
     Args:
-        source: the folder that is read.
-        folder: staging folder.
-        outputs: all of them.
-        kept: those that are copied.
         beside: what else goes into the files, made of no tensor of the draft.
     """
     stored: dict[str, list[StoredTensor]] = {}
@@ -166,9 +162,6 @@ def write_outputs(
     """Write every safetensors file of an output, the largest tensors first.
 
     Args:
-        source: the folder that is read.
-        folder: staging folder.
-        outputs: all of them.
         write: writes what a changed tensor becomes into its file, in several threads at once.
         on_progress: called in this thread with the bytes of each tensor written.
 

@@ -186,7 +186,6 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
 
     Args:
         recipe: what becomes of which tensor.
-        draft: whose headers have been read.
         target_layers: decoder layers of the target; None = as config.json says, if it does. Layouts
             whose excludes are whole names need it where a linear of a decoder layer is kept.
 

@@ -114,12 +114,10 @@ def quantize_draft(
 
     Args:
         plan: from `make_plan`; its recipe names backend and layout.
-        out: folder to create.
         source: where the draft came from, for provenance.
         argv: the command line, for provenance.
         measured: what is known of the inputs of its linears, as far as recipe and algorithm ask.
         allow_zero_rows: store all-zero rows instead of refusing them.
-        fix_config: change the output's config.json as the lints of the draft ask for.
         target: folder of the target, needed exactly where the recipe drops a table: that the target
             has the very same is shown first.
         proven: what `check_tables` gave for this plan and target; None = it is asked here.

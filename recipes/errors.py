@@ -16,7 +16,6 @@ class DraftQuantError(Exception):
     Args:
         where: the file, tensor, option, argument or key with the problem.
         what: the problem, with what was expected and what was found.
-        fix: what the user does about it.
         details: more of the problem, a line for each.
 
     Attributes:

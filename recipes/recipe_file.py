@@ -69,7 +69,6 @@ def compose(path: Path, *, ours: bool) -> MappingNode:
     """Parse a recipe file into its YAML node tree, without constructing any object.
 
     Args:
-        path: the file.
         ours: it is shipped, so no error has to be worded: libyaml parses it five times as fast.
 
     Raises:
@@ -148,11 +147,6 @@ Explain = Callable[[str, str], tuple[str, str] | None]
 
 def decode(cls: type[DataclassT], node: Node, *, explain: Explain) -> DataclassT:
     """Decode a YAML node into the dataclass `cls`, following its type annotations.
-
-    Args:
-        cls: what the keys are.
-        node: of the file.
-        explain: asked about values that are wrong.
 
     Raises:
         RecipeFileError: every unknown, missing, doubled or wrongly typed key found.

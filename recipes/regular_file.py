@@ -59,7 +59,6 @@ def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
     """Read a whole file of UTF-8 text; a byte order mark in front, as Windows writes, is skipped.
 
     Args:
-        path: the file.
         limit: bytes, more of which are refused before they are read.
 
     Raises:

@@ -48,7 +48,6 @@ class DraftSteps:
     """Counts of accepted first steps, for each order of the layers and shift, as answers go by.
 
     Args:
-        draft: that reads these features.
         layer_ids: that it reads, ascending; the dump has as many.
     """
 

@@ -65,8 +65,6 @@ def settle(
     Args:
         dump: its folder, for errors.
         pendings: its samples, at least one.
-        target: that was dumped.
-        said: what the user says.
         find: finds answers; its own, names do not matter here.
 
     Raises:
@@ -170,7 +168,6 @@ def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]
     """Check that the states of the tokens before `stop` are numbers.
 
     Args:
-        sample: to check.
         stop: behind it lie tokens that are not used, or padding.
         width: W, of a slot.
         layer_ids: of the slots, as far as they are known.

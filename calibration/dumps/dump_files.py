@@ -25,8 +25,6 @@ def find_files(dump: Path, suffixes: tuple[str, ...], *, written_by: str) -> lis
 
     Args:
         dump: the folder, or one of its files.
-        suffixes: that they end with.
-        written_by: for the error.
 
     Raises:
         TraceError: there are none.
@@ -67,8 +65,6 @@ def stored_sample(
     Args:
         file: where `loaded` comes from.
         dump: the folder that it lies in, or itself.
-        loaded: its entries.
-        aux: the entry with the states of the auxiliary layers.
         last: that with the last states; it may be absent.
         masked: a loss_mask must be there.
 

@@ -49,12 +49,10 @@ def import_dump(
     """Write the trace folder `out` of a dump of hidden states.
 
     Args:
-        written_by: whose layout it has.
         dump: its folder, or one file of it.
         target: folder of the target that was dumped. With its head and last norm it is measured
             whether answers are the target's own; where transformers can run it here, which layers
             the dump holds. Its config.json alone will do with a draft, and `declared.greedy`.
-        out: folder to create.
         declared: what else is known of the dump.
         prompts: that it was made with, for ids, categories, and where prompts end.
         leave_out_off_policy: leave out answers that the target would not have given, and count

@@ -56,11 +56,8 @@ def recompute(
     """Run the target on the beginnings of some texts and find the dump's slots among its layers.
 
     Args:
-        target: its folder.
         answers: of different samples; the first few are looked at.
-        num_layers: of the target.
         width: W; a sample's aux features are m slots of this width.
-        dtype: to compute in.
 
     Raises:
         TraceError: the target cannot be run; or it can, and a slot is the output of none of its

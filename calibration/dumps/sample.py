@@ -57,8 +57,6 @@ def make_sample(
     """A sample of tensors as they were stored: leading axes of 1 fall away.
 
     Args:
-        file: for errors.
-        name: of the sample.
         token_ids: [N] or [1, N], whole numbers.
         answered: [N] or [1, N], 0 or 1 of any dtype.
         aux: [N, m * W] or [1, N, m * W], also [N, m, W].

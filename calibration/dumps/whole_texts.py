@@ -108,8 +108,6 @@ def recomputing(
     """Load the target to recompute all texts, or one in so many if `MAX_WORK` does not do for all.
 
     Args:
-        target: its folder.
-        found: what the beginnings of some texts showed.
         pendings: all texts; how long they are is estimated by the sizes of their files.
         first: of these, read.
     """

@@ -32,7 +32,6 @@ def cache_divergences(
         draft: whose cache is not rounded.
         traces: recorded for calibration, long enough for K.
         caches: each as `OnCache`.
-        num_draft_tokens: K.
         on_progress: called with (prompts done, prompts).
 
     Raises:

@@ -56,7 +56,6 @@ def measure_cache_ranges(
 
     Args:
         draft: whose cache is not rounded.
-        traces: recorded for calibration.
         num_draft_tokens: K, as it will be served: later steps keep keys of the draft's own states.
         on_progress: called with (work done, work).
 

@@ -50,7 +50,6 @@ def measure_cache_scales(
     Args:
         draft: in BF16 or wider values, its cache not rounded.
         traces: recorded for calibration, not the ones that the gate judges on.
-        how: see above.
         num_draft_tokens: K, as it will be served.
         on_progress: called with (work done, work), of one run and then of the other.
 

@@ -88,7 +88,6 @@ def measure_input_scales(
         draft: the draft to quantize, in BF16 or wider values.
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
-        activations: the format that the scales are stored for.
         others: "fc" or "lm_head", where they store a scale too.
         on_progress: called with (work done, work).
 

@@ -69,7 +69,6 @@ def why_unused(plan: Plan, *, scale_is_given: bool = False) -> str | None:
     """Why traces would tell a plan nothing; None where it must know something of what is computed.
 
     Args:
-        plan: of a draft.
         scale_is_given: static scales are, so they are not measured.
     """
     recipe, algorithm = plan.recipe, plan.recipe.algorithm
@@ -99,9 +98,7 @@ def measured_inputs(
     Where the plan needs neither, the traces are not looked at (`why_unused`).
 
     Args:
-        plan: of this draft.
         draft: to quantize, in BF16 or wider values.
-        traces: recorded for calibration.
         num_draft_tokens: K, as it will be served.
         spool: existing folder for second moments; see `MomentsAlongTraces`.
         static: scales that are given and not measured.

@@ -50,7 +50,6 @@ class MomentsAlongTraces(Statistics):
     """`Statistics` of `quantize.algorithms`, measured on recorded traces.
 
     Args:
-        draft: the draft to quantize.
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
         spool: existing folder for the matrices, 4 in^2 bytes each.

@@ -73,9 +73,7 @@ def calibrated_scales(
     """The scales of all linears whose format stores one, measured along the traces.
 
     Args:
-        plan: of this draft.
         draft: to quantize, in BF16 or wider values.
-        traces: recorded for calibration.
         num_draft_tokens: K, as it will be served.
         on_progress: called with (work done, work).
 

@@ -33,7 +33,6 @@ def run_over_traces(
     Args:
         forward: maths of `draft`, over its weights or others; its `OnInput` sees every input: that
             of fc where the traces hold the target's features, that of the head after each pass.
-        draft: what reads the traces.
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
         row_stride: distance of the rows that draft, from the first on; the others are context.

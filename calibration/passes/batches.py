@@ -23,7 +23,6 @@ def batches_of(
     """Positions of prompts to run together, alike in length so that little is filled up.
 
     Args:
-        entries: of a trace folder.
         max_tokens: prompts of a batch times tokens of its longest; one prompt is always a batch.
         max_prompts: of a batch, whatever their lengths; None = as many as `max_tokens` lets.
 
@@ -65,9 +64,7 @@ def read_ahead(
     """Read batches one after the other, each while a caller works on the one before.
 
     Args:
-        traces: the folder.
         batches: positions of prompts, see `batches_of`.
-        device: of the drafts that read them.
 
     Raises:
         TraceError: the traces are damaged; once the batches before were given.
@@ -104,7 +101,6 @@ def proposals_of_batch(
     Args:
         draft: whose inputs are not rounded under one scale of a whole call (`rounds_alone`), or
             the batch has one prompt.
-        traces: that the prompts are of.
         batch: at least one prompt.
         num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
         temperature: see `draft_proposals`.

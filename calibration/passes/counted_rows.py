@@ -62,7 +62,6 @@ class CountedRows:
         """Leave out what cannot be accepted; all that is asked of the device comes in one copy.
 
         Args:
-            one: the pass.
             states: [n, W], that proposals were made from.
             top: [n], their largest logits; NaN and infinity are maximal.
             possible: [n] bool, where the proposal may be accepted.

@@ -71,7 +71,6 @@ def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
     """What the draft's fc makes of a target's features, on the CPU wherever the draft is.
 
     Args:
-        draft: whose fc is applied.
         features: [n, width] of the target, in the draft's dtype.
 
     Returns:
@@ -106,9 +105,6 @@ def first_hidden(
     """The draft's hidden state before its first step, for every position with a feature.
 
     Args:
-        draft: that reads the trace.
-        traces: the folder.
-        trace: one of its prompts.
         forward: maths of the draft whose `OnInput` is to see the features; None = the draft's own.
 
     Returns:

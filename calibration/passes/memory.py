@@ -145,9 +145,6 @@ def estimate_replay(
 
     Args:
         folders: the drafts, the reference first.
-        traces: to replay.
-        dtype: of the computation.
-        device: of the computation.
         num_draft_tokens: K; None = what each draft is made for.
         batch_size: see `replay_drafts`.
         online_heads: of each draft, see `load_draft`; empty = of none.

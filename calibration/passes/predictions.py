@@ -86,7 +86,6 @@ def draft_proposals(
     """What a draft proposes from every row, teacher-forced along the recorded tokens.
 
     Args:
-        forward: the draft.
         hidden: [N - 1, W], the draft's rows of the target's features, from position 0 on.
         token_ids: [N] int64.
         first_row: rows before it are context only.
@@ -127,11 +126,9 @@ def batch_proposals(
     """`draft_proposals` of the same rows of several sequences.
 
     Args:
-        forward: the draft.
         hidden: [B, N - 1, W].
         token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
         rows: R consecutive ones, each with all its K predictions inside the N tokens.
-        num_draft_tokens: K.
         temperature: see `draft_proposals`.
         block_rows: see `DraftForward.passes`.
         counted: of each sequence the rows, among `rows`, whose proposals are counted up to the
@@ -208,7 +205,6 @@ def draft_ids_of(forward: DraftForward, token_ids: Tensor) -> Tensor:
     """The draft's id of every token of the target's, -1 for those that it cannot propose.
 
     Args:
-        forward: the draft.
         token_ids: int64, of the target's vocabulary.
 
     Returns:

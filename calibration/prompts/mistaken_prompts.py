@@ -36,10 +36,6 @@ def mistaken_bytes(path: Path, start: bytes) -> tuple[str, str] | None:
 
 def mistaken_lines(path: Path, first: str) -> str:
     """How to mend a file of which some lines are no prompts.
-
-    Args:
-        path: the file.
-        first: its first line.
     """
     name = shlex.quote(str(path))
     if first.strip() == "{":

@@ -166,7 +166,6 @@ class PromptEncoder:
         """Token ids of a conversation, with the generation prompt or up to where an answer goes on.
 
         Args:
-            messages: of the conversation.
             key: of the line, which holds them.
             tools: that the target may call.
 
@@ -272,9 +271,7 @@ def prompt_of(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> 
     """The prompt of a line.
 
     Args:
-        value: its keys.
         number: of the line, for forms of others without an id.
-        encoder: of the target.
 
     Raises:
         LineProblem: the line is no prompt.

@@ -39,7 +39,6 @@ def prompts_of(
 
     Args:
         reference: a file as of `read_prompts`, or owner/name[@revision].
-        encoder: of the target.
         choice: which of the prompts.
 
     Raises:

@@ -44,12 +44,8 @@ def planned_batch(
     """Try the target on a few tokens, and plan.
 
     Args:
-        target: with its hooks.
-        prompts: to continue.
         limits: most new tokens of each.
         batch_size: prompts at most.
-        decoding: how they are continued.
-        on_note: hears why prompts of other lengths or fewer of them run together.
     """
     tried = tried_independence(target, prompts)
     lengths = [len(prompt.token_ids) for prompt in prompts]

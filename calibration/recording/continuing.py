@@ -41,11 +41,8 @@ class Continuing:
     """One run over some prompts.
 
     Args:
-        target: with its hooks.
-        prompts: to continue.
         limits: most new tokens of each.
         decoding: how tokens are chosen.
-        together: what the target can run together.
         batch_size: rows at most.
         fuse: made of a prompt's features; None = they stay as they are.
         stored: dtype that features leave in; None = the target's.

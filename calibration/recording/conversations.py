@@ -56,7 +56,6 @@ def record_conversations(
     Args:
         prompts: as read, with their messages and later turns.
         target: folder of the target: its tokenizer and how many positions it has.
-        out: folder to create. Rounds lie beside it until all are done.
         record: called once for every round.
         max_new_tokens: that `record` adds.
 

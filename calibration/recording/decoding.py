@@ -115,7 +115,6 @@ def choose(decoding: Decoding, logits: Tensor, top1: Tensor, draws: Tensor | Non
     """The next token of some sequences.
 
     Args:
-        decoding: how they are continued.
         logits: [B, V] of the target, after the last token of each.
         top1: [B] int64, the most likely token.
         draws: [B] float64 on the same device, one of `prompt_draws` each; None where greedy.
@@ -149,7 +148,6 @@ def processed_logprobs(logits: Tensor, decoding: Decoding) -> Tensor:
 
     Args:
         logits: [B, V].
-        decoding: greedy leaves the logits as they are.
 
     Returns:
         [B, V] float32, -infinity for tokens that top-k or top-p leave out. Of tokens as likely as

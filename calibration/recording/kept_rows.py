@@ -40,10 +40,8 @@ class KeptRows:
 
     Args:
         num_rows: R. longest: entries of a row.
-        width: of the features.
         dtype: that they are computed in. stored: that they leave in.
         spec: which log-probabilities are kept.
-        device: of the buffers.
         fuse: made of the features of a prompt before they leave; None = nothing.
         spool: folder on whose disk the features lie until they leave, where `longest` is more than
             `LONG_TEXT`; None = they stay on the device.
@@ -119,7 +117,6 @@ class KeptRows:
         """Copy rows to the CPU, each kind of what was recorded in one go.
 
         Args:
-            rows: to copy.
             entries: of each, from the last token of its prompt to the last that was read.
 
         Returns:

@@ -63,9 +63,7 @@ def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> 
     """The norm under which the target's head gives its tokens the probabilities that they had.
 
     Args:
-        target: folder with config.json and the weights of norm and head.
         written: texts, of which the first few hundred tokens are looked at.
-        decoding: how they were chosen.
 
     Raises:
         TraceError: no norm is found beside the embedding, or the probabilities are others.

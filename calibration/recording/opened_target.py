@@ -51,12 +51,7 @@ def opened_target(
 
     Args:
         target: as of `record_traces`, also the next five and `storage`.
-        aux_layer_ids: layers whose outputs are recorded.
-        fuse_with: a draft whose fused features are stored.
-        dtype: that the target computes in.
-        stored: that features are rounded to at last.
         placement: where the target runs.
-        storage: of the features.
         beside: see `loaded_target`.
 
     Raises:

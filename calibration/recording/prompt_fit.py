@@ -39,9 +39,6 @@ def fitted_prompts(
     """Refuse prompts that the target cannot continue, or leave out or cut those that are too long.
 
     Args:
-        prompts: as read.
-        shape: of the target.
-        max_new_tokens: that are added to each.
         too_long: what becomes of a prompt that leaves too few positions for its continuation.
             "truncate" keeps its last tokens, as engines do that truncate prompts.
         where: the file that they were read from, for errors.

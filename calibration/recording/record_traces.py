@@ -61,7 +61,6 @@ def record_traces(
     Args:
         target: local folder of a causal language model with safetensors weights; no remote code.
         prompts: at least one, run together whatever their lengths where the target allows it.
-        out: folder to create.
         max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token,
             unless `decoding` ignores it.
         decoding: how tokens are chosen.
@@ -69,7 +68,6 @@ def record_traces(
             `fuse_with`, else [1, L/2 - 1, L - 4].
         fuse_with: store this draft's fused features, narrower but of use for drafts with the same
             fc only; it must compute in `dtype`, on any device.
-        dtype: the target computes in.
         stored: that features are rounded to at last; None = `dtype`.
         batch_size: prompts run together at most; fewer where memory does not hold them.
         fixed_batches: see `fixed_batches_of`.
@@ -82,7 +80,6 @@ def record_traces(
         elsewhere: records fixed batches, and gives them in their order; None = they are recorded
             here.
         on_progress: called with (work done, work) whenever the target has run; see `_Work`.
-        on_note: hears why fewer prompts run together than could.
 
     Returns:
         The written folder, opened. Two runs with the same arguments write the same bytes.
@@ -174,11 +171,8 @@ def record_batch(
     """Record one fixed batch into memory.
 
     Args:
-        opened: the target.
-        batch: the prompts.
         max_new_tokens: as of `record_traces`, also the next two.
         decoding: how tokens are chosen.
-        batch_size: of all fixed batches but the last.
         spool: see `KeptRows`.
     """
     held = HeldTraces(staging=spool)
@@ -234,12 +228,10 @@ def record_into(
         limits: most new tokens of each.
         decoding: how tokens are chosen.
         batch_size: as of `record_traces`, and the last two.
-        first: position of the first prompt in the folder.
         all_together: fewer rows than prompts or `batch_size` are an error, not a note.
         fuse: made of the features of each prompt; None = they stay as they are.
         stored: dtype of the folder's features; None = the target's.
         on_progress: see `_Work`.
-        on_note: hears why fewer prompts run together than could.
     """
     plan = planned_batch(target, prompts, limits, batch_size, decoding, on_note)
     if all_together and plan.batch_size < min(batch_size, len(prompts)):

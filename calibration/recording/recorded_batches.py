@@ -72,9 +72,6 @@ def write_recorded(
     """Write batches in their order.
 
     Args:
-        writer: of the trace folder.
-        batches: all of them.
-        num_prompts: of all batches.
         on_progress: called with (prompts that are written, prompts).
 
     Raises:

@@ -24,9 +24,6 @@ class RecordedTarget:
     """The target with hooks behind its aux layers; hooks are removed on leaving the block.
 
     Args:
-        model: of transformers.
-        layers: its decoder layers.
-        aux_layer_ids: layers whose outputs are recorded.
         last_state: record what the head reads, behind the final norm, instead of layers.
     """
 

@@ -21,7 +21,6 @@ class Waiting:
 
     Args:
         lengths: tokens of every prompt.
-        together: what the target can do.
         max_tokens: that are read together, unless one prompt alone has more.
     """
 

@@ -61,7 +61,6 @@ class SlotCache:
 
     Args:
         like: what the target filled while it read some prompts, for shapes and kinds.
-        num_rows: of the batch.
 
     Attributes:
         cache: for the target.

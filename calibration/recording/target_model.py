@@ -48,8 +48,6 @@ def loaded_target(
     """A causal language model for evaluation, without remote code.
 
     Args:
-        target: local folder with safetensors weights.
-        dtype: of its weights and computation.
         placement: where it runs.
         beside: where a hidden folder may hold weights of a spread target that the disk has in
             another form (experts one by one, say); it is removed at the end.

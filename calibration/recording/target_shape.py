@@ -132,9 +132,7 @@ def check_draft_fits(
     """Refuse a target that cannot feed a draft, by their configs alone.
 
     Args:
-        name: of the draft.
         geometry: of any family. A reduced vocabulary of its head, with its map, is no difference.
-        shape: of the target.
         asked: layers to record instead of the draft's own; None = these.
 
     Raises:

@@ -22,7 +22,6 @@ class LatentNorm:
 
     Args:
         weight: [width] in the dtype in which it is stored, divided already where it is balanced.
-        device: of what is learned.
         unit: see `UNIT`.
 
     Attributes:

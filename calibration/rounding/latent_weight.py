@@ -53,7 +53,6 @@ class LatentWeight:
         absmax: see `Algorithm.quantize`; of the whole weight at least.
         moments: of the inputs, where `start` makes up for errors on them; None = latents are the
             weights themselves, and the first codes the nearest ones.
-        device: of what is learned.
 
     Attributes:
         codes: [out_features, in_features] float32, latents in units of codes.

@@ -144,7 +144,6 @@ def first_latents(
     """The linears of a plan whose codes are learned, as they start, by canonical module name.
 
     Args:
-        plan: whose recipe says how scales start.
         draft: its weights, balanced as the plan balances them.
         moments: of the inputs of linears whose first codes are those of GPTQ; the first codes of
             the others are the nearest ones.
@@ -169,7 +168,6 @@ def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
     """The norms of a plan whose weights learn, as they are, by canonical module name.
 
     Args:
-        plan: whose recipe says whether any do.
         draft: as in `first_latents`.
     """
     return {

@@ -48,9 +48,6 @@ class _Done:
 
 class KeptRounding:
     """The files of a folder that this process alone writes.
-
-    Args:
-        folder: existing.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -47,11 +47,6 @@ class Learning:
         draft: unquantized, weights balanced as the codes are to be.
         latents: of the linears that learn, by canonical module name.
         rounding: how inputs are rounded when served; gradients go through.
-        traces: of the prompts.
-        split: of them.
-        num_draft_tokens: K.
-        settings: how to learn.
-        kept: takes states and codes.
         others: weights that the remaining quantized linears multiply by, by tensor name.
 
     Attributes:

@@ -120,7 +120,6 @@ def learned_beside(
 
     Args:
         out: the folder that the codes are for; nothing is written into it here.
-        task: what is learned from what.
         start: called where anything is left to learn.
         save_seconds: at least between two states on the disk.
         on_progress: called after every step.

@@ -17,10 +17,6 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 class LatentOptimiser:
     """Moves the latents and scales of linears; what it knows can be kept and restored.
-
-    Args:
-        latents: by module.
-        settings: learning rates and steps.
     """
 
     def __init__(self, latents: Mapping[str, Latent], settings: LearningSettings) -> None:
@@ -49,7 +45,6 @@ class LatentOptimiser:
         Args:
             step: from 0 on.
             served: what `Latent.dequantized` gave, with its graph.
-            gradients: of the loss with respect to these.
         """
         self._adam.zero_grad(set_to_none=True)
         torch.autograd.backward(list(served), list(gradients))

@@ -81,10 +81,6 @@ def backward_of_divergence(
     Args:
         draft: over weights some of which require gradients.
         reference: over the unquantized weights; head and last norm are the draft's too.
-        sequences: of both.
-        num_draft_tokens: K.
-        weights: of depths.
-        share: multiplies the loss of each sequence.
 
     Returns:
         [] float64, the losses times `share`, added up.
@@ -127,9 +123,6 @@ def agreement(
     Args:
         draft: whose inputs are not rounded under one scale of a whole call, or there is one
             sequence.
-        reference: likewise.
-        sequences: of both.
-        num_draft_tokens: K.
 
     Raises:
         ForwardError: a draft computes NaN or infinity.
@@ -171,10 +164,6 @@ def agreement(
 
 class _Judge:
     """Loss and gradient of what is proposed.
-
-    Args:
-        forward: the head of both drafts.
-        weights: of depths.
     """
 
     def __init__(self, forward: DraftForward, weights: DepthWeights) -> None:
@@ -192,7 +181,6 @@ class _Judge:
         """Sum of weight * loss over rows, and its gradient with respect to `hidden`.
 
         Args:
-            depths: D.
             hidden: [n, D, W].
             unquantized: [n, D, W], hidden states of the reference.
             recorded: [n, D] tokens there.

@@ -65,7 +65,6 @@ def split_prompts(
     """Hold some prompts back: whole conversations, with their copies and near duplicates.
 
     Args:
-        traces: for calibration.
         num_draft_tokens: K; prompts without a row of K predictions are of no use and left out.
         share: of the prompts to hold back, rounded up to whole groups that belong together.
         seed: with which the prompts' hashes are hashed, to draw them.
@@ -103,10 +102,7 @@ def chosen_prompts(
     """The prompts of one step: all are seen before one is seen again, each time in another order.
 
     Args:
-        prompts: to learn from.
         step: from 0 on.
-        count: prompts of a step.
-        seed: of the orders.
     """
     for place in range(step * count, (step + 1) * count):
         epoch, within = divmod(place, len(prompts))
@@ -122,7 +118,6 @@ def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: 
 
     Args:
         entry: of a prompt with at least one whole row.
-        num_draft_tokens: K.
         per_row: slots of a row: 1 in a chain, the whole block in a block.
         draw: text that says where the grid lies.
     """
@@ -146,7 +141,6 @@ def run_together(
     """Positions of prompts to run together: their rows lie on one grid, their lengths are alike.
 
     Args:
-        entries: prompts.
         rows: of each, at least one.
         max_tokens: prompts times tokens of the longest; one prompt is always run.
 
@@ -173,10 +167,6 @@ def run_together(
 
 class SequenceReader:
     """What a draft reads of prompts, on its device: read once, as far as it can be held.
-
-    Args:
-        draft: that reads them.
-        traces: the folder.
     """
 
     def __init__(self, draft: LoadedDraft, traces: TraceFolder) -> None:

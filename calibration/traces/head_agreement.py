@@ -26,7 +26,6 @@ def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
     Norms that multiply by 1 + weight (Gemma) are tried as well; the larger share counts.
 
     Args:
-        traces: with features of kind "aux".
         tables: the head [V, W] and the last norm [W], of `--target` or of the traces.
 
     Returns:

@@ -47,8 +47,6 @@ def explained(
     Args:
         texts: at least one. Their ends are left out: tokens `REACH` positions off must be there.
         shift: see `SHIFTS`.
-        start: first i.
-        stop: behind the last i.
 
     Returns:
         Rows whose token occurs elsewhere too, less one for each such token; and the adjusted R

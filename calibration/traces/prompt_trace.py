@@ -87,7 +87,6 @@ def check_trace(trace: PromptTrace, manifest: TraceManifest, where: object) -> N
     """Check one trace in memory: shapes, dtypes, ranges, and that decoding was as declared.
 
     Args:
-        trace: to check.
         manifest: of its folder; which prompts that holds does not matter.
         where: the file, for errors.
 

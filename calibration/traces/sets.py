@@ -67,11 +67,8 @@ def split_traces(
 
     Args:
         traces: to split; stays as it is.
-        first: folder to create.
-        second: folder to create.
         count: prompts wanted in `first`, which gets no more; None = by categories.
         categories: those of `first`.
-        seed: equal seeds give equal splits by count.
 
     Raises:
         TraceError: one of the two would be empty, no prompt has one of the categories, or a trace
@@ -194,7 +191,6 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
 
     Args:
         folders: at least two, of the same target, features and decoding; seeds may differ.
-        out: folder to create.
 
     Raises:
         TraceError: the folders do not fit together, or a trace is damaged.
@@ -246,7 +242,6 @@ def copy_traces(
     Args:
         folders: at least one; the first says target, features and decoding. Tables of all that
             carry some are carried.
-        out: folder to create.
         traces: in order.
 
     Raises:

@@ -80,7 +80,6 @@ class Templates:
     are not at hand count with those that are, and once more these are asked alone.
 
     Args:
-        prompts: that are at hand.
         sketches: category -> sketches of others.
     """
 
@@ -108,7 +107,6 @@ class Templates:
 
         Args:
             values: all of the prompt's shingles, or some of them.
-            category: of the prompt.
             sample: they are some; otherwise a prompt that has hardly any of its own keeps all.
         """
         template = self._of.get(category, self._of_all[:0])
@@ -118,9 +116,6 @@ class Templates:
 
 class Overlaps:
     """How much of each of many prompts is in another one.
-
-    Args:
-        own: the shingles of each that are its own.
     """
 
     def __init__(self, own: Sequence[Values]) -> None:

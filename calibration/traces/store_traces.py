@@ -40,8 +40,6 @@ def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> Store
 
     Args:
         traces: to copy; they stay as they are.
-        out: folder to create.
-        choice: how features are stored in it.
 
     Raises:
         TraceError: they are stored so already, their features were rounded before, a trace is

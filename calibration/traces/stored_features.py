@@ -71,7 +71,6 @@ def encoded(features: Tensor, scales: Tensor | None, spec: FeatureSpec) -> dict[
         features: [rows, width] in the manifest's dtype, finite.
         scales: [rows] float32, of features that were read out of FP8; None = choose them: the
             largest magnitude of a row becomes 448.
-        spec: its storage.
 
     Raises:
         TraceError: the package zstandard is needed and not installed.
@@ -101,8 +100,6 @@ def decoded(
 
     Args:
         stored: the tensors of `stored_tensors`, their dtypes and shapes checked.
-        spec: its storage.
-        rows: of features.
         where: the prompt and its file, for errors.
 
     Returns:

@@ -22,9 +22,6 @@ def suggested_clusters(prompts: Sequence[tuple[str, str]]) -> str:
     twice as many prompts or more, and not one for each category; categories where three or more
     differ in a number only.
 
-    Args:
-        prompts: id and category of each.
-
     Returns:
         Whole sentences; empty if nothing is suggested.
     """

@@ -69,9 +69,6 @@ class TargetTables:
     def find(cls, target: Path) -> "TargetTables":
         """Find the tables by name, reading headers only: see `StoredTables.find`.
 
-        Args:
-            target: folder with config.json and safetensors weights.
-
         Raises:
             CheckpointError: a table is absent, there are several, or they are no pair of tables.
         """
@@ -100,7 +97,6 @@ class TargetTables:
 
         Args:
             dtype: of the tables; None = as the target stores them.
-            device: of the tables.
         """
         stored = {EMBEDDING: self.embed_tokens, HEAD: self.lm_head, FINAL_NORM: self.norm}
         return SharedTables(

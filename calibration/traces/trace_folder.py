@@ -196,7 +196,6 @@ class TraceFolder(Brief):
 
         Args:
             dtype: of the tables; None = as the target stores them.
-            device: of the tables.
         """
         tables = self.manifest.tables
         if tables is None:

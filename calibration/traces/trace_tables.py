@@ -49,7 +49,6 @@ def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> 
 
     Args:
         path: does not exist yet.
-        tables: of the recorded target.
         token_ids: n ids in [0, V), ascending.
 
     Raises:
@@ -93,11 +92,8 @@ def shared_tables(
 
     Args:
         opened: gives the safetensors file, its header and hash checked.
-        listed: what trace.json says of it.
-        vocab_size: V.
         where: the file, for errors.
         dtype: of the tables given; None = as they are stored.
-        device: of the tables given.
 
     Returns:
         The embedding [V, W], rows that are not carried NaN, and the head [V, W]. Reading either

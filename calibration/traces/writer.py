@@ -82,7 +82,6 @@ class TraceWriter:
         """Write one trace.
 
         Args:
-            trace: checked like on reading.
             position: place of the prompt in trace.json, whatever the order of writing.
 
         Raises:
@@ -201,19 +200,14 @@ def trace_output(
 
     Args:
         out: folder to create; its parent exists.
-        target: what was recorded.
-        features: what the features are.
         temperature: see `TraceManifest`, also for the next four.
         sampling: how tokens were drawn at a temperature above 0.
         ignore_eos: texts go on behind end-of-text tokens.
         logprobs: which ones the traces have.
-        recorded_by: engine and version.
-        shard_bytes: a new shard starts before tensors of one grow beyond this.
         tables: also carry these tables of the target, see `tables`; None for none.
         table_ids: tokens whose embedding is carried beside those of the traces.
         carried: carry these tables instead, which other trace folders carry.
         too_long: see `TraceManifest`, and for the next one.
-        datasets: that prompts were taken out of.
 
     Raises:
         OutputError: `out` exists, its parent does not, or the head does not fit on the disk.

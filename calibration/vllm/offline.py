@@ -32,7 +32,6 @@ def offline_engine(
         arguments: of `vllm.LLM`.
         decoding: how tokens are chosen.
         session: see `states_file.STATES_KEY`.
-        max_new_tokens: per prompt.
 
     Raises:
         TraceError: vLLM is not installed, or does not start.

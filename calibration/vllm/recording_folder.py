@@ -41,9 +41,7 @@ class KeptRecording:
     Args:
         folder: where it lies.
         prompts: all of the recording, by position.
-        expected: of each file of states.
         max_new_tokens: tokens per prompt.
-        vocab_size: of the target.
         logprobs: that each answer must have; None = none are needed.
     """
 
@@ -74,8 +72,6 @@ class KeptRecording:
         """Check an answer, wait for its states, and keep both.
 
         Args:
-            position: of its prompt.
-            answer: of the engine.
             shared: folder that the engine writes into; the file is moved away from there.
 
         Raises:
@@ -172,7 +168,6 @@ def kept_recording(out: Path, plan: Mapping[str, Any]) -> Iterator[Path]:
     """Begin a recording, or go on with the one of the same plan; nobody else has it meanwhile.
 
     Args:
-        out: the folder that it becomes.
         plan: what is recorded, as JSON says it.
 
     Raises:

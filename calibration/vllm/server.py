@@ -43,9 +43,7 @@ def server_engine(
             they ask for one, is read from the environment: `server_client.KEY_VARIABLE`.
         decoding: how tokens are chosen.
         session: see `states_file.STATES_KEY`.
-        max_new_tokens: per prompt.
         max_model_len: tokens of the longest prompt with its continuation.
-        most_in_flight: requests at a time.
         on_warning: hears of a server that answers no more, while another does.
 
     Raises:

@@ -68,13 +68,6 @@ def answers(
     No more prompts are in flight than may be, nor so many that their states could take more than
     4 GiB: an answer is in flight until the next one is asked for, so whoever takes its file away
     meanwhile bounds the shared folder.
-
-    Args:
-        engine: answers.
-        prompts: with their positions.
-        most_in_flight: prompts.
-        bytes_per_token: of hidden states.
-        max_new_tokens: what is asked for per prompt.
     """
     waiting = deque(prompts)
     sizes: dict[int, int] = {}

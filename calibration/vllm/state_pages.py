@@ -80,11 +80,8 @@ def write_states(
     """Write the states of one request; `path` appears whole or not at all.
 
     Args:
-        path: file to create.
         pages: where the states lie.
         block_ids: the request's, in order.
-        token_ids: those that were read.
-        head: the metadata.
         ready: see `Pages.ready`.
 
     Raises:

@@ -83,7 +83,6 @@ def check_states(path: Path, expected: ExpectedStates, token_ids: Sequence[int])
     """Check the header of a file, and that its tokens are these.
 
     Args:
-        path: the file.
         expected: what it must hold.
         token_ids: prompt and continuation, without its last token.
 

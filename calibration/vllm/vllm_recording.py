@@ -112,11 +112,8 @@ def record_with_vllm(
     on the disk.
 
     Args:
-        plan: what is recorded.
-        source: the engine.
         out: folder to create; other machines that run the engine must see its parent.
         table_ids: as of `record_traces`, and the next one.
-        storage: of the features.
         on_progress: called with (prompts done, prompts).
 
     Returns:

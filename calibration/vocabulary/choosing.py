@@ -215,7 +215,6 @@ def choosing_of(
 
     Args:
         source: the draft, quantized or not.
-        traces: whose text counts.
         target: folder of the target, whose configs name tokens that are always kept.
         counts: see `read_general_counts`.
 

@@ -21,7 +21,6 @@ def read_general_counts(path: Path, vocab_size: int) -> Counts:
     """Read the file.
 
     Args:
-        path: of the user.
         vocab_size: tokens of the target.
 
     Returns:

@@ -85,7 +85,6 @@ class _Chooser:
     """Puts tokens that were said into an order, one after the other.
 
     Args:
-        said: by the target.
         candidates: [n] tokens that were said, by weight.
         order: to which they are appended.
     """

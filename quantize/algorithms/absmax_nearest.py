@@ -52,8 +52,6 @@ def nearest_by_rows(
 
     Args:
         weight: as `absmax`, see `RowAlgorithm`.
-        weights: a format with such scales.
-        absmax: likewise.
         scale_of: the scales [rows, 1] of some rows, from these, the scale of the whole matrix, and
             which of all rows they are; a group is a row.
     """

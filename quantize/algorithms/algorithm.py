@@ -104,7 +104,6 @@ class RowAlgorithm(Algorithm, ABC):
 
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32, finite.
-            weights: the recipe's format.
             absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover:
                 that of the weight and of those that engines fuse with it; None = that of `weight`.
             moments: of the inputs where `needs` says so, else None.

@@ -118,7 +118,6 @@ def _round_block(
     """Round columns from the last to the first, panel by panel; all in place.
 
     Args:
-        dtype: of the codes.
         wanted: [columns, rows], what each is to be, given the errors behind the block; becomes what
             each was to be given all errors, in steps.
         columns: [columns, rows], the weights; become the errors.

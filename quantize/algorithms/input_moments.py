@@ -51,7 +51,6 @@ class InputMoments:
         lost: [in_features, in_features] float32, the mean of e xᵀ, with e what rounding took from
             an input; None where weights are not to make up for it.
         device: on which its factor is found, and columns are rounded.
-        damping: the first to be tried.
         precise: find the factor in float64, not float32: four times the time, twice the memory.
         name: of a linear that reads them, for messages.
         on_factor: called with the damping that a factor was found with.

@@ -61,7 +61,6 @@ class Backend(ABC):
 
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32, finite.
-            weights: the recipe's format.
             absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover
                 (`WeightFormat.scales_whole_matrix`): that of the weight, of which `weight` may be
                 a block, and of those that engines fuse with it. None = that of `weight`.

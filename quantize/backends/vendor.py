@@ -34,8 +34,6 @@ def tested_version(backend: BackendName, package: str, wanted: str) -> str:
     """The installed version of a toolkit.
 
     Args:
-        backend: also the name of the extra that installs the package.
-        package: distribution name.
         wanted: the tested version, or a series such as "0.47.*".
 
     Raises:
@@ -61,11 +59,6 @@ def tested_version(backend: BackendName, package: str, wanted: str) -> str:
 @contextlib.contextmanager
 def toolkit_errors(toolkit: str, where: str, *, fix: str) -> Iterator[None]:
     """What a toolkit raises, as an error of ours.
-
-    Args:
-        toolkit: its name.
-        where: what was being done.
-        fix: what to do instead.
 
     Raises:
         BackendError: it failed.
@@ -107,9 +100,7 @@ def with_absmax(
     No toolkit takes the largest magnitude from outside; the codes of that row are to be dropped.
 
     Args:
-        backend: for the message.
         weight: [rows, in_features], finite.
-        weights: the recipe's format.
         absmax: [1, 1] float32, that the scale of the whole matrix must cover; None = that of
             `weight`.
 

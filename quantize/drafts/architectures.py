@@ -59,7 +59,6 @@ def with_family_name(
     """A config.json under the name that the families read, where it has another one.
 
     Args:
-        config: the parsed config.json.
         tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
         projectors: projector_type of a DFlashDraftModel, as ModelOpt names all of its block drafts
             -> the name that the family reads.

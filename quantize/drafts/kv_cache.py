@@ -48,7 +48,6 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
     """The numbers N of the layers "layers.N.self_attn.", in order.
 
     Args:
-        names: canonical names of a draft's tensors or linears.
         draft: what is named where there is none.
 
     Raises:

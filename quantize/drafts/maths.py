@@ -106,7 +106,6 @@ def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool 
     Args:
         x: [B, H, T, D].
         positions: [T] int64, or [B, T] where the sequences stand at different places.
-        rope: base and scaling of the frequencies.
         interleaved: pairs are (2i, 2i + 1), as in DeepSeek; else (i, i + D/2), as in neox and
             Llama.
 
@@ -130,7 +129,6 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Te
         q: [B, H, T, D].
         k: [B, KV, S, D].
         v: [B, KV, S, D'].
-        scale: multiplies q k^T.
         visible: [T, S] bool, True where a query may look.
     """
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)

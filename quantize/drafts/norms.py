@@ -26,10 +26,6 @@ _READERS: Mapping[str, tuple[str, ...]] = {
 
 def norms_before(draft: Draft, quantized: Collection[str]) -> tuple[Row, ...]:
     """The weights of norms that only quantized linears read, and residual streams, in file order.
-
-    Args:
-        draft: whose headers have been read.
-        quantized: on-disk names of the modules that are quantized.
     """
     return tuple(row for row in draft.rows if row.role == "norm" and _learns(row, draft, quantized))
 

@@ -87,7 +87,6 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     Trainers copy the target's number of layers into a draft of one, which is read as that.
 
     Args:
-        checkpoint: the draft.
         as_declared: with as many layers as config.json says, as engines build it.
 
     Raises:

@@ -39,7 +39,6 @@ def excluded_modules(
     engines build whether the draft has it or not.
 
     Args:
-        draft: whose modules they are.
         kept: the rows of its matrices that are stored, and not quantized.
         quantized: the rows that are.
         whole_names: of a layout whose excludes are whole names: layers are numbered as vLLM does,

@@ -39,10 +39,6 @@ def is_speculators(config: Mapping[str, Any]) -> bool:
 def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     """The config of a draft as its family reads it; returned unchanged if it is plain already.
 
-    Args:
-        config: the parsed config.json.
-        where: named in errors.
-
     Raises:
         CheckpointError: no transformer_layer_config, a kind of draft that is not supported, or
             keys that contradict each other.

@@ -107,11 +107,6 @@ def refuse_earlier_kinds(
 ) -> None:
     """Refuse a draft whose maths version 0.2.0 knew, and this one does not.
 
-    Args:
-        config: the parsed config.json.
-        tensors: names in the folder.
-        where: named in errors.
-
     Raises:
         CheckpointError: it is a Medusa, EAGLE-1 or Domino draft.
     """

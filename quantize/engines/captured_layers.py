@@ -91,7 +91,6 @@ def misread_layers(
     """How a runner captures other layers than the draft reads; None where it does not.
 
     Args:
-        capture: of the runner.
         after: the draft's layers, counted "after layer k"; None = the default, whatever it is.
         num_target_layers: None = not known; then ids that are the default of some target are
             taken for that target's.
@@ -125,7 +124,6 @@ def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -
     """What config.json must say so that every runner captures the layers that the draft reads.
 
     Args:
-        config: the parsed config.json.
         after: as of `misread_layers`.
     """
     if after is None:
@@ -141,12 +139,6 @@ def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -
 
 def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: Any) -> str:
     """What config.json must say so that an engine builds fc as it is stored.
-
-    Args:
-        config: as it was written.
-        fusion: how the engine's class sizes fc.
-        read: the geometry of the draft.
-        built: the one of what the engine builds.
     """
     from ..drafts.speculators_layout import LAYER_CONFIG, is_speculators  # imports all families
 

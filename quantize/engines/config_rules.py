@@ -67,7 +67,6 @@ def as_class_reads(
 
     Args:
         config: the parsed config.json; of MTP layers and whole models it is given back as it is.
-        engine: whose classes read it.
         text: of its errors, with {}.
 
     Source: executed with keys left out, for the types of `tests/engines/names.py`.

@@ -57,7 +57,6 @@ def check_draft(
     """Predict what an engine does with a draft folder, quantized or not.
 
     Args:
-        folder: config.json and safetensors files.
         engine: "vllm", "sglang" or "tensorrt-llm".
         version: of the engine; None = the newest that is known. One that is not is UNKNOWN.
         arch: "gfx942", "sm90", ... (see `gpus`); None = whatever all of them agree on.
@@ -91,7 +90,6 @@ def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
     """An answer that was given from headers alone, with what its tensors hold.
 
     Args:
-        answer: what an engine does with a draft.
         found: its tensors with NaN or infinity, as `not_finite` says it.
     """
     if not found:

@@ -27,13 +27,9 @@ def floats_into_codes(
     """What the engine makes of it.
 
     Args:
-        engine: that takes the module as quantized.
-        question: what it is asked.
-        module: the linear.
         scheme: as which it is taken.
         weight: the float weight of one of its parts.
         shape: rows and columns of that part.
-        mixed: other parts of the module are stored as quantized values.
     """
     own, checks_shapes = question.own, engine.tensors.checks_shapes
     remedy = _remedy(engine, question, module, mixed=mixed)

@@ -15,9 +15,7 @@ def layer_linears(
     """Those of one layer, in order.
 
     Args:
-        traits: of the draft's family.
         layer: canonical name of the layer, "layers.0".
-        name: what the engine calls a fused linear.
         mlp: the block with gate, up and down, of a mixture that every token sees.
     """
 

@@ -117,13 +117,10 @@ def linear_scheme(
     """A scheme under the signature "layout dtype granularity activations".
 
     Args:
-        layout: the quant_method of the declaration.
         dtype: of the codes; "+" after it: with zero points, "=": of AWQ, without, "@": a whole
             byte for each code; "awq-int4": packed as AWQ does.
         granularity: "" of formats that have one only.
         group_size: None where there are no groups.
-        activations: as in signatures.
-        suffix: of the tensor with the codes.
         parts: see `LinearScheme`.
         not_read: see `LinearScheme`.
         block: see `LinearScheme`.

@@ -269,8 +269,6 @@ def meaning(text: str, *, engine: str, gpu: str) -> str | None:
     """What an error of an engine means; None where no row says it.
 
     Args:
-        text: the engine's own.
-        engine: as people call it.
         gpu: likewise, with its architecture.
     """
     for pattern, sentence in MEANINGS:

@@ -39,11 +39,6 @@ def modules(
     question: Question, served: MtpLayer, fused: Callable[[FusedLinear], str]
 ) -> tuple[Module, ...]:
     """The linears that may be quantized; fc is a plain nn.Linear in both, but for Qwen's in vLLM.
-
-    Args:
-        question: of a folder whose config.json is the target's own.
-        served: how the engine builds the layer.
-        fused: what the engine calls a fused linear.
     """
     first = question.config.get("num_hidden_layers", 0)
     mixture = any(is_expert(name) for name in question.tensor_names)

@@ -48,7 +48,6 @@ def null_findings(engine: Engine, question: Question, *, has_class: bool) -> Ite
 
     Args:
         engine: which.
-        question: of the draft.
         has_class: a class of Transformers reads the config.json, as of speculators none does.
     """
     config = question.config

@@ -37,11 +37,9 @@ def parameters(
     """Name and shape of each parameter in one shard, and the stored tensors that fill it.
 
     Args:
-        module: the linear.
         parts: its canonical parts -> suffix -> stored tensor.
         shapes: rows and columns of each part in one shard.
         scheme: as which it is taken; None = as floats.
-        tp: number of shards.
         biased: the linear has a bias, whatever its weight is.
     """
     rows, columns = sum(count for count, _ in shapes), shapes[0][1]
@@ -124,7 +122,6 @@ def of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str
     """The config.json of the same draft without biases, which every family reads.
 
     Args:
-        config: as the engine reads it.
         said: as it is. Heads are rotated whole where it does not say: that is no matter of shapes.
     """
     kept = {key: value for key, value in config.items() if not (key in BIAS_KEYS and value is True)}

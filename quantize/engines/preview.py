@@ -65,9 +65,7 @@ def planned_verdicts(
     """What each known engine does with the result on each of its GPUs.
 
     Args:
-        plan: what would be written.
         arch: this GPU alone; None = all that each engine is known on.
-        tp: tensor-parallel shards.
         target_layers: see `check_draft`.
         fix_config: see `planned_checkpoint`.
 
@@ -93,11 +91,8 @@ def verdicts_of(
     """The same of a folder as its headers and config.json are, or would be.
 
     Args:
-        checkpoint: config and headers.
         arch: see `planned_verdicts`.
-        tp: tensor-parallel shards.
         target_layers: see `check_draft`.
-        has_side_file: hf_quant_config.json stands beside config.json.
 
     Raises:
         CheckpointError: see `planned_verdicts`.

@@ -13,7 +13,6 @@ def refuses_target(engine: str, version: str, method: str, name: str | None) -> 
 
     Args:
         engine: "vllm", "sglang" or another one.
-        version: of the engine.
         method: as which the draft is served, in small letters.
         name: the target's, in architectures of its config.json.
 

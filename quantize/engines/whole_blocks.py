@@ -41,9 +41,7 @@ def group_problem(
     """Why an engine refuses to build a module in groups.
 
     Args:
-        module: the linear.
         scheme: as which it is taken.
-        columns: its inputs in one shard.
         errors: signature, or "layout dtype" -> the engine's error; others were not executed.
         dropped: "layout dtype" of which it builds no scale for a shard of less than one group, and
             drops the stored ones.

@@ -23,11 +23,7 @@ def cache_works(
     """Attention of all layers for one sequence, a work per layer.
 
     Args:
-        geometry: of the draft.
         context: positions in the cache; a sliding layer reads its window of them.
-        own_positions: positions of the pass itself that are read besides.
-        queries: positions that attend.
-        tp: tensor-parallel shards.
         dtype: of the cache; None = BF16.
 
     Raises:

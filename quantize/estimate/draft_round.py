@@ -119,11 +119,7 @@ def draft_round(
     """The passes of one round.
 
     Args:
-        draft: whose geometry is served.
         weights: its tensors, in whatever form.
-        num_draft_tokens: K.
-        context: positions in each sequence's KV cache.
-        tp: tensor-parallel shards.
         kv_cache: its format; None = BF16.
 
     Raises:

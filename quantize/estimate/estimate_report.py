@@ -34,13 +34,6 @@ def candidates_of(
 ) -> tuple[Candidate, ...]:
     """The draft as it is, and by each plan.
 
-    Args:
-        draft: whose headers were read.
-        plans: of this draft.
-        num_draft_tokens: K.
-        context: positions in each sequence's KV cache.
-        tp: tensor-parallel shards.
-
     Raises:
         EstimateError: two recipes have one name; see also `draft_round`.
     """

@@ -105,7 +105,6 @@ def card_text(
         front: keys of the front matter; those without a value are left out.
         ours: paragraphs, tables and code blocks of our part.
         before: what others wrote before it, as `around` gives it.
-        behind: likewise.
     """
     keys = {key: value for key, value in front.items() if value}
     matter = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=1000)

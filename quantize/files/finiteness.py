@@ -48,7 +48,6 @@ class Finiteness:
 
     Args:
         dtype: of its elements, in the safetensors spelling; all integers are finite.
-        shape: of it.
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
@@ -117,7 +116,6 @@ def check_finite(where: object, found: Mapping[str, str]) -> None:
     """Refuse a draft with which nothing can be computed.
 
     Args:
-        where: its folder.
         found: of tensors with NaN or infinity, what `not_finite` says.
 
     Raises:

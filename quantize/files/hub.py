@@ -48,7 +48,6 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
     """Find a draft: an existing folder wins, else `owner/name[@revision]` is fetched from the Hub.
 
     Args:
-        reference: of the folder.
         subtree: prefix of the layer that is the draft, in the folder of its target.
 
     Raises:

@@ -26,11 +26,6 @@ def transcoded(
 
     Args:
         recorded: of the folder whose codes these are; None where it has none.
-        recipe: with the layout and carrier of the new folder.
-        origin: that folder.
-        tensor_digests: of the new one.
-        bytes_after: of all its tensors.
-        argv: the command line.
     """
     if isinstance(recorded, QuantizedProvenance):
         return dataclasses.replace(

@@ -27,7 +27,6 @@ class SpooledRows:
     The file is gone when nothing refers to its rows, and when the process is killed.
 
     Args:
-        folder: on whose disk it lies.
         width: elements of a row. dtype: of them.
     """
 
@@ -56,10 +55,8 @@ def mapped_rows(path: Path, start: int, shape: Sequence[int], dtype: torch.dtype
     """Rows of a file, not to be written to.
 
     Args:
-        path: the file.
         start: its first byte of them.
         shape: of the tensor, at least one element.
-        dtype: of its elements.
 
     Raises:
         OSError: the file cannot be opened, or ends before.

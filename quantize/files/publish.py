@@ -76,7 +76,6 @@ def publish(
     """Check the output, write into a staging folder, re-read what was written, rename.
 
     Args:
-        rewrite: what is written.
         on_stage: called with "write", "verify" and "sync" when they begin; the disk has worked
             since the first byte was written, and "sync" waits for the rest.
 

@@ -33,10 +33,6 @@ _NEW, _OLD = "new", "old"  # in the staging folder beside a report
 def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False) -> None:
     """Refuse report files that cannot or must not be written, before any work.
 
-    Args:
-        asked: the file of each format.
-        overwrite: files that exist are replaced.
-
     Raises:
         OutputError: a name contradicts its format or is given twice, its folder does not exist or
             cannot be written, or something stands there that must not be replaced.
@@ -62,7 +58,6 @@ def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> 
     """Write report files; on any error everything is as it was before.
 
     Args:
-        documents: text of every file.
         overwrite: see `check_reports`.
 
     Raises:

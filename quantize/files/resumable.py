@@ -55,9 +55,7 @@ def take_alone(path: Path, descriptor: int, where: Path, work: str) -> None:
     """Take a file; it is nobody else's, and not one that a run has just finished and removed.
 
     Args:
-        path: the file.
         descriptor: of it, opened; whoever closes it gives the file back.
-        where: for errors.
         work: what is done there, in one word.
 
     Raises:
@@ -91,11 +89,8 @@ def refuse_other_work(
     """Go on with equal work alone.
 
     Args:
-        where: what is kept lies.
         work: what is done, in one word.
         differing: see `differences`.
-        given: what has to be given again.
-        remove: the command that removes what is kept.
 
     Raises:
         OutputError: something differs.

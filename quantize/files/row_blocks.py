@@ -17,7 +17,6 @@ def row_blocks(
     """Consecutive blocks of rows; the buffer is reused, so use each before the next.
 
     Args:
-        descriptor: of the open file that holds the tensor.
         tensor: [rows, in_features], BF16, F16 or F32.
         block_bytes: size that a block should have at most.
         multiple: all blocks but the last have a multiple of so many rows, at least once.

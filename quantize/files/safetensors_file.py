@@ -40,8 +40,6 @@ class SafetensorsFile:
 
         Args:
             path: of a file that does not exist.
-            tensors: that it will hold.
-            metadata: of its header.
             synced: it is on the disk when it is closed; else whoever publishes it sees to that.
         """
         self._synced = synced
@@ -135,9 +133,7 @@ def open_files(
     What is written is not synced: `publish` does that.
 
     Args:
-        stack: closes them.
         source: the folder that is read; the metadata of each file is kept.
-        folder: staging folder.
         stored: file -> the tensors that it will hold.
     """
     inputs, outputs = {}, {}

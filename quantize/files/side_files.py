@@ -15,8 +15,6 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
     """No side file holds weights or pickles: the draft's once more, or an optimizer's.
 
     Args:
-        folder: the source.
-        files: its side files.
         travel: how such weights would come along, for the message.
         made: what becomes of the safetensors, for the message.
 
@@ -36,8 +34,6 @@ def check_not_made(folder: Path, files: Sequence[str], *, cut: bool = False) -> 
     """No record says that the source was quantized: outputs are made of BF16 drafts.
 
     Args:
-        folder: the source.
-        files: its side files.
         cut: its draftquant.json says that its vocabulary was cut, and nothing else.
 
     Raises:
@@ -69,10 +65,7 @@ def config_and_index(
     """The text of the index, where the source has one, and of config.json.
 
     Args:
-        source: whose index metadata is kept.
-        config: the output's.
         files: tensor name -> safetensors file.
-        nbytes: of all tensors.
     """
     texts: dict[str, str] = {}
     if source.index is not None:

@@ -17,7 +17,6 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
     Args:
         out: folder or file to create; its parent must exist.
         source: folder that is read; neither may contain the other.
-        needed_bytes: what will be written.
 
     Raises:
         OutputError: the output exists, its parent does not, the two overlap, or the disk is full.
@@ -69,7 +68,6 @@ def staged_output(
     rename is atomic.
 
     Args:
-        out: folder to create.
         last: the file that makes the folder what it is; written as `last` + `UNVERIFIED`, it gets
             its name when all else is done.
         check: is asked then, with the staging folder, and raises if it is not to be published.
@@ -112,10 +110,6 @@ def _hidden_folder(beside: Path, *, of: str) -> Iterator[Path]:
 
     What killed runs left of the same name is removed before, and by `clean`; what this run cannot
     remove is stale, and goes with the next run.
-
-    Args:
-        beside: what is written.
-        of: name that staging names are made of.
     """
     folder = beside.parent / staging_name(of)
     remove_stale(beside.parent, of)
@@ -131,9 +125,6 @@ def staged_source(out: Path) -> Iterator[Path]:
     """Give a hidden folder beside `out` for what `out` is made of; it goes when the block is left.
 
     What killed runs left of it is removed before, and by `clean`.
-
-    Args:
-        out: folder that will be created of what is written here.
 
     Raises:
         OutputError: it cannot be created.

@@ -115,7 +115,6 @@ def clean_folder(parent: Path, older_than: float | None = None) -> CleanReport:
     """Remove the staging folders in `parent` that nobody works on any more.
 
     Args:
-        parent: of outputs.
         older_than: see `Staging.why_left`.
 
     Raises:

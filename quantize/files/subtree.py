@@ -22,8 +22,6 @@ def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset
 
     Args:
         subtree: the prefix, or several with commas between them.
-        names: of all tensors.
-        folder: named in errors.
 
     Raises:
         CheckpointError: there are none below one of the prefixes.

@@ -37,7 +37,6 @@ def load_plain(path: Path, *, most_bytes: int | None = None) -> Any:
     """Read a file of torch.save, also one that gzip compressed (`.gz`), to the CPU.
 
     Args:
-        path: the file.
         most_bytes: that it may hold unpacked; None = as many as it has on the disk.
 
     Returns:

@@ -87,7 +87,6 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
 
     Args:
         folder: config.json and pickled weights, one file or shards.
-        out: folder to create.
 
     Raises:
         CheckpointError: there are no pickles, safetensors lie beside them, one holds anything but

@@ -56,9 +56,7 @@ def check_free(
     """The target's tensors that the layer takes the place of.
 
     Args:
-        target: the folder.
         names: of all its tensors, as they are stored.
-        prefixes: of the layer.
         replace: they may go.
 
     Raises:
@@ -137,9 +135,7 @@ def check_fits(target: Checkpoint, config: Mapping[str, Any], stored: StoredDraf
     """By the target's config.json the layer is what it is by its own.
 
     Args:
-        target: named in errors.
         config: its config.json, with the layer counted.
-        stored: the layer.
 
     Raises:
         CheckpointError: it belongs to another target, by which key.

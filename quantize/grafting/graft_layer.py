@@ -92,7 +92,6 @@ def graft_layer(
 
     Args:
         plan: from `plan_graft`.
-        out: folder to create.
         link: how the target's unchanged files come in; where hard links cannot be made, they are
             copied.
         argv: the command line, for provenance.

@@ -82,9 +82,7 @@ def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> G
     """What a target becomes with a layer in it.
 
     Args:
-        target: its folder.
         source: of the layer: a folder of its own, or with `subtree` that of a whole model.
-        replace: what the target has of these layers goes.
 
     Raises:
         CheckpointError: a folder is not what it claims, the layer is that of another target, or the

@@ -53,12 +53,6 @@ def declared_documents(
 
     ModelOpt's nested form stays nested, wherever it stands.
 
-    Args:
-        target: its folder.
-        config: the output's but for the declaration.
-        raw: what the target declares.
-        merged: what the output declares.
-
     Returns:
         config.json, and the side file; None where the target has none.
     """
@@ -89,9 +83,6 @@ def index_text(
     """The index: the target's with the layer's files, and what it counts counted again.
 
     Args:
-        target: whose index metadata is kept.
-        weight_map: of every tensor.
-        nbytes: of all tensors.
         parameters: that come in addition, where the target's index counts them; None = not known.
     """
     metadata = dict((target.index or {}).get("metadata") or {})

@@ -78,12 +78,6 @@ def layer_names(
     target_modules: Iterable[str],
 ) -> LayerNames:
     """Of the MTP layers below some prefixes of a target.
-
-    Args:
-        family: of the layers.
-        prefixes: on disk.
-        config: config.json of the target.
-        target_modules: names on disk of the target's own modules.
     """
     modules = tuple(target_modules)
     traits = {"vllm": family.engine_traits.vllm.mtp, "sglang": family.engine_traits.sglang.mtp}

@@ -29,11 +29,7 @@ def predictions(
 
     Args:
         target: its folder, named in errors.
-        config: the folder's config.json.
-        grafted: the layer's tensors.
-        prefixes: of the layer.
         merged: what was declared, and which engine cannot read it so.
-        has_side_file: hf_quant_config.json stands beside it.
 
     Raises:
         LayoutError: no engine loads the layer.

@@ -108,7 +108,6 @@ class Layout(ABC):
         Args:
             weight: the source weight [out, in].
             block: any block of rows: scales of the whole weight are in every one.
-            recipe: whose formats are stored.
             input_scale: stored scale of the linear's input, None where the recipe has none.
         """
         module, whole = weight.name.removesuffix(".weight"), {}
@@ -137,7 +136,6 @@ class Layout(ABC):
 
         Args:
             recipe: of one format, as it is stored: that of every linear that is not in `own`.
-            kept: module names to exclude.
             own: none where the layout cannot mix.
         """
 

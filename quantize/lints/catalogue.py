@@ -59,7 +59,6 @@ def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str
     """What config.json must say otherwise once tables of a draft are left to the target.
 
     Args:
-        before: the draft.
         after: the draft without them, which may be the very same.
         fix_config: all that lints ask for, not only what is asked for anew.
 

@@ -60,10 +60,8 @@ def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int)
     """The codes of any format, row by row, as the elements that are stored.
 
     Args:
-        dtype: of the weight.
         codes: [rows, in_features], see `QuantizedWeight`.
         interleaved: see `int4_words`, as `offset`; other formats are packed in one way only.
-        offset: likewise.
     """
     number = NUMBER_FORMATS[dtype]
     if number.is_integer:

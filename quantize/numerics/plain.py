@@ -21,7 +21,6 @@ def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Te
 
     Args:
         product: [rows, in_features], code * scale in float32.
-        dtype: of the result.
         name: of the weight, for the error.
         first_row: of the weight, where these rows begin.
 

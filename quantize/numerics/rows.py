@@ -45,9 +45,7 @@ def absmax_scale(
     """Scales [rows, 1] under which the largest magnitude of each row fits.
 
     Args:
-        dtype: of the codes.
         rows: [rows, in_features], finite.
-        whole: see the module.
         scale_dtype: of INT4 scales; None = that of the weight.
     """
     number = NUMBER_FORMATS[dtype]
@@ -74,7 +72,6 @@ def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:
     """The values of `nearest_codes` under a scale of 1, but for signs of zero; a new tensor.
 
     Args:
-        dtype: of the codes.
         rows: [rows, in_features] float32, finite.
         served: what multiplies the codes, [rows, 1] float32.
     """
@@ -88,7 +85,6 @@ def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
     """The values of the codes nearest to x under a scale of 1, float32, for INT4 and FP4.
 
     Args:
-        dtype: of the codes.
         x: float32, any device.
     """
     return (

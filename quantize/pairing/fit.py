@@ -39,8 +39,6 @@ def misfits(
     A reduced vocabulary of its head, with its map, is no difference.
 
     Args:
-        geometry: of any family.
-        sizes: of the target.
         asked: layers that are handed to it instead of its own; None = these.
     """
     if geometry.vocab_size != sizes.vocab_size:

@@ -83,7 +83,6 @@ def check_pair(
         asked: see `check_draft`.
         named: what the launch lines call draft and target; None = by their folders.
         subtree: of a draft that lies in its target's folder, the prefix of its layer.
-        largest_feature: magnitude among hidden states that were recorded of the target.
 
     Raises:
         CheckpointError: a folder cannot be read as a draft or as a target, or the words of

@@ -43,7 +43,6 @@ class Rotation:
         """By the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling).
 
         Args:
-            config: the keys of the language model.
             where: it stands, for errors.
 
         Raises:

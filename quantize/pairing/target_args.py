@@ -92,7 +92,6 @@ def tensor_parallel_size(tp: int | None, args: TargetArgs) -> int:
 
     Args:
         tp: as `--tp` says it.
-        args: as the launch line does.
 
     Raises:
         CheckpointError: both say it, and differ; or it is below 1.

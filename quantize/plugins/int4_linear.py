@@ -41,10 +41,7 @@ def unpack_at_load(config: Any, layer: Any, prefix: str, parameters: Any) -> Non
     """Load INT4 words into a linear that the engine took for FP8; others stay as they are.
 
     Args:
-        config: the engine's QuarkConfig.
         layer: whose `scheme` is the engine's for FP8.
-        prefix: the layer's name.
-        parameters: the engine's module of parameters.
     """
     if is_int4_per_channel(config._find_matched_config(prefix, layer)):
         layer.scheme = UnpackedInt4(

@@ -19,9 +19,7 @@ class Columns:
     """Codes of which a row is an input, or some inputs: read whole, decoded by output.
 
     Args:
-        checkpoint: the quantized folder.
         tensor: with the codes, words of 32 bits.
-        scheme: what is declared for it.
 
     Attributes:
         stored: all bytes. out_features: rows of the weight.

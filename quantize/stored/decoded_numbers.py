@@ -109,7 +109,6 @@ def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
 
     Args:
         block: the bytes.
-        dtype: safetensors spelling.
         out: contiguous float32 of as many elements, written and returned; without it, a new
             [number of elements] array.
 

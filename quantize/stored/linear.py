@@ -58,8 +58,6 @@ class StoredLinear:
     Transposed codes are read whole, four bits a weight, since a row lies in every part of them.
 
     Args:
-        checkpoint: the quantized folder.
-        scheme: its declaration.
         module: on-disk name, for example "midlayer.self_attn.q_proj".
         in_features: columns of the weight; the padding of the last packed word is dropped.
 

@@ -93,11 +93,9 @@ def load_draft(
     """Load a BF16 folder, or a quantized one of any layout that `declared` understands.
 
     Args:
-        folder: the draft.
         dtype: of the computation and, unless compact, of the weights. In bfloat16 products are
             those of engines: weights rounded to BF16 (codes times scale once; codes of linears
             whose inputs are rounded too stay exact), sums in float32, results in BF16.
-        device: of the weights and of the computation.
         compact: hold matrices as narrow as they are stored: the same results in half the memory,
             for the time that widening them at each use takes.
         like: a draft loaded alike; tensors that equal its own bit for bit are its own.

@@ -44,7 +44,6 @@ def online_heads(
     """The heads of a draft as vLLM serves them with this option, dequantized; none without it.
 
     Args:
-        stored: the draft's folder.
         weights: of the draft as it is loaded, by canonical name.
         shared: the target's tables, see `load_draft`.
         how: the value of `draft_lm_head_quantization`.

@@ -21,7 +21,6 @@ def unpacked(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
     Args:
         words: [words_for(count, bits) or more, n].
         bits: of a number, at most 8.
-        count: how many.
 
     Returns:
         [count, n].

@@ -51,7 +51,6 @@ def stored_parts(
     """The tensors of a linear by suffix ("weight", "weight_scale", ...).
 
     Args:
-        scheme: what the folder declares.
         out_features: rows of the weight.
         in_features: columns of the weight.
         source_dtypes: which dtype an INT4 scale may have beside F16: that of the weight before

@@ -36,9 +36,6 @@ class StoredTables:
         Names may have any prefix, as in multimodal targets (`language_model.model.embed_tokens`),
         except those of a layer: DeepSeek-V3's multi-token layer repeats the embedding.
 
-        Args:
-            target: folder with config.json and safetensors weights.
-
         Raises:
             CheckpointError: a table is absent, there are several, or they are no pair of tables.
         """
@@ -72,8 +69,6 @@ class StoredTables:
         """What keeps a draft's table from being this one's, byte for byte; None = nothing.
 
         Args:
-            source: the draft's folder.
-            tensor: its table.
             canonical: by which name drafts know it.
 
         Raises:

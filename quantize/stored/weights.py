@@ -27,9 +27,6 @@ def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bo
     """What a row of `stored.draft` is held in.
 
     Args:
-        stored: the draft.
-        row: of it.
-        dtype: of the computation.
         compact: matrices of a narrower dtype stay as they are stored, to be widened at each use.
 
     Returns:
@@ -58,8 +55,6 @@ def read_weight(
     """A row of `stored.draft` as plain weights.
 
     Args:
-        stored: the draft.
-        row: of it.
         dtype: see `held_dtype`.
         device: where to hold it.
         twin: what another draft holds under this name, returned instead of a copy where every bit

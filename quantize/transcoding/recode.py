@@ -65,9 +65,7 @@ def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[Qu
     """The codes and scales of a linear, block by block, as they would come from quantizing.
 
     Args:
-        source: the quantized folder.
         row: the linear; its dtype is that of its INT4 scales.
-        recipe: whose layout and carrier will store them.
 
     Raises:
         CheckpointError: a scale or zero point is not one.

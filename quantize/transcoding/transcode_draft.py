@@ -89,7 +89,6 @@ def plan_transcoding(
     Reads headers, and of codes in other tools' layouts zero points and groups of inputs.
 
     Args:
-        source: the quantized folder.
         layout: of the output; None = that of the folder.
         carrier: of INT4 codes per channel; "none" for their own format, None = as in the folder.
         target_layers: decoder layers of the target, for layouts whose excludes are whole names.
@@ -247,7 +246,6 @@ def transcode_draft(
 
     Args:
         plan: from `plan_transcoding`.
-        out: folder to create.
         argv: the command line, for provenance.
         on_progress: called with the bytes of each tensor written.
         on_stage: called with "write" and "verify" when they begin.

@@ -34,9 +34,6 @@ def cache_scale_faults(
     """Every layer has its scales, they are positive numbers, and they are those of the run.
 
     Args:
-        draft: the source.
-        output: the quantized folder.
-        scheme: what it declares.
         method: of the run; None where another tool made the folder, which may leave scales to
             engines, or store them in several spellings and dtypes.
     """

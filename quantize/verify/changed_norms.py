@@ -45,8 +45,6 @@ class ChangedNorms:
 
         Args:
             method: of the run, or as recorded.
-            draft: the source.
-            quantized: on-disk names of the modules that are stored quantized.
         """
         exponents, unbalanced = _balance_exponents(method, draft, quantized)
         factors, unlearned = _learned_factors(method, draft, quantized)
@@ -149,8 +147,6 @@ def _balance_exponents(
 
     Args:
         method: of the run, or as recorded.
-        draft: the source.
-        quantized: on-disk names of the modules that are stored quantized.
     """
     if not method.balanced:
         return {}, []

@@ -72,13 +72,9 @@ def compare_linear(
     """A quantized linear, its parts already checked by header, against its source weight.
 
     Args:
-        source: the unquantized draft.
-        output: the quantized folder.
         tensor: the source weight, [out_features, in_features].
         scheme: what `output` declares.
-        expected: what is demanded.
         on_bytes: called with the number of bytes read.
-        algorithm: of the digests.
     """
     module, rule = tensor.name.removesuffix(".weight"), expected.rule
     found = Compared()

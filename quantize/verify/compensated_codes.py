@@ -25,9 +25,7 @@ class Near(Judge):
 
     Args:
         numbers: what single codes must be.
-        nearest: knows the nearest ones.
         linear: has the scales. group_size: inputs that share one; None where all do.
-        buffers: shared with the caller.
         most: how many times the error of the nearest codes the linear may have.
     """
 

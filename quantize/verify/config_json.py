@@ -21,8 +21,6 @@ def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> l
     """Every key but the declaration has the value that it should have.
 
     Args:
-        draft: the source.
-        output: the folder that was made of it.
         changes: dotted key -> value, as the run says; None where nothing says, since another tool
             made the folder: what changes nothing that the draft computes may be written there.
     """

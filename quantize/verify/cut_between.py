@@ -55,9 +55,6 @@ def cut_between(
     """What a folder is held against, whether its vocabulary was cut or not.
 
     Args:
-        draft: behind --against.
-        output: the folder.
-        recorded: its draftquant.json.
         target: folder of the target, where its head gave the rows.
 
     Raises:

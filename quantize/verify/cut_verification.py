@@ -50,8 +50,6 @@ def verify_cut(
     """Check every byte of a cut folder.
 
     Args:
-        output: the folder.
-        source: the folder that it was made from.
         recorded: its draftquant.json; None for a run that has not recorded anything yet.
         target_ids: that run's tokens.
         target: folder of the target, where the source has no head: its rows are compared again.
@@ -178,9 +176,6 @@ def _compare(
 
     Args:
         wanted: what must be there.
-        output: the folder.
-        ids: the token of every row.
-        algorithm: of the digests.
         lent: the head may be rows of a target that is not at hand.
 
     Returns:

@@ -49,7 +49,6 @@ def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
     """The target id of every row of a draft's head.
 
     Args:
-        checkpoint: its folder.
         draft: the same, plain.
 
     Raises:
@@ -85,7 +84,6 @@ def cut_view(
     """What a folder becomes whose vocabulary is cut to these tokens.
 
     Args:
-        source: the folder that was cut.
         ids: ascending target ids, each of which it has a row for.
         tables: of the target, where the source has no head; without them there is none here too.
 

@@ -92,10 +92,6 @@ def expected_codes(
     scales under it follow from it, also where only its rounded inverse is stored.
 
     Args:
-        pool: for the reading.
-        draft: the source.
-        demands: of its matrices.
-        quantized: on-disk names of the modules that are stored quantized.
         exponents: by tensor name, see `ChangedNorms`.
     """
     rows = {row.module: row.tensor for row in draft.linears() if row.module in quantized}

@@ -77,11 +77,8 @@ def verify_dequantized(
     """Check every bit of a dequantized folder.
 
     Args:
-        source: the quantized draft.
-        folder: the dequantized one.
         dtype: that its dequantized weights must have.
         config_file: its name in a staging folder, see `Checkpoint.open`.
-        algorithm: of the digests.
 
     Raises:
         CheckpointError: `folder` is not a draft of the same family, or a file cannot be read.

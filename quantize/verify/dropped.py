@@ -36,8 +36,6 @@ def dropped_faults(
     """What is recorded of dropped tables is what the recipe drops, and equals the target's.
 
     Args:
-        draft: the source.
-        dropped: what the recipe drops of it.
         recorded: draftquant.json of the folder; None for a run that has not written it yet.
         target: folder of the target; None = nothing is shown.
 

@@ -23,8 +23,6 @@ def exclude_faults(
 
     Args:
         draft: the source, or the folder's own.
-        scheme: what is declared.
-        quantized: on-disk names of the modules that are stored quantized.
         all_listed: every kept matrix, as this package lists them. Engines ask neither for an
             embedding nor, in most layouts, for a head, and other tools leave these out.
     """

@@ -90,8 +90,6 @@ def verify(
     scales those of absmax, but for the roundings that such tools are known to do.
 
     Args:
-        output: the quantized folder.
-        source: the unquantized draft.
         on_progress: called with (bytes read, bytes to read), from one thread at a time.
         method: of the run that wrote the folder and has recorded nothing yet; None = what its
             draftquant.json says.

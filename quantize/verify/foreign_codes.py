@@ -40,8 +40,6 @@ class AboutNearest(Judge):
     """Codes against bounds around the weights.
 
     Args:
-        scheme: what the folder declares.
-        linear: whose codes they are.
         buffers: shared with the caller, which may use "x" between two blocks.
     """
 
@@ -160,7 +158,6 @@ class NearestOrCompensated(Judge):
 
     Args:
         nearest: tells which are not the nearest.
-        near: tells how far off they are.
     """
 
     def __init__(self, nearest: AboutNearest, near: Near) -> None:

@@ -52,9 +52,6 @@ def about_absmax_faults(
     The one scale of a whole matrix is not judged here: see `about_matrix_scale_faults`.
 
     Args:
-        output: the quantized folder.
-        scheme: what it declares.
-        module: on-disk name of the linear.
         scale: [out_features, groups] or [1, 1], as stored, finite and positive.
         absmax: [out_features, groups] of the source weight.
         compensated: codes are not the nearest, but make up for the errors of others.
@@ -92,9 +89,7 @@ def integer_scale_rule(
 
     Args:
         tensor: where they are stored.
-        scheme: what is declared.
         scale: see `about_absmax_faults`.
-        absmax: likewise.
     """
     scale = np.abs(scale)
     sides = scale.astype(np.float64), absmax.astype(np.float64)
@@ -215,8 +210,6 @@ def about_matrix_scale_faults(
     Other tools take one from each weight alone.
 
     Args:
-        output: the quantized folder.
-        scheme: what it declares.
         absmax: largest magnitude of each source weight, by on-disk module name.
     """
     divisor = FP4_MAX * FP8_MAX if scheme.number.global_scale else FP8_MAX

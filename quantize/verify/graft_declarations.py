@@ -46,11 +46,6 @@ def declaration_faults(
 ) -> tuple[list[Fault], bool]:
     """Whether each linear of the target is declared as it was.
 
-    Args:
-        before: the target.
-        after: the folder with the layer.
-        own: the target's tensors.
-
     Returns:
         The faults; and whether both declarations were understood.
     """

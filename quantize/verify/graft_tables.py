@@ -19,8 +19,6 @@ def table_faults(target: Checkpoint, layer: Checkpoint, starts: tuple[str, ...])
 
     Args:
         target: the folder without the layer.
-        layer: the layer as its own folder has it.
-        starts: how names of the layer's own tensors begin.
     """
     for name, tensor in sorted(layer.tensors.items()):
         if name.startswith(starts) or not name.endswith((_EMBEDDING, _HEAD)):

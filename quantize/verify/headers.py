@@ -64,10 +64,8 @@ def sort_tensors(
 
     Args:
         draft: the source, without what the recipe drops.
-        output: the quantized folder.
         demands: of the matrices of the source. Where there is no recipe, something else may have
             stored INT4 scales in another dtype.
-        beside: tensors of the output that belong to no tensor of the source.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
@@ -127,9 +125,6 @@ def fused_faults(
     """Linears that engines fuse are quantized together, and share what engines take only once.
 
     Args:
-        draft: the source.
-        output: the quantized folder.
-        scheme: what it declares.
         quantized: see `Sorting`.
         complete: see `Sorting`.
     """
@@ -179,11 +174,6 @@ def metadata_faults(
     source: Checkpoint, output: Checkpoint, *, foreign: bool = False
 ) -> list[Fault]:
     """The safetensors `__metadata__` is the source's; other tools may say whose tensors these are.
-
-    Args:
-        source: the folder that the output was made from.
-        output: the folder to verify.
-        foreign: another tool wrote it.
     """
     stored, wanted = _metadata(output), _metadata(source)
     if foreign and stored.get("format", _PYTORCH) == _PYTORCH:

@@ -27,7 +27,6 @@ def group_absmax(bits: Bits, group: int) -> Bits:
 
     Args:
         bits: [rows, in_features], patterns of floating-point numbers.
-        group: number of inputs.
 
     Returns:
         [rows, groups], patterns.

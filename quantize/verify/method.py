@@ -55,8 +55,6 @@ def own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[Own
     """The linears of other formats than the recipe's own, for the complete declaration.
 
     Args:
-        recipe: of the run.
-        draft: the source.
         named_heads: engines find a head by its name alone: one of the recipe's own format as well.
     """
     found = []
@@ -80,11 +78,6 @@ def _leaf(name: str) -> str:
 
 def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None, draft: Draft) -> list[Fault]:
     """What config.json declares is what the recipe asks for, for each linear where it has several.
-
-    Args:
-        recipe: of the run.
-        scheme: what is declared.
-        draft: the source.
     """
     where = f"{CONFIG_FILE}: quantization_config"
     if scheme is None:
@@ -181,12 +174,6 @@ def input_scale_faults(
     method: Method, draft: Draft, output: Checkpoint, complete: Collection[str]
 ) -> list[Fault]:
     """Stored scales of inputs are those of the run, bit for bit.
-
-    Args:
-        method: of the run.
-        draft: the source.
-        output: the quantized folder.
-        complete: on-disk names of the linears that have every tensor that is declared.
     """
     where = f"{PROVENANCE_FILE}: input_scales"
     needing = {

@@ -33,7 +33,6 @@ class Nearest(Judge):
     """Codes against the nearest ones.
 
     Args:
-        scheme: what the folder declares.
         scale: [out_features, groups] or [1, 1] float32, by which a weight is divided to get a code;
             of two stages, the second.
         first_scale: of a first stage of two, else None.

@@ -60,13 +60,6 @@ def record_faults(
     output_digests: Mapping[str, str],
 ) -> list[Fault]:
     """What a record says is so.
-
-    Args:
-        recorded: of the folder.
-        draft: its source.
-        output: the folder.
-        source_digests: of every tensor of the source.
-        output_digests: of every tensor of the folder.
     """
     faults = _hash_faults("tensor_digests", recorded.digests, output_digests)
     if not isinstance(recorded, TranscodedProvenance):

@@ -89,9 +89,7 @@ def scale_faults(
     """Scales of rows, groups or blocks that the largest magnitudes do not give.
 
     Args:
-        output: the quantized folder.
         scheme: what it declares; scales of whole matrices are `whole_scale_faults`.
-        module: on-disk name of the linear.
         absmax: [out_features, groups] of the source weight.
         whole: the scale of the matrix over them, else None.
         rule: "absmax": exactly these. "searched": between the ends of a search.
@@ -148,9 +146,6 @@ def companion_faults(
     """Zero points, stored shape and input scale of a linear.
 
     Args:
-        output: the quantized folder.
-        scheme: what it declares.
-        tensor: the weight that the codes stand for.
         values: the stored tensors of the linear, by suffix.
         symmetric: codes count from the middle of their range, also where others could be stored.
     """

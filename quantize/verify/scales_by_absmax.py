@@ -31,7 +31,6 @@ def whole_scale(scheme: DeclaredScheme, largest: np.float32) -> np.float32:
     """The one scale of a matrix: of FP8, of a first stage, or over NVFP4's groups.
 
     Args:
-        scheme: what is declared.
         largest: magnitude that it must cover, of the matrix and of those fused with it.
     """
     scale = largest / np.float32(whole_steps(scheme))
@@ -45,7 +44,6 @@ def absmax_scales(
 
     Args:
         largest: magnitude that each must cover.
-        scheme: what is declared.
         dtype: in which the scale is stored.
         whole: the scale of the matrix over them (NVFP4, two stages), else None.
     """

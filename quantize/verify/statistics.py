@@ -73,8 +73,6 @@ def code_statistics(
     """Look at every code and scale of a linear, its stored tensors already checked by header.
 
     Args:
-        checkpoint: the quantized folder.
-        scheme: what it declares.
         row: the linear, of its unquantized shape.
         concat: it reads the concat input of EAGLE-3.
         ours: this package made the folder, whose scales are positive.
@@ -108,7 +106,6 @@ class _Codes:
     """The codes of one linear, counted over blocks of rows.
 
     Args:
-        scheme: what the folder declares.
         shape: out_features, in_features.
 
     Attributes:

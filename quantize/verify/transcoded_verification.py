@@ -56,10 +56,7 @@ def verify_transcoded(
     """Compare two quantized folders of the same draft.
 
     Args:
-        source: the folder whose codes these are.
-        folder: the transcoded one.
         config_file: its name in a staging folder, see `Checkpoint.open`.
-        algorithm: of the digests.
 
     Raises:
         CheckpointError: `folder` is not a draft, or not as it declares.

@@ -36,7 +36,6 @@ def side_file_faults(
 
     Args:
         source: the folder that the output was made from; weights in other formats do not travel.
-        output: the folder to verify.
         without: files that do not travel either.
         foreign: another tool wrote the output, which may say the same of the tokenizer otherwise.
     """
@@ -72,9 +71,6 @@ def unowned_faults(
 
     Args:
         source: see `side_file_faults`.
-        output: the folder to verify.
-        config_file: its name in a staging folder.
-        own: files of the layout and of this package.
         without: see `side_file_faults`.
         foreign: likewise; tools leave records of how they quantized.
     """

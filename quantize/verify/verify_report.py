@@ -44,9 +44,6 @@ def check_faults(out: Path, source: Path, faults: Sequence[Fault], *, fix: str) 
     """What verification finds fault with is not published.
 
     Args:
-        out: the folder that would be.
-        source: what it is made of.
-        faults: those found.
         fix: what to do about any that are not the source's.
 
     Raises:

@@ -12,8 +12,6 @@ def cut_card(plan: CutPlan, record: Provenance | None, choice: VocabularyChoice)
     """README.md and its text.
 
     Args:
-        plan: what the folder becomes.
-        record: draftquant.json of the source.
         choice: why these rows are kept.
 
     Raises:

@@ -99,7 +99,6 @@ def cut_vocabulary(
 
     Args:
         source: the draft, quantized or not.
-        out: folder to create.
         target_ids: ascending, distinct. Those that a cut draft has no row for are left out.
         choice: why these, for provenance.
         target: folder of the target, from whose head the rows come if the draft has none.

@@ -16,7 +16,6 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
 
     Args:
         path: what `gate --report` wrote.
-        candidate_sha256: identity of the draft's tensors.
 
     Raises:
         GateError: it cannot be read, or is no such report.

@@ -41,7 +41,6 @@ def contexts(key: str, bins: Sequence[ContextLength], *, names: tuple[str, str])
     Args:
         key: see `Drawing`.
         bins: at least two, the shortest context first.
-        names: of both drafts.
 
     Returns:
         The element `svg`.
@@ -78,7 +77,6 @@ def positions(
         key: see `Drawing`.
         baseline: [K] shares in [0, 1].
         candidate: [K] shares in [0, 1].
-        names: of both drafts.
 
     Returns:
         The element `svg`.
@@ -112,7 +110,6 @@ def histogram(
         key: see `Drawing`.
         baseline: [K + 1] steps by number of accepted tokens, one at least.
         candidate: [K + 1] steps, one at least.
-        names: of both drafts.
 
     Returns:
         The element `svg`.
@@ -150,7 +147,6 @@ def scatter(key: str, dots: Sequence[Dot], *, limit: float, names: tuple[str, st
         key: see `Drawing`.
         dots: at least one.
         limit: the relative drop that is allowed, in (0, 1).
-        names: of both drafts.
 
     Returns:
         The element `svg`.

@@ -38,10 +38,6 @@ def columns(
     Args:
         key: see `Drawing`.
         settings: at least one, with a row of at least one series.
-        series: their names.
-        title: of the chart.
-        bounds: what the lines are.
-        foot: what the labels are.
 
     Returns:
         The element `svg`.

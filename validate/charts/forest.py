@@ -40,7 +40,6 @@ def forest(
     Args:
         key: see `Drawing`.
         rows: at least one.
-        title: of the chart.
         bounds: what the lines are, such as "one-sided 95% bounds".
         series: names of several series; none for one.
 

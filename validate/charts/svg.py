@@ -188,9 +188,6 @@ def style_sheet() -> str:
 
 def standalone(svg: str) -> str:
     """A drawing of this package as a file of its own, light or dark as whoever looks at it.
-
-    Args:
-        svg: what a chart returned.
     """
     head, rest = svg.split(">", 1)
     style = f"<style>{style_sheet()}svg {{ background: var(--paper); }}</style>"

@@ -43,9 +43,6 @@ class CountedDrafts:
 def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     """Put drafts side by side.
 
-    Args:
-        contestants: the baseline first.
-
     Raises:
         CompareError: fewer than two drafts, one of them twice, other prompts, or hardly any.
     """

@@ -126,7 +126,6 @@ class ComparisonReport(Paged):
             html: the page's file, such as "compare.html".
             plot: the picture's file, such as "compare.svg".
             json: the file with every figure, such as "compare.json".
-            overwrite: replace files that exist already.
 
         Returns:
             The files that were written.
@@ -168,14 +167,9 @@ def compare(
     """Compare every pair of drafts; of very many drafts each with the first and with the best.
 
     Args:
-        drafts: the baseline first.
-        num_draft_tokens: K.
-        counted_by: in words.
         traffic: share of the output tokens by category; None = prompts as they are, pooled.
         confidence: of all intervals together, in (0.5, 1).
-        warnings: what a reader has to know.
         date: of the comparison, in UTC as ISO 8601.
-        argv: the command line that asked for it.
 
     Raises:
         CompareError: the confidence is none, the traffic does not fit the prompts, or there are

@@ -67,7 +67,6 @@ def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[Samp
     """The whole first, then every category by name where there are several.
 
     Args:
-        drafts: to compare.
         traffic: share of the output tokens by category; empty = prompts as they are, pooled.
 
     Raises:

@@ -95,7 +95,6 @@ def scopes_of(
     """The changes of every scope.
 
     Args:
-        samples: the whole first.
         names: of the drafts, the baseline first.
         confidence: of all intervals together, in (0, 1).
         every_pair: give the changes of every pair; else of those with the first or the best draft.

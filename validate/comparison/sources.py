@@ -48,9 +48,7 @@ def of_replays(
     """Replays of one call.
 
     Args:
-        replays: the baseline first.
         digests: sha256 of the tensors of each draft.
-        warnings: of the drafts on these traces.
     """
     first = replays[0]
     contestants = [

@@ -99,8 +99,6 @@ class ContextCounts:
         Args:
             accepted: draft tokens of every step in order.
             first: tokens before the first step.
-            num_draft_tokens: K.
-            bins: to count by.
         """
         by_bin: list[list[int]] = [[] for _ in range(len(bins))]
         places = accumulate((own + 1 for own in accepted), initial=first)

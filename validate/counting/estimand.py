@@ -18,9 +18,7 @@ def estimand(temperature: float, sampling: Sampling | None, draft_sampling: Draf
     """In words, for reports.
 
     Args:
-        temperature: of the recorded text.
         sampling: how it was drawn, None = greedily.
-        draft_sampling: how proposals are chosen.
     """
     counted = "speculative decoding of recorded traces, verify steps whose outcome is fully known"
     if sampling is None:

@@ -150,7 +150,6 @@ def with_k(
     """The one K of all requests, and their histograms with K + 1 columns.
 
     Args:
-        path: for errors.
         told: requests, each with its K; 0 = it has no verify step that would say it.
 
     Raises:

@@ -20,7 +20,6 @@ def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden
 
     Args:
         replay: as `replay` counted it.
-        draft_sha256: identity of the draft's tensors.
 
     Raises:
         GoldenError: no prompt has a verify step.

@@ -29,7 +29,6 @@ def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries)
     """JSON that Grafana imports or provisions.
 
     Args:
-        golden: of the draft that is served.
         limits: that are drawn: one; or one for each value of the category label that the queries
             have.
         queries: of the engine that serves it; its selector is replaced by the dashboard's own.

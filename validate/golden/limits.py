@@ -55,10 +55,8 @@ def limits_of(
     """The limit of the traffic, or that of each category.
 
     Args:
-        golden: of the draft that is served.
         max_drop: relative drop that is tolerated.
         category: of golden whose prompts are like the traffic; "" = all.
-        by_category: each category of golden has a limit of its own instead.
 
     Raises:
         GoldenError: the drop is not above 0 and below 1, golden has no categories or does not say

@@ -36,9 +36,7 @@ def prometheus_rules(golden: Golden, limits: Sequence[Limit], queries: Queries, 
     """A file of rules.
 
     Args:
-        golden: of the draft that is served.
         limits: one; or one for each value of the category label that the queries have.
-        queries: of the engine that serves it.
         window: over which counters are summed, in Prometheus' words.
     """
     recorded = [

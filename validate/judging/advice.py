@@ -72,9 +72,7 @@ def more_prompts(
     """What to do where these prompts do not decide.
 
     Args:
-        required: how many would.
         least: that the policy asks for, whatever these show; None where they are enough.
-        policy: of the verdict.
         look: which planned interim analysis this is; None for a single one.
         background: says how the candidate may lose less.
         wording: of the way in which drafts are counted.

@@ -149,8 +149,6 @@ def check_folders(
     """The baseline has weights that were never quantized; the candidate was made from them.
 
     Args:
-        baseline: the draft as released.
-        candidate: the quantized draft.
         unrelated: two different drafts are compared on purpose: nothing is demanded.
         same: the candidate has the baseline's tensors, and is served otherwise: so it has no origin
             of its own.
@@ -183,8 +181,6 @@ def check_loaded(
 
     Args:
         baseline: loaded in the dtype of the candidate.
-        candidate: loaded.
-        folder: of the candidate.
         unrelated: as in `check_folders`.
 
     Returns:

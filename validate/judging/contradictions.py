@@ -34,12 +34,10 @@ def comparison_problem(
     """The first contradiction of a comparison; empty if there is none.
 
     Args:
-        num_draft_tokens: K.
         drafts: pooled figures, of K positions each.
         changes: of acceptance lengths, as logarithms.
         limits: shares that may be lost.
         prompts: with histograms of K + 1 columns.
-        context_edges: of their context bins.
         bins_add_up: the bins of a prompt are its histogram; else they were weighed on their own.
     """
     if not 1 <= num_draft_tokens <= MOST_DRAFT_TOKENS:
@@ -84,8 +82,6 @@ def context_bins_problem(
     Args:
         whole: [K + 1] verify steps of the prompt.
         histograms: [bins, K + 1] by context bin; none if they are not known.
-        edges: of the bins.
-        add_up: they are parts of the whole.
     """
     if problem := ContextBins(edges=tuple(edges)).problem():
         return f"context_edges: {problem}"

@@ -43,7 +43,6 @@ def check_held_out(
     Args:
         candidate: how it was quantized; None where nothing says it.
         traces: of the gate. Their ids and their folder do not matter.
-        cuts: of its vocabulary.
 
     Returns:
         What could not be held against anything, in sentences without a full stop.
@@ -81,8 +80,6 @@ def check_held_out_measured(
     Args:
         candidate: how it was quantized; None where nothing says it.
         prompts: id and `prompt_sha256` of each.
-        name: of the measurement.
-        cuts: of its vocabulary.
 
     Returns:
         What could not be held against anything, in sentences without a full stop.
@@ -125,7 +122,6 @@ def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
     """Refuse traces that have prompts, or nearly the same ones, among those that were seen.
 
     Args:
-        traces: that judge.
         seen: what must not judge.
         what: became of them, such as "choose the rows".
 

@@ -161,7 +161,6 @@ def judge(
     Args:
         baseline: the draft as released (BF16).
         candidate: the quantized draft, replayed in the same call after the baseline.
-        policy: the limits.
         look: which planned interim analysis of a growing set of prompts this is.
         background: what was looked at before; its warnings come first in the report.
 
@@ -223,10 +222,8 @@ def judge_counts(
     Args:
         baseline: the draft as released (BF16).
         candidate: the quantized draft, on the same prompts in the same order.
-        policy: the limits.
         incomparable: see `Evidence`.
         estimand: what the acceptance length is of, in words.
-        wording: of the verdict.
         look: see `judge`.
         background: see `judge`.
 

@@ -93,12 +93,10 @@ def resolve_policy(
     """The named policy with overrides from the command line, which make it "custom".
 
     Args:
-        name: "release" or "screening".
         max_relative_drop: in (0, 1). A category may always lose as much as the whole.
         confidence: in (0.5, 1).
         min_prompts: at least 2.
         every_category_passes: see `Policy`.
-        unrecorded: no record is required.
 
     Raises:
         GateError: no such policy, or an override is out of range.

@@ -111,7 +111,6 @@ class Published(Paged):
             junit: the file with test cases for CI, such as "gate.xml".
             json: the file with every figure, such as "gate.json".
             inconclusive: what an INCONCLUSIVE verdict is in `junit`: "error" or "skipped".
-            overwrite: replace files that exist already.
 
         Returns:
             The files that were written.

@@ -16,12 +16,6 @@ def report_warnings(
     evidence: Evidence, *, num_prompts: int, num_copies: int, num_short_prompts: int
 ) -> Iterator[str]:
     """Sentences without a full stop, for the `warnings` of the report.
-
-    Args:
-        evidence: the verdict's.
-        num_prompts: distinct ones.
-        num_copies: recorded prompts beyond the first of each distinct one.
-        num_short_prompts: recorded prompts that are left out.
     """
     looser = looser_than_release(evidence.policy)
     if looser:

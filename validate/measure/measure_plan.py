@@ -87,7 +87,6 @@ class Plan:
 
         Args:
             protocol: which has identified the server.
-            server: that it has found.
             speculation: that it has found; None = the server uses no draft.
 
         Raises:

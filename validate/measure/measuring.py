@@ -53,9 +53,7 @@ def measure(
 
     Args:
         out: the file to create; it appears when every prompt has its record.
-        server: to ask.
         protocol: of its engine, new.
-        plan: what is measured.
         on_progress: called at the start, and after every answer.
 
     Raises:

@@ -132,7 +132,6 @@ def kept_records(out: Path, setup: Setup) -> Iterator[KeptRecords]:
 
     Args:
         out: the file that it becomes; does not exist.
-        setup: what is measured.
 
     Raises:
         OutputError: another setup was begun there, another process is at it, or it cannot be

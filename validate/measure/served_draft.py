@@ -43,11 +43,6 @@ def identified(
 ) -> Speculation:
     """How a server drafts, with the identity of the draft that it was said to run.
 
-    Args:
-        speculation: as the server tells it.
-        draft: that it was said to run.
-        server: that tells it.
-
     Raises:
         MeasureError: the server tells of another one.
     """

@@ -56,7 +56,6 @@ def divergence_findings(
             `ENOUGH_NOISE`), else `TYPICAL_NOISE`.
         max_hazard_ratio: speculation may part from the plain run so many times as often, per token,
             as the plain run does from itself; None = not judged.
-        min_prompts: distinct ones.
 
     Returns:
         Of each speculative run one, and one more where `plain_again` is given.

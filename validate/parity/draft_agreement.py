@@ -108,9 +108,6 @@ def draft_agreement(
 
     Args:
         baseline: BF16.
-        candidate: quantized.
-        traces: recorded ones.
-        num_draft_tokens: K.
         top: most likely tokens that are compared as a set, from 1 to the drafts' vocabulary.
         on_progress: called with (work done, work) after each prompt; see `work_of`.
 

@@ -72,10 +72,8 @@ def draft_findings(
 
     Args:
         prompts: of `draft_agreement`.
-        allowed: limits.
         top: as `draft_agreement` was told.
         confidence: of each one-sided bound, in (0.5, 1); conversations are the unit of sampling.
-        min_prompts: distinct ones.
 
     Returns:
         One finding per figure; none of acceptance where the traces do not tell it.

@@ -108,10 +108,8 @@ def write_findings(
     """Write a report.
 
     Args:
-        path: file to create.
         findings: at least one.
         drafts_sha256: see `ParityReport`.
-        overwrite: a file that exists is replaced.
 
     Raises:
         OutputError: it cannot be written, or exists.

@@ -48,11 +48,9 @@ def limits(
     """Limits of one option.
 
     Args:
-        option: such as "--max-kl".
         value: as given; None = not given: no limits.
         of: between which it lies.
         least: sign of the limit below, in units of `value`: 1 or -1; None = no such limit.
-        most: sign of the limit above.
 
     Raises:
         ParityError: the value is out of range.
@@ -86,12 +84,9 @@ def judged(
     Args:
         check: see `Finding`.
         what: see `Finding`.
-        found: the figure.
         allowed: what it may be.
         unit: what a cluster is, in words.
-        min_clusters: with fewer there is no PASS and no FAIL.
         remedy: what would settle it where the limit lies between the bounds.
-        details: for the report.
     """
     verdict, why = _verdict(found, allowed, unit, min_clusters, remedy)
     bounds = f", bounds {found.lower:.4g} and {found.upper:.4g}" if found.has_spread else ""

@@ -190,10 +190,6 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
     `results_DATE.json` counts them under "n-samples" (evaluator_utils.py:292 of lm_eval 0.4.13);
     samples that cannot be saved are a warning of lm_eval, no error.
 
-    Args:
-        folder: of one run.
-        found: its samples.
-
     Raises:
         ParityError: the results cannot be read.
     """

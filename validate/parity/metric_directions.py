@@ -30,11 +30,6 @@ class Directions:
     def higher_is_better(self, metric: str, first: TaskSamples, second: TaskSamples) -> bool:
         """Whether more is better.
 
-        Args:
-            metric: by its name in the samples.
-            first: of one server.
-            second: of the other.
-
         Raises:
             ParityError: two of those who say it contradict each other, or nobody says it.
         """

@@ -55,7 +55,6 @@ def score_bounds(found: Discordance, confidence: float) -> tuple[float, float]:
     enumeration: tests/test_parity_proportions.py.
 
     Args:
-        found: counts.
         confidence: of each bound, in (0.5, 1).
 
     Returns:
@@ -90,8 +89,6 @@ def items_needed(
         share: of discordant items, above 0.
         difference: of shares, second minus first.
         margin: that the second may lose, above 0.
-        confidence: of the bound.
-        power: wanted.
     """
     slack = margin + difference
     if slack <= 0:

@@ -142,8 +142,6 @@ def run_tasks(
     """Run lm_eval against a server.
 
     Args:
-        asked: what.
-        engine: that is expected to answer there.
         out: folder to create: lm_eval's results and samples. Beside it, until it is done, lies
             OUT.tasks with all answers so far: the same call goes on with them.
         command: that starts lm_eval: its name, a path, or "PYTHON -m lm_eval".

@@ -27,7 +27,6 @@ def texts_of(run: Measurement, prompts: Sequence[Prompt]) -> list[Text]:
     """What a run was given and wrote, of the prompts that got any output.
 
     Args:
-        run: measured.
         prompts: that it was measured with, in any order.
 
     Raises:
@@ -81,11 +80,8 @@ def sampled_finding(
 
     Args:
         plain: without a draft.
-        speculative: the same prompts with one.
         scores: of the texts of each, in the order of `texts_of`.
         max_logprob_drop: nats per token, in both directions.
-        confidence: of each one-sided bound.
-        min_prompts: distinct ones.
 
     Raises:
         ParityError: fewer than one prompt got output from both.

@@ -64,7 +64,6 @@ def task_findings(
 
     Args:
         first: of the server to be matched: without a draft, or with BF16.
-        second: of the other.
         max_score_drop: the margin, in the metric's own unit (1 % of right answers = 0.01); None =
             not judged.
         confidence: of each one-sided bound, in (0.5, 1).

@@ -52,10 +52,6 @@ def score_by_target(
     """Score with transformers, one text at a time.
 
     Args:
-        target: local folder.
-        texts: of its token ids.
-        dtype: that it computes in.
-        device: that it runs on.
         on_progress: called with (texts done, texts).
 
     Raises:
@@ -103,7 +99,6 @@ def score_by_server(
 
     Args:
         url: http://HOST:PORT.
-        engine: that runs there.
         texts: each at least one token shorter than the server's longest.
         key: see `ServerClient`.
         concurrency: texts in flight, at least 1.

@@ -131,10 +131,7 @@ def document_of(
     """Plain data for JSON.
 
     Args:
-        judged: of the gate.
         argv: of the command, without places and outputs.
-        drafts: who was compared.
-        engines: what engines do with the candidate.
         date: see `Header`.
     """
     header = Header(
@@ -168,10 +165,6 @@ def read_report(path: Path) -> Document:
 
 def parse_report(text: str, where: object) -> Document:
     """As `read_report`, of the text of a file.
-
-    Args:
-        text: JSON.
-        where: for errors.
     """
     try:
         found = parse_object(text)

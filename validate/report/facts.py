@@ -128,8 +128,6 @@ def drafts_of(
     """Of folders that were read.
 
     Args:
-        names: as the user gave them.
-        folders: baseline and candidate.
         forms: what an engine made of each; empty = nothing.
     """
     served = forms or [AS_STORED] * len(folders)
@@ -141,8 +139,6 @@ def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -
     """Of a folder that was read.
 
     Args:
-        name: as the user gave it.
-        folder: its tensors are hashed.
         form: see `drafts_of`.
     """
     checkpoint = Checkpoint.open(folder.folder)
@@ -187,7 +183,6 @@ def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
     """What the newest known version of every engine does with a draft, on each GPU it is known on.
 
     Args:
-        folder: of the draft.
         name: that the launch commands have for it, instead of its place.
     """
     return tuple(

@@ -100,7 +100,6 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
 
     Args:
         template: its name, here or where one of the loaders finds it.
-        loaders: of other packages.
         values: for the template, beside `words`.
     """
     own = PackageLoader(__package__, "")

@@ -38,10 +38,6 @@ class Case:
 
     def result(self, whole: Verdict, inconclusive: Open) -> str:
         """The element that says how it went; "" = passed.
-
-        Args:
-            whole: the verdict of the report.
-            inconclusive: what becomes of such a verdict.
         """
         if self.verdict == "PASS":
             return ""
@@ -59,7 +55,6 @@ def junit(document: Document, *, inconclusive: Open = "error") -> str:
 
     Args:
         document: that was read, or would be.
-        inconclusive: what becomes of such a verdict of the report.
     """
     cases = list(_cases(document))
     found = [case.result(document.judgement.verdict, inconclusive) for case in cases]

@@ -78,7 +78,6 @@ def prompts(number: int, num_short: int, num_clusters: int | None = None) -> str
     """Distinct prompts, and how many more were too short to count.
 
     Args:
-        number: distinct ones.
         num_short: of those that are not among them.
         num_clusters: what they count as where related ones are one, as in the categories.
     """

@@ -120,9 +120,6 @@ def pair_outputs(
     """Split the rounds of one prompt at the token at which two outputs part.
 
     Args:
-        baseline: of the prompt.
-        candidate: of the same prompt.
-        num_draft_tokens: K of both.
         greedy: both chose their most likely tokens. Where tokens are drawn, whether outputs part
             depends on what was accepted: then no round is taken for common.
         bins: by which rounds are counted too.

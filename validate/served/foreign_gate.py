@@ -54,7 +54,6 @@ def judge_foreign(
 
     Args:
         runs: of the draft as released (BF16), and of the quantized draft.
-        policy: the limits.
         look: see `judge`.
         background: see `judge`.
 

@@ -177,8 +177,6 @@ def judge_jointly(
     Args:
         runs: of the baseline and of the candidate; None = nothing was measured.
         again: the baseline measured once more.
-        replayed: what traces say.
-        findings: of checks of parity.
         policy: the rule, for served and noise.
         look: which of the planned interim analyses this is.
         background: what else is known of the two.

@@ -53,9 +53,6 @@ class ServedPair:
 
     def figures(self, confidence: float) -> ServedFigures:
         """What is said beside the figures of the two drafts.
-
-        Args:
-            confidence: of the bounds of both other estimates.
         """
         baseline, candidate = self.measurements
         server, outputs = baseline.setup.server, self.outputs
@@ -98,7 +95,6 @@ def pair_measurements(
 
     Args:
         baseline: the run of the BF16 draft.
-        candidate: of the quantized one.
         bins: by which verify steps are counted too.
 
     Raises:
@@ -205,7 +201,6 @@ def undrafted_share(unwritten: Sequence[int], num_steps: float) -> float:
 
     Args:
         unwritten: of each request, see `num_missing`.
-        num_steps: verify steps of all.
     """
     if min(unwritten) < 0:
         return -1.0

@@ -43,8 +43,6 @@ def judge_measured(
 
     Args:
         baseline: of the draft as released (BF16).
-        candidate: of the quantized draft.
-        policy: the limits.
         look: see `judge`.
         background: see `judge`; who the drafts are is taken from the measurements where it is not
             said.

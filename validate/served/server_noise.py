@@ -41,9 +41,7 @@ def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> S
     """Compare a run with its repetition.
 
     Args:
-        baseline: of the draft as released.
         again: of the same draft on the same server, measured once more.
-        policy: whose limit the noise is held against.
 
     Raises:
         GateError: both are one measurement, or of two drafts.
@@ -78,7 +76,6 @@ def judged_noise(
         incomparable: see `Evidence`.
         change: see `ServerNoise`.
         drift: at `DRIFT_CONFIDENCE`.
-        policy: whose limit the noise is held against.
     """
     if incomparable:
         what = f"{incomparable[0].upper()}{incomparable[1:]}: this run does not repeat the first."

@@ -11,10 +11,6 @@ from .size_curve import SizeChange, SizeCurve
 
 def drawing(curve: SizeCurve, name: str) -> str:
     """A file of its own.
-
-    Args:
-        curve: to draw.
-        name: of the draft.
     """
     series = ["rows chosen by all categories", "its worst category"]
     if curve.off_domain is not None:

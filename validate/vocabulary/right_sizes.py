@@ -76,7 +76,6 @@ def right_sizes(
         traces: greedy ones, or drawn ones, along which it proposes its most likely tokens.
         orders: of the rows.
         of_prompt: of each prompt which of the orders it is asked about, equally many.
-        num_draft_tokens: K.
         batch_size: see `replay_drafts`.
         max_tokens: see `replay_drafts`.
         on_progress: called with (work done, work) after each batch.

@@ -142,7 +142,6 @@ def size_curve(
         traces: by whose text rows are chosen.
         judge: traces of other prompts; None = the same, crosswise.
         sizes: ascending, fewer than the draft has.
-        num_draft_tokens: K.
         batch_size: see `replay_drafts`.
         max_tokens: see `replay_drafts`.
         on_progress: see `right_sizes`.

@@ -42,8 +42,6 @@ def size_estimate(
 
     Args:
         draft: unquantized, by its headers.
-        curve: of this draft.
-        machines: to estimate for.
         target: whose verify step ends a round; None = not known.
         concurrencies: sequences at once.
 

@@ -80,10 +80,7 @@ def size_speeds(
     """Every size on every machine at every concurrency.
 
     Args:
-        curve: with the sizes.
-        chosen: one of its ways of choosing.
         rounds: of the draft by size, that of all its rows too.
-        machines: to estimate.
         target: whose verify step ends a round; None = not known.
         concurrencies: sequences at once.
     """

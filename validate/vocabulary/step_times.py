@@ -21,10 +21,6 @@ class StepTimes:
 def parse_step_times(text: str, concurrencies: Sequence[int]) -> StepTimes:
     """Milliseconds of a verify step: `14.2` for every concurrency, or `1=9.5,8=14.2`.
 
-    Args:
-        text: as the command line has it.
-        concurrencies: that are asked for.
-
     Raises:
         EstimateError: neither of the two, no positive times, or one of a concurrency that is not
             asked for.

@@ -146,12 +146,9 @@ class BlockAttention:
         """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block], float32 or wider.
 
         Args:
-            layer: whose context is read.
-            anchors: A positions.
             q: [B, A, H, S, D].
             k: [B, A, KV, S, D].
             v: [B, A, KV, S, D'].
-            scale: multiplies the scores.
 
         Returns:
             [B, A, H, S, D'] in the dtype of q.

@@ -46,7 +46,6 @@ class ChainForward(DraftForward):
             token_ids: [B, T] int64, target vocabulary.
             hidden: [B, T, W], from `fuse` at depth 1, from the step before after that.
             positions: [T] int64.
-            attend: attention over the caller's keys.
 
         Returns:
             Hidden states [B, T, W], for `logits` and for the next step.
@@ -121,7 +120,6 @@ class ChainAttention:
     """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block.
 
     Args:
-        num_rows: up to the last one that drafts.
         window: see `_attend`.
     """
 
@@ -187,7 +185,6 @@ def _attend(
         context: keys and values of the rows 0, 1, ..., block after block; `rows` lie in the last.
         own: per deeper step, keys and values of the T rows.
         rows: T rows.
-        scale: multiplies q k^T.
         window: of the context only so many rows, t the last of them; None = all.
 
     Returns:

@@ -42,10 +42,6 @@ def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
     those of TorchSpec's `--vllm` export for DeepSeek and Kimi, which begin with 2 and which vLLM
     and SGLang both take as inputs. Of two equal lists the top level's meaning holds.
 
-    Args:
-        config: the parsed config.json.
-        where: named in errors.
-
     Raises:
         CheckpointError: ids are no ascending list of layers, or the two places disagree.
 

@@ -32,8 +32,6 @@ class Modules(Protocol):
 
         Args:
             prefix: of the attention's modules, "layers.N.self_attn.".
-            keys: as they enter the cache.
-            values: likewise.
         """
 
 

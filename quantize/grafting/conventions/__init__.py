@@ -22,7 +22,6 @@ def merged_declaration(target: Mapping[str, Any] | None, layer: GraftedLayer) ->
 
     Args:
         target: its quantization_config; None where it declares nothing.
-        layer: what is grafted.
 
     Raises:
         LayoutError: there is none by which an engine reads each as it is stored.

@@ -54,7 +54,6 @@ def read_scheme(
     """The one reader of declarations.
 
     Args:
-        raw: the declaration.
         layout: read it as one of this layout, whatever it says; None = as its quant_method says.
         strictness: what must be understood.
 

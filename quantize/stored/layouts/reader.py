@@ -54,8 +54,6 @@ class ObjectReader:
 
     Args:
         value: the object. where: the file. key: path of the object inside the file.
-        ignored: keys whose value cannot change the meaning of the stored tensors.
-        strictness: of the whole declaration.
     """
 
     def __init__(

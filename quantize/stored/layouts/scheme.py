@@ -293,8 +293,6 @@ class StoredLayout(ABC):
 
         Args:
             recipe: of one format, as it is stored.
-            excludes: as they are to stand there.
-            own: linears with another one.
 
         Raises:
             ValueError: this package writes no such layout.

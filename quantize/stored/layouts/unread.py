@@ -64,7 +64,6 @@ def way_out(key: str, got: object) -> str | None:
 
     Args:
         key: its path, such as "quantization_config.config_groups.group_0.weights.symmetric".
-        got: what it says.
     """
     ways = (
         way for end, values, way in _WAYS_OUT if key.endswith(end) and (not values or got in values)

@@ -82,8 +82,6 @@ async def counted_rounds(
     """Ask something, and count its rounds.
 
     Args:
-        client: of the server.
-        num_draft_tokens: K.
         ask: the request; a repeated one is repeated once more, as all its attempts were counted.
 
     Returns:

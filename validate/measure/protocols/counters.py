@@ -34,7 +34,6 @@ class Counters:
 
         Args:
             text: as a server's /metrics gives it; comments are skipped.
-            where: for errors.
 
         Raises:
             MeasureError: a line is no sample.

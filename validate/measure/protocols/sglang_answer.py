@@ -43,7 +43,6 @@ def read_answer(
 
     Args:
         reply: events of a stream, or the whole answer.
-        ask: what was asked for.
         num_draft_tokens: K; None = the server drafts nothing.
         where: server and prompt, for errors.
         streamed: whether events tell when tokens came.

@@ -109,8 +109,6 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
     """What a prompt got.
 
     Args:
-        reply: events of a stream.
-        ask: what was asked for.
         num_draft_tokens: K; None = the server drafts nothing.
         where: server and prompt, for errors.
 

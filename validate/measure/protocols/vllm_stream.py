@@ -71,12 +71,6 @@ class Streamed:
 def read_stream(reply: Reply, prompt: Prompt, num_top_logprobs: int, where: str) -> Streamed:
     """Read an answer.
 
-    Args:
-        reply: all its events.
-        prompt: that was asked.
-        num_top_logprobs: that were asked for.
-        where: for errors.
-
     Raises:
         MeasureError: it is not vLLM's, lacks what was asked for, or is for another prompt.
     """

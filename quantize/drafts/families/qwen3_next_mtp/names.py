@@ -111,7 +111,6 @@ def _refuse_others(keys: ConfigReader, *, gate_named: bool) -> None:
     """Refuse a layer that is not one, or not as it was released.
 
     Args:
-        keys: of the section with the sizes.
         gate_named: a missing attn_output_gate means that there is none.
 
     Raises:

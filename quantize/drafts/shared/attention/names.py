@@ -14,7 +14,6 @@ def grouped_shapes(g: Any, width: Dim) -> Shapes:
     """Q, k, v and o.
 
     Args:
-        g: a geometry with num_key_value_heads and head_dim.
         width: of the rows that q, k and v read.
     """
     queries = Dim(g.num_attention_heads * g.head_dim, "num_attention_heads x head_dim")

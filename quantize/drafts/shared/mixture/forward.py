@@ -20,7 +20,6 @@ def routed(
     largest s + correction sum to most; weights are their s, divided by their sum, times a constant.
 
     Args:
-        mixture: sizes and routing.
         x: [N, W].
         router: [E, W].
         correction: [E], None = 0.
@@ -55,7 +54,6 @@ def mixture_mlp(
     """The sum of a token's experts by weight, and of the shared one.
 
     Args:
-        mixture: sizes and routing.
         prefix: of its modules, "layers.0.mlp.".
         x: [..., W].
         modules: the experts' linears; one sees the tokens that are routed to it, [n, W].

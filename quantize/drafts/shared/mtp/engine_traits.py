@@ -19,9 +19,6 @@ def mtp_traits(
 
     Args:
         architectures: names in config.json, those of targets, for which loading was executed.
-        vllm: how vLLM builds the layer.
-        sglang: how SGLang does.
-        more_in_sglang: other names that SGLang has for it.
     """
     return EngineTraits(
         vllm=InVllm(

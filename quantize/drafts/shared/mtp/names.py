@@ -201,8 +201,6 @@ def read_mtp(
     """The fields of `MtpGeometry`, from the config.json of the target that the layer belongs to.
 
     Args:
-        config: the keys that the sizes stand among.
-        where: named in errors.
         family: the name of the family, for errors.
         several: an engine serves several modules of this family, one in each draft step.
 
@@ -263,7 +261,6 @@ def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, A
     """The share of a head that is rotated, and config.json without it.
 
     Args:
-        keys: of config.json.
         default: where it has none.
 
     Raises:
